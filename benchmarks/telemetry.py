@@ -16,7 +16,7 @@ from benchmarks.site import Site
 from benchmarks.write import compared, on_core
 from benchmarks.writers import BODY, ORDERS
 from outbox import Outbox
-from outbox.telemetry.teller import PartitionTeller, Teller
+from outbox.telemetry.events import Teller
 from outbox.writing.transaction import Transactions
 
 #: In place of listeners: nothing that could ever listen, so that no line of code that tells an event is reached.
@@ -31,7 +31,7 @@ def telemetry_write(site: Site) -> list[Measurement]:
     with site.place() as place:
         ORDERS.metadata.create_all(place.engine)
         outbox, silent = Outbox(place.engine), Outbox(place.engine)
-        silent.transactions = Transactions(silent.database, silent.notifier, listeners=_NOBODY)
+        silent.transactions = Transactions(silent.database, silent.notifier.committed, listeners=_NOBODY)
 
         def send(outbox: Outbox, connection: Connection, _number: int) -> None:
             outbox.send(connection, "orders", BODY)
@@ -60,17 +60,15 @@ def telemetry_drain(site: Site) -> list[Measurement]:
 @contextmanager
 def _nothing_told() -> Iterator[None]:
     """Let workers tell nothing of their batches, not even what their own log lines need."""
-    verbs: list[tuple[type, str]] = [
-        (Teller, "handed_over"), (PartitionTeller, "batch_read"), (PartitionTeller, "settled"),
-    ]  # fmt: skip
-    former = [getattr(kind, verb) for kind, verb in verbs]
-    for kind, verb in verbs:
-        setattr(kind, verb, _silent)
+    verbs = ("tell", "tell_settled")
+    former = [getattr(Teller, verb) for verb in verbs]
+    for verb in verbs:
+        setattr(Teller, verb, _silent)
     try:
         yield
     finally:
-        for (kind, verb), told in zip(verbs, former, strict=True):
-            setattr(kind, verb, told)
+        for verb, told in zip(verbs, former, strict=True):
+            setattr(Teller, verb, told)
 
 
-def _silent(*_: object) -> None: ...
+def _silent(*_: object, **__: object) -> None: ...

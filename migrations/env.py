@@ -3,10 +3,10 @@
 from typing import Any
 
 from alembic import context
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import CreateSchema
 
-from outbox.migrate import take_over, wait_for_others
+from outbox.migrate import first_rows, take_over, wait_for_others
 from outbox.schema import VERSION_TABLE, metadata
 
 attributes = context.config.attributes
@@ -22,7 +22,6 @@ def configure(dialect: str, **where: Any) -> None:
         version_table_schema=schema,
         include_schemas=schema is not None,
         transactional_ddl=True,  # also on SQLite, which can, although Alembic assumes that its driver cannot
-        slots=attributes.get("slots"),
     )
 
 
@@ -44,6 +43,8 @@ def write_script(dialect: str) -> None:
         if schema is not None:
             context.execute(CreateSchema(schema, if_not_exists=True))
         context.run_migrations()
+        for statement in first_rows(context.get_context().dialect, schema, attributes["slots"]):
+            context.execute(text(statement))
 
 
 if context.is_offline_mode():

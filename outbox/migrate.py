@@ -14,14 +14,16 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, MetaData, inspect, literal_column, make_url, select, text
+from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
 from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import SLOTS, VERSION, VERSION_TABLE, inbox_metadata, record_metadata, revision_table, tables
-from outbox.store import seed as seeds
+from outbox.store import identity
 from outbox.store.database import Database, dialect_of
+from outbox.store.dialects.kinds import KINDS
 from outbox.store.operations.check import INBOX_ALONE, NEWER, of_tables, tables_there
 
 #: The version that is stored in tables that are not complete. It is no real version, so workers refuse them.
@@ -33,40 +35,40 @@ _alembic = Lock()
 
 
 def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = SLOTS) -> None:
-    """Create the tables, or bring them up to date; harmless when they are, and when several processes do it at once.
+    """Create the tables, or bring them up to date; harmless on current tables, and in several processes at once.
 
-    Tables that something else has made (an application's own Alembic, `create_all`) are taken over if they are
-    complete. All of it is one transaction. A connection that is in one already is joined, and its owner commits.
+    Complete tables without a revision (from an application's own Alembic, or `create_all`) are taken over. All changes
+    are one transaction. A connection that is in a transaction already is joined, and the caller commits.
 
     Args:
-        bind: the database where the tables are, or shall be.
-        schema: PostgreSQL's schema for them, created when missing; None is the first of the search path.
-        slots: the number of slots that keys are hashed into. It counts at the first upgrade only, and is fixed then.
+        bind: the database for the tables.
+        schema: PostgreSQL's schema for the tables, created when missing; None is the first of the search path.
+        slots: the number of slots that keys are hashed into. Only the first upgrade writes the number.
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
-        SchemaError: the tables that are there are of a newer version, or something else has made them and they are
-            not as this version needs them. Nothing was changed.
+        SchemaError: the tables are of a newer version; or they have no revision and differ from this version's tables.
+            Nothing was changed.
     """
     if not isinstance(bind, Engine | Connection):
         raise TypeError(f"upgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
     _require_support(bind.dialect.name, schema)
     with _alembic, _transaction(bind) as connection:
         with _explained(connection):
-            command.upgrade(_config(connection=connection, schema=schema, slots=slots), "head")
+            command.upgrade(_config(connection=connection, schema=schema), "head")
         if _version(connection, schema) != VERSION:
             _write_rows(connection, schema, slots, VERSION)
 
 
 def upgrade_record(bind: Engine | Connection, schema: str | None = None) -> bool:
-    """Create the one table of a business database that has no outbox, for transactions with verdict="record".
+    """Create the one table of a business database without an outbox, for transactions with verdict="record".
 
-    Harmless when it is there, and when several processes do it at once; returns whether it was made. All of it is one
-    transaction. A connection that is in one already is joined, and its owner commits.
+    Harmless on a database that has the table, and in several processes at once. Return True if the table was made. The
+    transaction is as in `upgrade`.
 
     Args:
         bind: the business database.
-        schema: PostgreSQL's schema for the table, created when missing; None is the first of the search path.
+        schema: as in `upgrade`.
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
@@ -75,15 +77,13 @@ def upgrade_record(bind: Engine | Connection, schema: str | None = None) -> bool
 
 
 def upgrade_inbox(bind: Engine | Connection, schema: str | None = None) -> bool:
-    """Create the one table of a consumer's database that has no outbox, for its `Inbox`.
+    """Create the one table of a consumer's database without an outbox, for its `Inbox`; else as `upgrade_record`.
 
-    Harmless when it is there, and when several processes do it at once; returns whether it was made. All of it is one
-    transaction. A connection that is in one already is joined, and its owner commits. A later `upgrade` makes the
-    rest of an outbox.
+    A later `upgrade` makes the rest of an outbox.
 
     Args:
         bind: the consumer's database.
-        schema: PostgreSQL's schema for the table, created when missing; None is the first of the search path.
+        schema: as in `upgrade`.
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
@@ -92,7 +92,7 @@ def upgrade_inbox(bind: Engine | Connection, schema: str | None = None) -> bool:
 
 
 def _make(alone: MetaData, bind: Engine | Connection, schema: str | None) -> bool:
-    """Create the one table of `alone`; return False if it is there already."""
+    """Create the one table of `alone`; return False if the database has the table."""
     if not isinstance(bind, Engine | Connection):
         raise TypeError(f"an upgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
     _require_support(bind.dialect.name, schema)
@@ -108,21 +108,21 @@ def _make(alone: MetaData, bind: Engine | Connection, schema: str | None) -> boo
 
 
 def wait_for_others(connection: Connection, schema: str | None, name: str) -> None:
-    """Let processes that start together upgrade one after the other; the later ones find nothing to do."""
-    dialect_of(connection.dialect.name).serialize_upgrades(connection, f"{schema or ''}.{name}")
+    """Let processes that start together upgrade one after the other; later ones find nothing to do."""
+    dialect_of(connection.dialect.name).locks.upgrades(connection, f"{schema or ''}.{name}")
 
 
 def seed(bind: Connection | MockConnection, schema: str | None = None, slots: int = SLOTS) -> None:
-    """Write the rows that an outbox begins with, and the version of its tables.
+    """Write the rows that an outbox begins with, and the version of its tables; harmless where all rows are there.
 
-    For an application's own Alembic: the revision that makes the tables of `outbox.schema.metadata` calls it with
-    `op.get_bind()`, and so does each later one that changes them. Harmless when everything is there. It takes part in
-    the transaction of `bind`, and writes into the script of `alembic upgrade --sql`, too.
+    For an application's own Alembic: the revision that makes the tables of `outbox.schema.metadata` calls `seed` with
+    `op.get_bind()`, and so does each later revision that changes our tables. `seed` joins the transaction of `bind`,
+    and writes into the script of `alembic upgrade --sql`, too.
 
     Args:
-        bind: a connection that blocks, or what Alembic has in place of one when it writes a script.
-        schema: where the tables are; None is the first of the search path.
-        slots: the number of slots that keys are hashed into. It counts at the first call only, and is fixed then.
+        bind: a connection that blocks, or Alembic's stand-in for a script.
+        schema: the schema of the tables; None is the first of the search path.
+        slots: the number of slots that keys are hashed into. Only the first call writes the number.
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
@@ -139,7 +139,7 @@ def seed(bind: Connection | MockConnection, schema: str | None = None, slots: in
 
 
 def take_over(connection: Connection, schema: str | None) -> None:
-    """Store the revision of tables that have none, if they are complete: then something else has made them.
+    """Store the revision of complete tables without a revision, which our migrations did not make.
 
     Raises:
         SchemaError: the tables are not complete, or have a revision that only a newer version of this library knows.
@@ -168,7 +168,7 @@ def sql(url: str | URL, schema: str | None = None, slots: int = SLOTS) -> str:
     """Return the SQL that makes the tables in an empty database, as one transaction, to be applied by hand.
 
     Args:
-        url: a database URL, of which only the dialect counts, or the dialect's name ("postgresql", "sqlite").
+        url: a database URL, of which only the dialect counts, or the name of the dialect ("postgresql", "sqlite").
         schema: as in `upgrade`.
         slots: as in `upgrade`.
 
@@ -191,18 +191,18 @@ def current_revision(bind: Engine | Connection, schema: str | None = None) -> st
 
 
 def head_revision() -> str | None:
-    """Return the revision that this library needs."""
+    """Return the newest revision of this library."""
     return ScriptDirectory.from_config(_config()).get_current_head()
 
 
 def knows(revision: str | None) -> bool:
-    """Return whether a revision is one of this library's."""
+    """Return whether this library has a revision."""
     return any(revision == each.revision for each in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
 def _are_complete(connection: Connection, database: Database) -> bool:
-    """Return whether the tables are as this version needs them; raise `SchemaError` if one is missing."""
-    missing = {table.name for table in seeds.written(database.tables)} - tables_there(connection, database.tables)
+    """Return whether the tables are those of this version; raise `SchemaError` if one is missing."""
+    missing = {table.name for table in identity.seeded(database.tables)} - tables_there(connection, database.tables)
     if missing:
         raise SchemaError(
             f"{', '.join(sorted(missing))}: not there; call seed after the statements that make the tables"
@@ -216,8 +216,13 @@ def _version(connection: Connection, schema: str | None) -> int | None:
 
 
 def _write_rows(connection: Connection | MockConnection, schema: str | None, slots: int, version: int) -> None:
-    for statement in seeds.rows(tables(schema, connection.dialect.name), connection.dialect, version, slots):
+    for statement in first_rows(connection.dialect, schema, slots, version):
         connection.execute(text(statement))
+
+
+def first_rows(dialect: Dialect, schema: str | None, slots: int, version: int = VERSION) -> list[str]:
+    """Return the statements that write the rows of a new outbox, and the version of its tables."""
+    return identity.first_rows(tables(schema, dialect.name), dialect, version, slots)
 
 
 def _stamp(connection: Connection | MockConnection, schema: str | None) -> None:
@@ -232,11 +237,12 @@ def _stamp(connection: Connection | MockConnection, schema: str | None) -> None:
 
 @contextmanager
 def _explained(connection: Connection) -> Iterator[None]:
-    """Turn the driver's error about something that is there already into an error that says what to do."""
+    """Turn the driver's error about a table that is there already into an error with the fix."""
     try:
         yield
     except DBAPIError as error:
-        if not isinstance(error.orig, Exception) or not Database(connection.engine).dialect.already_there(error.orig):
+        errors = dialect_of(connection.dialect.name).errors
+        if not isinstance(error.orig, Exception) or not errors.already_there(error.orig):
             raise
         raise SchemaError(
             f"the upgrade would make what is there already ({' '.join(str(error.orig).split())}); nothing was changed."
@@ -247,7 +253,7 @@ def _explained(connection: Connection) -> Iterator[None]:
 def _require_support(dialect: str, schema: str | None) -> None:
     kind = dialect_of(dialect)
     if schema is not None and not kind.schemas:
-        raise DatabaseError("SQLite has no schemas; leave the schema out")
+        raise DatabaseError(f"{KINDS[dialect]} has no schemas; leave the schema out")
 
 
 @contextmanager

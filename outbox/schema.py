@@ -1,15 +1,14 @@
-"""The tables: one append-only log, and the small tables of those who read it.
+"""The tables: one append-only log, and the small tables of its readers.
 
-The same definitions serve the migrations, a host application's own Alembic (`metadata`, `include_name`) and the
-statements in `store/`. On PostgreSQL the log has `xact_id` besides; elsewhere a row's own id tells what is settled.
+The same definitions serve the migrations, an application's own Alembic (`metadata`, `include_name`) and the statements
+in `store/`. What differs between databases is in `store/dialects/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -17,7 +16,6 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
-    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -32,51 +30,35 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from outbox.errors import DatabaseError
 from outbox.model.limits import HALF_TOPIC
+from outbox.store.dialects.kinds import KINDS
+from outbox.store.dialects.native import Native, native_of
 
-VERSION = 8
+VERSION = 1
 SLOTS = 256
 PREFIX = "outbox_"
+_KINDS = "relay, compensation, check or extract"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
 VERSION_TABLE = "outbox_alembic_version"
 
-#: Ids and keys compare by bytes, whatever the database's locale.
-_Name: TypeEngine[str] = Text().with_variant(Text(collation="C"), "postgresql")
-_KINDS = "relay, compensation, check or extract"
 #: In UTC; SQLite keeps it as text that sorts by time.
 _Moment = DateTime(timezone=True)
 
 
-class _Native(NamedTuple):
-    """The parts of our tables that one kind of database has in its own way.
-
-    `id` makes the database draw the ids of the log. `transaction` is the number of the transaction that writes a row,
-    as SQL; None where a row's own id tells what is settled.
-    """
-
-    now: str
-    id: Callable[[], Column[Any]]
-    transaction: str | None
+def _named() -> TypeEngine[str]:
+    """Return the type of ids and keys, which serves every kind of database."""
+    found: TypeEngine[str] = Text()
+    for kind in KINDS:
+        found = found.with_variant(native_of(kind).name(), kind)
+    return found
 
 
-_NATIVE = {
-    "postgresql": _Native(
-        now="statement_timestamp()",
-        id=lambda: Column("id", BigInteger, Identity(cache=1), primary_key=True),
-        transaction="(pg_current_xact_id()::text::bigint)",
-    ),
-    "sqlite": _Native(
-        now="(strftime('%Y-%m-%d %H:%M:%f', 'now'))",
-        id=lambda: Column("id", Integer, primary_key=True),
-        transaction=None,
-    ),
-}
+_Name = _named()
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one outbox, in one schema."""
+    """The tables of one outbox."""
 
     metadata: MetaData
     message: Table
@@ -95,26 +77,26 @@ class Tables:
 @lru_cache
 def tables(schema: str | None = None, dialect: str = "postgresql") -> Tables:
     """Return the tables for `schema` (None: the search path's first) on `dialect` ("postgresql" or "sqlite")."""
-    return _tables(MetaData(schema=schema), dialect)
+    return made_in(MetaData(schema=schema), native_of(dialect))
 
 
 def metadata(schema: str | None = None, dialect: str = "postgresql") -> MetaData:
     """Return the tables for an application's own Alembic or `create_all`; `outbox.migrate.seed` fills them.
 
-    The table with their revision is among them, so that an autogenerate does not propose to drop it.
+    The table with the revision is included, so that an autogenerate does not propose a drop.
 
     Args:
         schema: PostgreSQL's schema for the tables, made by the application; None is the first of the search path.
         dialect: "postgresql" or "sqlite". The tables differ: only PostgreSQL's log holds transaction ids.
     """
     made = MetaData(schema=schema)
-    _tables(made, dialect)
+    made_in(made, native_of(dialect))
     revision_table(made)
     return made
 
 
 def record_metadata(schema: str | None = None) -> MetaData:
-    """Return the one table of a business database that has no outbox: the proofs of its commits."""
+    """Return the one table of a business database without an outbox: the proofs of its commits."""
     made = MetaData(schema=schema)
     Table(
         "outbox_record",
@@ -129,21 +111,22 @@ def record_metadata(schema: str | None = None) -> MetaData:
 
 
 def inbox_metadata(schema: str | None = None) -> MetaData:
-    """Return the one table of a consumer's database that has no outbox: what it has handled."""
+    """Return the one table of a consumer's database without an outbox: the handled messages."""
     made = MetaData(schema=schema)
     _inbox(made)
     return made
 
 
-def _tables(metadata: MetaData, dialect: str) -> Tables:
+def made_in(metadata: MetaData, native: Native) -> Tables:
+    """Make the tables in this metadata, with the parts that one kind of database has."""
     return Tables(
         metadata=metadata,
-        message=_message(metadata, dialect),
+        message=_message(metadata, native),
         subscription=_subscription(metadata),
         lease=_lease(metadata),
         progress=_progress(metadata),
-        parked=_parked(metadata),
-        ack=_ack(metadata, dialect),
+        parked=_parked(metadata, native),
+        ack=_ack(metadata, native),
         dedup=_dedup(metadata),
         inbox=_inbox(metadata),
         op=_op(metadata),
@@ -155,17 +138,6 @@ def _tables(metadata: MetaData, dialect: str) -> Tables:
 def include_name(name: str | None, type_: str, _parents: Any) -> bool:
     """Keep Alembic's autogenerate away from our tables, as `context.configure(include_name=…)`."""
     return not (type_ == "table" and name is not None and name.startswith(PREFIX))
-
-
-def now_default(dialect: str) -> str:
-    """Return the database's clock as SQL; it gives one answer within one statement."""
-    return _native(dialect).now
-
-
-def _native(dialect: str) -> _Native:
-    if dialect not in _NATIVE:
-        raise DatabaseError(f"no tables for {dialect!r} yet; the dialect is one of {', '.join(_NATIVE)}")
-    return _NATIVE[dialect]
 
 
 def _envelope() -> list[Column[Any]]:
@@ -181,10 +153,10 @@ def _envelope() -> list[Column[Any]]:
     ]
 
 
-def _settled(dialect: str) -> list[Column[Any]]:
+def _settled(native: Native) -> list[Column[Any]]:
     """Return the column of the number that tells whether a row is settled, where its own id does not."""
-    transaction = _native(dialect).transaction
-    return [Column("xact_id", BigInteger, nullable=False, server_default=text(transaction))] if transaction else []
+    number = native.transaction
+    return [] if number is None else [Column("xact_id", BigInteger, nullable=False, server_default=text(number))]
 
 
 def _body() -> Column[Any]:
@@ -192,21 +164,21 @@ def _body() -> Column[Any]:
     return Column("body", LargeBinary, nullable=False)
 
 
-def _message(metadata: MetaData, dialect: str) -> Table:
+def _message(metadata: MetaData, native: Native) -> Table:
     """Return the log. Only purge removes rows from it; no row is ever updated."""
-    by_position = [Index("outbox_message_xact_id", "xact_id", "id")] if _native(dialect).transaction else []
+    by_position = [] if native.transaction is None else [Index("outbox_message_xact_id", "xact_id", "id")]
     return Table(
         "outbox_message",
         metadata,
-        _native(dialect).id(),
+        native.id(),
         *_envelope(),
-        Column("created_at", _Moment, nullable=False, server_default=text(now_default(dialect))),
+        Column("created_at", _Moment, nullable=False, server_default=text(native.now)),
         Column("deliver_at", _Moment),
         Column("expires_at", _Moment),
         Column("direct", _Name, comment="subscription whose writer sends the message itself"),
-        *_settled(dialect),
+        *_settled(native),
         *by_position,
-        _partial("outbox_message_half", f"topic = '{HALF_TOPIC}'", "key"),
+        _partial(native, "outbox_message_half", f"topic = '{HALF_TOPIC}'", "key"),
         _body(),
         sqlite_autoincrement=True,
         comment="append-only log; shrinks by purge",
@@ -214,7 +186,7 @@ def _message(metadata: MetaData, dialect: str) -> Table:
 
 
 def _subscription(metadata: MetaData) -> Table:
-    """Return the table of subscriptions: one selection and one destination per name."""
+    """Return the table of subscriptions: a name has one selection and one destination."""
     return Table(
         "outbox_subscription",
         metadata,
@@ -226,13 +198,7 @@ def _subscription(metadata: MetaData) -> Table:
         Column("generation", Integer, nullable=False, server_default=text("1")),
         Column("created_at", _Moment, nullable=False),
         Column("grace_ms", Integer, nullable=False, server_default=text("0"), comment="reads so long after the commit"),
-        Column(
-            "kind",
-            Text,
-            nullable=False,
-            server_default=text("'relay'"),
-            comment="relay, compensation, check or extract",
-        ),
+        Column("kind", Text, nullable=False, server_default=text("'relay'"), comment=_KINDS),
         Column("tags", Text, comment="JSON list; null: all"),
         Column("hold_ms", BigInteger, comment="of an extract: holds rows back so long after its last progress"),
         Column("stop_at", Text, comment="position at which all partitions meet before their number changes"),
@@ -283,8 +249,8 @@ def _progress(metadata: MetaData) -> Table:
     )
 
 
-def _parked(metadata: MetaData) -> Table:
-    """Return the table of parked copies, so that the position can move on. `place` orders them within their key."""
+def _parked(metadata: MetaData, native: Native) -> Table:
+    """Return the table of parked copies, so that the position can move on. `place` is the order within a key."""
     return Table(
         "outbox_parked",
         metadata,
@@ -307,29 +273,29 @@ def _parked(metadata: MetaData) -> Table:
         Column("requested_at", _Moment),
         _body(),
         CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
-        _partial("outbox_parked_due", "state IN ('delayed', 'waiting', 'retry')", "subscription", "due_at"),
-        _partial("outbox_parked_ready", "state = 'blocked'", "subscription", "place"),
-        _partial("outbox_parked_key", "blocks", "subscription", "key", "place"),
-        _partial("outbox_parked_head", "blocks AND state <> 'blocked'", "subscription", "key", "place"),
+        _partial(native, "outbox_parked_due", "state IN ('delayed', 'waiting', 'retry')", "subscription", "due_at"),
+        _partial(native, "outbox_parked_ready", "state = 'blocked'", "subscription", "place"),
+        _partial(native, "outbox_parked_key", "blocks", "subscription", "key", "place"),
+        _partial(native, "outbox_parked_head", "blocks AND state <> 'blocked'", "subscription", "key", "place"),
         Index("outbox_parked_state", "subscription", "state", "id"),
-        _partial("outbox_parked_request", "request IS NOT NULL", "subscription"),
+        _partial(native, "outbox_parked_request", "request IS NOT NULL", "subscription"),
         comment="copies of parked messages; shrinks by its lease holder",
     )
 
 
-def _ack(metadata: MetaData, dialect: str) -> Table:
-    """Return the table of batches that their writer sent right after its commit. Rows are never updated."""
+def _ack(metadata: MetaData, native: Native) -> Table:
+    """Return the table of batches that a writer sent right after its commit. Rows are never updated."""
     return Table(
         "outbox_ack",
         metadata,
-        _native(dialect).id(),
+        native.id(),
         Column("subscription", _Name, nullable=False),
         Column("writer", Text, nullable=False, comment="the process that sent them"),
         Column("first_id", BigInteger, nullable=False),
         Column("last_id", BigInteger, nullable=False),
         Column("ids", Text, nullable=False, comment="JSON list of places in the log"),
         Column("acked_at", _Moment, nullable=False),
-        *_settled(dialect),
+        *_settled(native),
         Index("outbox_ack_last_id", "subscription", "last_id"),
         comment="batches that their writer sent; shrinks by the lease holder of the compensation",
     )
@@ -349,7 +315,7 @@ def _dedup(metadata: MetaData) -> Table:
 
 
 def _inbox(metadata: MetaData) -> Table:
-    """Return the table of what consumers have handled, in their own transactions."""
+    """Return the table of messages that consumers have handled, written in their transactions."""
     return Table(
         "outbox_inbox",
         metadata,
@@ -388,13 +354,13 @@ def _worker(metadata: MetaData) -> Table:
     )
 
 
-def _partial(name: str, condition: str, *columns: str) -> Index:
-    """Return an index of the rows that a condition selects, on every database."""
-    return Index(name, *columns, postgresql_where=text(condition), sqlite_where=text(condition))
+def _partial(native: Native, name: str, condition: str, *columns: str) -> Index:
+    """Return an index of the rows that fulfil a condition, or of all rows where a database has no such indexes."""
+    return Index(name, *columns, **native.partial(condition))
 
 
 def _meta(metadata: MetaData) -> Table:
-    """Return the table with one row, on this outbox itself, and on how far purge has ever gone."""
+    """Return the table with one row: the identity of the outbox, and how far purge has ever gone."""
     return Table(
         "outbox_meta",
         metadata,
@@ -412,6 +378,6 @@ def _meta(metadata: MetaData) -> Table:
 
 
 def revision_table(metadata: MetaData) -> Table:
-    """Return the table that holds the revision of the others, as Alembic itself would make it."""
+    """Return the table that holds the revision of the other tables, as Alembic would make it."""
     key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
     return Table(VERSION_TABLE, metadata, Column("version_num", String(32), nullable=False), key)

@@ -139,7 +139,7 @@ def started(server: Callable[[], Server]) -> Server:
 def adopt(engine: Engine) -> None:
     """Make a copied database the home of its outbox, which otherwise belongs to the one that it was copied from."""
     with engine.begin() as connection:
-        system, database = connection.execute(text(POSTGRESQL.identity)).one()
+        system, database = connection.execute(text(POSTGRESQL.home.identity)).one()
         update = text("UPDATE outbox_meta SET system_identifier = :system, database_oid = :database")
         connection.execute(update, {"system": system, "database": database})
 

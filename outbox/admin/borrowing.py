@@ -1,4 +1,4 @@
-"""Leases in the hands of a command: asked for, borrowed while it changes what belongs to them, and given back."""
+"""Leases in the hands of a command: asked for, borrowed during a change, and given back."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 
 from outbox.errors import LeaseLostError, SubscriptionError
-from outbox.model.lease import COMMAND, Holder, Lease, Partition
+from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
+from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import BID_SECONDS, Leases, LeaseWatch
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -32,9 +33,9 @@ _ASK_SECONDS = BID_SECONDS / 5
 
 
 class WorkerAliveError(SubscriptionError):
-    """Raised when a worker holds the lease; `holder` says which, and until when.
+    """Raised when a worker holds the lease; `holder` says until when.
 
-    `waited`: for how long the command has asked for it.
+    `waited`: for how long the command has asked for the lease.
     """
 
     def __init__(self, subscription: str, holder: Holder, waited: timedelta = NO_WAIT) -> None:
@@ -54,18 +55,18 @@ def borrowed(
 ) -> Iterator[list[Lease]]:
     """Take the leases of all partitions of some subscriptions; give them back at the end.
 
-    A worker that holds one is asked for it: it finishes its calls, settles, and gives the lease back. A lease that has
-    expired and was not given back is that of a worker that died, or of one that is well while the clock of the database
-    has stepped forward. So it is watched for its whole length, whatever `wait` is, and taken if nobody renews it.
+    A worker is asked for its lease: the worker finishes its calls, settles, and gives the lease back. An expired lease
+    that was not given back belongs to a dead worker, or to a healthy worker after a step of the database's clock. So
+    the lease is watched for its whole length, whatever `wait` is, and taken without a renewal.
 
     Args:
-        channel: a connection that nothing else uses meanwhile.
+        channel: a connection without another use meanwhile.
         subscriptions: whose leases are taken.
         wait: for how long workers are asked; 0: not at all.
 
     Raises:
-        WorkerAliveError: a worker still holds one of them.
-        SubscriptionError: one of the subscriptions has no lease row.
+        WorkerAliveError: a worker still holds a lease.
+        SubscriptionError: a subscription has no lease row.
     """
     borrowing = _Borrowing(channel, subscriptions)
     try:
@@ -79,26 +80,31 @@ def borrowed(
 
 
 @contextmanager
-def changing(channel: Channel, leases: Sequence[Lease], incarnation: str) -> Iterator[None]:
-    """Begin a transaction beside which nobody else changes a subscription, or takes one of these leases.
+def changing(channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT) -> Iterator[None]:
+    """Borrow leases as `borrowed` does, and begin a transaction in which subscriptions and leases are ours alone.
 
     Raises:
-        LeaseLostError: another worker has one of them, or the server was restarted; nothing was changed.
+        LeaseLostError: a worker has a lease, or the server was restarted; nothing was changed.
     """
-    with Subscriptions(channel).changing():
-        for lease in leases:
-            if not Leases(channel).hold(lease, incarnation):
-                lost = "a worker took the lease meanwhile, or the server was restarted; nothing was changed"
-                raise LeaseLostError(f"{lease.partition.subscription}: {lost}")
-        yield
+    incarnation = Log().now(channel).incarnation
+    with borrowed(channel, subscriptions, wait=wait) as leases:
+        crash_point("command.before_alter")
+        with Subscriptions(channel).changing():
+            for lease in leases:
+                if not Leases(channel).hold(lease, incarnation):
+                    lost = "a worker took the lease meanwhile, or the server was restarted; nothing was changed"
+                    raise LeaseLostError(f"{lease.partition.subscription}: {lost}")
+            yield
+        crash_point("command.after_alter")
 
 
 class _Borrowing:
-    """The leases that one command takes."""
+    """The leases of one command."""
 
     def __init__(self, channel: Channel, subscriptions: Sequence[Subscription]) -> None:
+        self._database = channel.database
         self._leases = Leases(channel)
-        self._command = f"{COMMAND}{secrets.token_hex(4)}"
+        self._command = f"command-{secrets.token_hex(4)}"
         wanted = [partition for each in subscriptions for partition in each.all_partitions()]
         self._watches = {partition: LeaseWatch(LENGTH) for partition in wanted}
         self._taken: dict[Partition, Lease] = {}
@@ -111,7 +117,7 @@ class _Borrowing:
         return [self._taken[each] for each in self._watches]
 
     def take(self, wait: timedelta) -> None:
-        """Take all leases; ask for those that workers hold, again and again, until `wait` is over."""
+        """Take all leases; ask workers for theirs, again and again, until `wait` is over."""
         until, ask_at = clock() + wait.total_seconds(), 0.0
         while missing := self._try_each():
             alive = [each for each in missing if each[1].live]
@@ -126,7 +132,7 @@ class _Borrowing:
             time.sleep(_LOOK_SECONDS)
 
     def _try_each(self) -> list[tuple[str, Holder]]:
-        """Take the leases that can be taken; return name and holder of those that cannot."""
+        """Take the free leases; return name and holder of all others."""
         missing: list[tuple[str, Holder]] = []
         for partition, watch in self._watches.items():
             if partition in self._taken:
@@ -143,7 +149,7 @@ class _Borrowing:
         return missing
 
     def _say_what_is_watched(self, missing: Sequence[tuple[str, Holder]]) -> None:
-        """Log once for each lease that it has expired, and for how long it is watched before it is taken."""
+        """Log once for each expired lease for how long it is watched."""
         for name, holder in missing:
             if not holder.live and name not in self._said:
                 self._said.add(name)
@@ -156,13 +162,13 @@ class _Borrowing:
                 )
 
     def _keep(self) -> None:
-        """Keep what was taken already, while others are waited for."""
+        """Renew the taken leases, while others are waited for."""
         for partition, lease in list(self._taken.items()):
             if not self._leases.renew(lease, LENGTH):
                 del self._taken[partition]
 
     def _ask(self) -> None:
-        """Ask for what is missing."""
+        """Ask for the missing leases."""
         self._asked = True
         for partition in self._watches:
             if partition not in self._taken:
@@ -170,14 +176,18 @@ class _Borrowing:
         crash_point("command.after_ask")
 
     def take_back_bids(self) -> None:
-        """Want no lease any longer: what was taken is ours, and the rest is not waited for."""
+        """Want no lease any longer: the taken ones are ours, and the rest is not waited for."""
         if self._asked:
             for partition in self._watches:
                 with suppress(Exception):
                     self._leases.take_back(partition, self._command)
 
     def give_back(self) -> None:
-        """Give back what was taken."""
-        for lease in self._taken.values():
-            with suppress(Exception):
+        """Give back all leases; on a new connection if the command has lost its own, or workers would wait for long."""
+        try:
+            for lease in self._taken.values():
                 self._leases.release(lease)
+        except Exception:
+            with suppress(Exception), closing(self._database.open()) as channel:
+                for lease in self._taken.values():
+                    Leases(channel).release(lease)

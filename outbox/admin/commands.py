@@ -1,4 +1,4 @@
-"""Commands of a person that need the lease of a subscription: they hold it for a short time and handle no message."""
+"""Commands of a person that hold the lease of a subscription for a short time and handle no message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from shlex import quote
 from outbox.admin.borrowing import LENGTH, WAIT, borrowed, changing
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.subscription import Subscription, compensation_of
-from outbox.runtime.failpoints import crash_point
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
@@ -45,23 +44,22 @@ def carry_out_without_worker(channel: Channel, subscription: Subscription) -> in
 def alter(
     channel: Channel, changed: Subscription, *, before: Subscription | None = None, wait: timedelta = WAIT
 ) -> Subscription:
-    """Store another selection, destination, policy or grace; return the subscription. Its compensation follows.
+    """Store another selection, destination, policy or grace; return the subscription. The compensation follows.
 
-    Workers go on: the one at work finishes its calls, settles, and gives the lease back for as long as the change
-    takes. So no message is lost, sent twice or overtaken for it. A worker whose declaration differs from then on ends.
+    Workers go on: the worker with the lease finishes its calls, settles, and gives the lease back during the change. So
+    no message is lost, sent twice or overtaken. A worker with another declaration ends from then on.
 
     `on_dead="continue"` also frees the messages that dead letters hold back by now. They are sent in the order of their
     key, before later ones, and the dead letters stay dead letters. `on_dead="block"` counts from the next dead letter
-    on: earlier ones hold nothing back, because messages of their keys have passed them already.
+    on: messages have passed the earlier ones already.
 
-    `before`: as the caller has read it; None: as it is now. Only what differs from it is stored, so that two commands
-    at once do not undo each other. `wait`: for how long a worker is asked for its lease; 0: not at all.
+    `before`: as the caller has read the subscription; None: as stored now. Only differences are stored, so that two
+    commands at once do not undo each other. `wait`: for how long a worker is asked for the lease; 0: not at all.
 
     Raises:
-        SubscriptionError: it is a compensation, which has the selection and the destination of its subscription; or
-            it checks back on transactions, and more than its grace or its policy would change. Or it would get topics
-            that another route of the same relay has. Or its topics were altered, or its direct writers began,
-            meanwhile.
+        SubscriptionError: a compensation has the selection and the destination of its subscription; a check-back may
+            change only grace and policy; another route of the relay has a topic; or topics or direct writers have
+            changed meanwhile.
         WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was stored.
         LeaseLostError: a worker took the lease meanwhile; nothing was stored.
     """
@@ -76,27 +74,23 @@ def alter(
     if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
         raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
     follower = Subscriptions(channel).find(compensation_of(changed.name))
-    incarnation = Log().now(channel).incarnation
     both = [each for each in (changed, follower) if each is not None]
-    with borrowed(channel, both, wait=wait) as leases:
-        crash_point("command.before_alter")
-        with changing(channel, leases, incarnation):
-            now = Subscriptions(channel).get(changed.name)
-            if changed.topics not in (stored.topics, now.topics):
-                _require_own_topics(channel, now, stored, changed)
-            altered = _merged(now, stored, changed)
-            Subscriptions(channel).alter(altered)
-            follower = _follower_again(channel, changed.name, follower)
-            if follower is not None:
-                Subscriptions(channel).alter(replace(follower, destination=altered.destination))
-            if altered.on_dead == "continue":
-                Parked(channel, changed.name).unblock_dead()
-        crash_point("command.after_alter")
+    with changing(channel, both, wait=wait):
+        now = Subscriptions(channel).get(changed.name)
+        if changed.topics not in (stored.topics, now.topics):
+            _require_own_topics(channel, now, stored, changed)
+        altered = _merged(now, stored, changed)
+        Subscriptions(channel).alter(altered)
+        follower = _follower_again(channel, changed.name, follower)
+        if follower is not None:
+            Subscriptions(channel).alter(replace(follower, destination=altered.destination))
+        if altered.on_dead == "continue":
+            Parked(channel, changed.name).unblock_dead()
     return altered
 
 
 def _follower_again(channel: Channel, name: str, before: Subscription | None) -> Subscription | None:
-    """Return the compensation as it is now. Refuse if a direct writer has declared it since: its lease is not held."""
+    """Return the compensation as stored now. Refuse a new one of a direct writer: the lease is not held."""
     follower = Subscriptions(channel).find(compensation_of(name))
     if (follower is None) != (before is None):
         raise SubscriptionError(f"direct writers of {name} began or were dropped meanwhile; try again")
@@ -104,7 +98,7 @@ def _follower_again(channel: Channel, name: str, before: Subscription | None) ->
 
 
 def _require_own_topics(channel: Channel, now: Subscription, stored: Subscription, changed: Subscription) -> None:
-    """Refuse to take back the topics that a split has given away, from whenever `stored` was read."""
+    """Refuse to take back the topics of a split, from whenever `stored` was read."""
     if now.topics != stored.topics:
         raise SubscriptionError(f"the topics of {now.name} were altered meanwhile; try again")
     if taken := taken_topics(now, changed.topics, Subscriptions(channel).all()):
@@ -112,23 +106,22 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
 
 
 def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:
-    """Return `now` with what differs between `stored` and `changed`."""
+    """Return `now` with the differences between `stored` and `changed`."""
     wanted = {name: getattr(changed, name) for name in ("topics", "destination", "on_dead", "grace")}
     return replace(now, **{name: value for name, value in wanted.items() if value != getattr(stored, name)})
 
 
 def drop(channel: Channel, subscription: Subscription) -> None:
-    """Delete a subscription and its compensation, with progress and parked messages, while no worker is at work.
+    """Delete a subscription and the compensation, with progress and parked messages, while no worker is at work.
 
     Raises:
-        SubscriptionError: its direct writers began meanwhile; nothing was dropped.
-        WorkerAliveError: somebody holds the lease.
+        SubscriptionError: direct writers began meanwhile; nothing was dropped.
+        WorkerAliveError: a worker or a command holds the lease.
         LeaseLostError: a worker took the lease meanwhile; nothing was dropped.
     """
     follower = Subscriptions(channel).find(compensation_of(subscription.name))
     doomed = [each for each in (follower, subscription) if each is not None]
-    incarnation = Log().now(channel).incarnation
-    with borrowed(channel, doomed) as leases, changing(channel, leases, incarnation):
+    with changing(channel, doomed):
         _follower_again(channel, subscription.name, follower)
         for each in doomed:
             Subscriptions(channel).drop(each.name)

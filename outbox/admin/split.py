@@ -1,4 +1,4 @@
-"""Splitting a subscription: some of its topics go to another one, which begins exactly where this one stands."""
+"""Splitting a subscription: some topics go to a new one, which begins exactly where the old one stands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from shlex import quote
 
-from outbox.admin.borrowing import WAIT, borrowed, changing
+from outbox.admin.borrowing import WAIT, changing
 from outbox.errors import SubscriptionError
 from outbox.model.subscription import Subscription, base_of, compensation_of, require_own_name, route_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.store.database import Channel
-from outbox.store.log.log import Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -20,7 +19,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A subscription after it was split, the new one, and how many parked messages went there."""
+    """A subscription after a split, the new one, and how many parked messages moved."""
 
     origin: Subscription
     made: Subscription
@@ -38,22 +37,22 @@ def split(
 ) -> Split:
     """Give topics of a subscription to a new one.
 
-    In one transaction the new one is created with the policy and the partitions of the old one, each at the progress
-    of its twin; the old one loses the topics; and their parked messages move. So each message is sent by one of the
-    two. Workers finish their calls and settle before that. A worker that declares the topics which are gone ends then.
+    In a single transaction the new subscription is created with policy and partitions of the old, each partition at the
+    progress of its twin; the old subscription loses the topics; and their parked messages move. So each message is sent
+    once. Workers finish their calls and settle before. A worker that declares the lost topics ends then.
 
     Args:
         channel: to the database of the outbox.
-        name: the subscription that is split.
+        name: the subscription to split.
         topics: names and patterns, without exceptions.
         destination: of the new subscription, as `destination_of` returns it.
-        as_name: of the new subscription. None: that of a route with these topics, such as `relay:orders.*`, also if
-            `name` is a route itself.
-        wait: for how long a worker is asked for its lease; 0: not at all.
+        as_name: of the new subscription. None: the name of a route with these topics, such as `relay:orders.*`, also if
+            `name` is a route.
+        wait: for how long a worker is asked for the lease; 0: not at all.
 
     Raises:
-        SubscriptionError: it has not all of these topics, or no others; or its writers send messages themselves, which
-            cannot be given away. Or the new name is taken.
+        SubscriptionError: topics are missing, or none would be left; writers send messages themselves; or the new name
+            is taken.
         WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was changed.
         LeaseLostError: a worker took the lease meanwhile; nothing was changed.
     """
@@ -69,21 +68,19 @@ def split(
         )
     # Before a worker is asked for its lease; what counts is the same question in the transaction.
     _require_no_direct_writers(subscriptions, stored)
-    incarnation = Log().now(channel).incarnation
-    with borrowed(channel, [stored], wait=wait) as leases:
+    with changing(channel, [stored], wait=wait):
         standing = ProgressLog(channel).standing(stored)
-        with changing(channel, leases, incarnation):
-            if subscriptions.get(name) != stored:
-                raise SubscriptionError(f"{name} was altered meanwhile; try again")
-            subscriptions.alter(origin)
-            _require_no_direct_writers(subscriptions, stored)
-            if subscriptions.leaves_to_writers(name, moved, [progress.base for progress in standing]):
-                raise SubscriptionError(
-                    f"writers of {name} have sent messages of these topics themselves, and {name} has not passed them"
-                    " yet; let its relay run for a minute, then try again"
-                )
-            subscriptions.create_at(made, standing)
-            parked = Parked(channel, name).give(made.name, moved)
+        if subscriptions.get(name) != stored:
+            raise SubscriptionError(f"{name} was altered meanwhile; try again")
+        subscriptions.alter(origin)
+        _require_no_direct_writers(subscriptions, stored)
+        if subscriptions.leaves_to_writers(name, moved, [progress.base for progress in standing]):
+            raise SubscriptionError(
+                f"writers of {name} have sent messages of these topics themselves, and {name} has not passed them"
+                " yet; let its relay run for a minute, then try again"
+            )
+        subscriptions.create_at(made, standing)
+        parked = Parked(channel, name).give(made.name, moved)
     return Split(origin, made, parked)
 
 

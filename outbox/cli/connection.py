@@ -15,8 +15,9 @@ from outbox.errors import SchemaError
 from outbox.schema import VERSION
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.kinds import KINDS, is_file
+from outbox.store.identity import stored_identity
 from outbox.store.label import label_of
-from outbox.store.operations.check import holds_inbox_alone, stored_identity
+from outbox.store.operations.check import holds_inbox_alone
 from outbox.writing.engines import create_engine
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import click
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json, option
 from outbox.cli.output import printable, say, show_json
+from outbox.store.dialects.kinds import KINDS
 
 if TYPE_CHECKING:
     from outbox.store.dialects.finding import Finding
@@ -186,7 +187,7 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
 
 
 @db.command()
-@option("--dialect", type=click.Choice(["postgresql", "sqlite"]), default="postgresql")
+@option("--dialect", type=click.Choice(list(KINDS)), default="postgresql")
 @option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")
 @_slots
 def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from outbox.model.subscription import OnDead, Start
     from outbox.relay.routes import Plan
     from outbox.senders.envelopes import EnvelopeName
-    from outbox.worker.connection import Until
-    from outbox.worker.settings import Settings
+    from outbox.worker.settings import Settings, Until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,9 +183,9 @@ def relay(
 def _direct(to: str, reading: Reading, form: Form, pacing: Pacing) -> Plan:
     """Return the plan for one destination."""
     from outbox.cli.routes import renamed
-    from outbox.model.subscription import require_own_name
+    from outbox.model.subscription import Declaration, require_own_name
     from outbox.model.topics import chosen_topics
-    from outbox.relay.routes import Route, RouteSubscription
+    from outbox.relay.routes import Route
 
     require_own_name(reading.name)
     route = Route(
@@ -198,7 +197,7 @@ def _direct(to: str, reading: Reading, form: Form, pacing: Pacing) -> Plan:
         deadline=pacing.deadline,
         partitions=reading.partitions,
     )
-    return [(route, RouteSubscription(reading.name, chosen_topics(reading.topics), None))]
+    return [(route, Declaration(name=reading.name, destination=None, topics=chosen_topics(reading.topics)))]
 
 
 def _routed(given: tuple[str, ...], config: Path | None, reading: Reading, pacing: Pacing) -> Plan:

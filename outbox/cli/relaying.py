@@ -34,8 +34,7 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.telemetry.events import Event, HandedOver
-from outbox.worker.connection import Until
-from outbox.worker.settings import Settings
+from outbox.worker.settings import Settings, Until
 
 _AGAIN_SECONDS = 0.5
 _LOOK_SECONDS = 0.1

@@ -38,7 +38,7 @@ def _restored(channel: Channel, *, accept: bool, force: bool, dry_run: bool, yes
     from outbox.store import identity
     from outbox.store.operations import restore as store
 
-    if not channel.database.dialect.transaction_ids:
+    if channel.database.dialect.home.restore is None:
         return _Restored("none", "there is nothing to restore: the ids of an SQLite file are its own", dry_run)
     if not force and not identity.is_copy(channel):
         text = "this log was not copied, nothing to restore; it was written on this server, in this database"

@@ -1,1 +1,1 @@
-"""Direct sends: the writer itself sends its messages, right after its commit."""
+"""Direct sends: a writer sends its messages right after the commit."""

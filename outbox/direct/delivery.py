@@ -1,12 +1,12 @@
-"""The delivery of direct sends: reads committed messages back, hands them to the sender, and acknowledges them."""
+"""The delivery of direct sends: reads committed messages back, sends, and acknowledges."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from shlex import quote
 
 from outbox.errors import OutboxError, SubscriptionError
@@ -27,7 +27,7 @@ from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.refusals import require_destination_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.batch_size import next_size
-from outbox.worker.calls import Alarm, Call, Caller
+from outbox.worker.calls import Call, verdicts_of
 from outbox.worker.shared import SharedSender
 
 logger = logging.getLogger("outbox")
@@ -48,15 +48,8 @@ _REFRESH_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """The right of a writer to send messages itself, up to the moment `until`, by `clock`."""
-
-    until: float
-
-
 class DirectDelivery:
-    """Works for one subscription, on a connection of its own, in one thread."""
+    """Works for a subscription, on a connection of its own, in a thread."""
 
     def __init__(self, database: Database, destination: Destination, name: str) -> None:
         self._database = database
@@ -65,8 +58,7 @@ class DirectDelivery:
         self._log = Log(Limits(), Selection(only=name))
         self._writer = unique_name()
         self._channel: Channel | None = None
-        self._sender: OpenedSender | None = None
-        self._caller: Caller | None = None
+        self._sender: SharedSender | None = None
         #: Calls past their deadline: what they have sent is acknowledged when they come back.
         self._left_behind: list[Call] = []
         self._refresh_at = 0.0
@@ -80,13 +72,8 @@ class DirectDelivery:
         self.usable = False
 
     @property
-    def wants_refresh(self) -> bool:
-        """True when it is time for the next `refresh`."""
-        return self.refresh_in <= 0
-
-    @property
     def hangs(self) -> bool:
-        """True while a call is past its deadline: until it comes back the relay sends."""
+        """True while a call is past its deadline: until then the relay sends."""
         return bool(self._left_behind)
 
     @property
@@ -95,21 +82,17 @@ class DirectDelivery:
         return max(0.0, self._refresh_at - clock())
 
     def refresh(self) -> Direct | None:
-        """Make sure that the compensation exists; return what the subscription selects.
+        """Make sure that the compensation exists; return the selection of the subscription.
 
         Raises:
-            SubscriptionError: it sends to another destination, or its compensation's grace is too short for a call.
-            OutboxError: another error that only a person can mend.
+            SubscriptionError: the subscription has another destination, or the grace of the compensation is too short.
+            OutboxError: only a person can mend the error.
         """
-        if self._sender is None:
-            self._sender = sender = open_sender(self._destination)
-            others = sender.caller if isinstance(sender, SharedSender) else None
-            self._caller = Caller(sender.send, concurrency=sender.concurrency, beside=others)
-        channel = self._open_channel()
+        sender, channel = self._open_sender(), self._open_channel()
         ensure_outbox(channel)
         subscriptions = Subscriptions(channel)
-        require_destination_of(subscriptions.find(self._name), self._sender.destination)
-        self.right = self._declare(subscriptions, self._sender)
+        require_destination_of(subscriptions.find(self._name), sender.destination)
+        self.right = self._declare(subscriptions, sender)
         # Read again, because a split may have been before the compensation; there is none after it.
         own = subscriptions.find(self._name)
         self._refresh_at = clock() + _REFRESH_SECONDS
@@ -120,8 +103,7 @@ class DirectDelivery:
     def _declare(self, subscriptions: Subscriptions, sender: OpenedSender) -> float:
         """Make sure that the compensation exists; return for how many seconds after a commit a call may begin.
 
-        Rows are marked for direct sends only afterwards, so that the position of the compensation is before all of
-        them.
+        Rows are marked for direct sends afterwards, so that the compensation begins before all of them.
         """
         name, destination, deadline = compensation_of(self._name), sender.destination, sender.deadline.total_seconds()
         grace = timedelta(seconds=max(GRACE_SECONDS, deadline + FLUSH_SECONDS + RIGHT_SECONDS))
@@ -137,14 +119,14 @@ class DirectDelivery:
             )
         return right
 
-    def deliver(self, claims: dict[LogRef, float], alarm: Alarm) -> Iterator[Call]:
-        """Send the messages with these refs, each before the moment until which its claim holds.
+    def deliver(self, claims: dict[LogRef, float], wake: Callable[[], None]) -> Iterator[Call]:
+        """Send messages by their refs, each before the moment of its claim.
 
-        Yields each call of the sender, to go on when it is over; `alarm` is set when it comes back.
+        Yields each call of the sender while under way; `wake` is called when a call comes back.
 
-        The messages are read back from the database, because only that shows what was committed: SQLite gives the id of
-        a rolled-back row away again. The claim of a message that was sent, or came too late, is removed. The claims
-        that are left belong to rows that were rolled back to a savepoint, or the database failed before their turn.
+        The messages are read back from the database, because only a read shows committed rows: SQLite gives the id of a
+        rolled-back row away again. The claim of a sent message, or a late one, is removed. The remaining claims belong
+        to rows that were rolled back to a savepoint, or the database failed before their turn.
         """
         self.away = False
         refs = sorted(claims)
@@ -157,17 +139,16 @@ class DirectDelivery:
             found = [message for message in page.messages if _ref(message) in claims]
             while found and not self.away:
                 part, found = found[: self._size], found[self._size :]
-                yield from self._send(part, {m.id or 0: claims.pop(_ref(m)) for m in part}, alarm)
+                yield from self._send(part, {m.id or 0: claims.pop(_ref(m)) for m in part}, wake)
         if self.away:
             claims.clear()
 
     def look(self, call: Call) -> float:
-        """Return when to look again at this call, as `Caller.look` does."""
-        assert self._caller is not None
-        return self._caller.look(call)
+        """Return when to look again at a call, as `Caller.look` does."""
+        return self._open_sender().caller.look(call)
 
     def acknowledge_late(self) -> None:
-        """Acknowledge what calls have sent that came back after their deadline."""
+        """Acknowledge the messages of late calls that have come back."""
         for call in [each for each in self._left_behind if each.finished]:
             self._acknowledge(call)
             self._left_behind.remove(call)
@@ -183,18 +164,25 @@ class DirectDelivery:
     def close(self) -> None:
         """Close the connection and the sender."""
         self._disconnect()
-        if self._sender is not None and self._caller is not None:
-            self._caller.close()
-            with suppress(Exception):
-                self._sender.close()
+        if self._sender is not None:
+            self._sender.caller.close()
+            if not isinstance(self._destination, SharedSender):
+                with suppress(Exception):
+                    self._sender.release()
 
-    def _send(self, messages: list[Message], until: dict[int, float], alarm: Alarm) -> Iterator[Call]:
-        """Send messages in one call that ends before the compensation begins, and acknowledge what was stored.
+    def _send(self, messages: list[Message], until: dict[int, float], wake: Callable[[], None]) -> Iterator[Call]:
+        """Send messages in one call that ends before the compensation begins, and acknowledge the stored ones.
 
-        When others have the turn for long, the messages whose time is over meanwhile are left to the compensation.
+        Messages whose time ends before the turn are left to the compensation.
         """
+        sender = self._open_sender()
         while messages := [each for each in messages if clock() < until[each.id or 0]]:
-            call = yield from self._ask(messages, min(until[each.id or 0] for each in messages), alarm)
+            crash_point("direct.before_send")
+            first, deadline = min(until[each.id or 0] for each in messages), sender.deadline.total_seconds()
+            call = Call(messages, until=first, deadline=deadline, wake=wake)
+            sender.caller.begin(call, partial(verdicts_of, sender.send))
+            while not call.over:
+                yield call
             if not call.late:
                 break
         else:
@@ -209,38 +197,32 @@ class DirectDelivery:
         self._acknowledge(call)
         crash_point("direct.after_ack")
 
-    def _ask(self, messages: list[Message], until: float, alarm: Alarm) -> Generator[Call, None, Call]:
-        assert self._sender is not None
-        assert self._caller is not None
-        crash_point("direct.before_send")
-        call = Call(messages, _Claim(until), deadline=self._sender.deadline.total_seconds(), wake=alarm)
-        self._caller.begin(call)
-        while not call.over:
-            yield call
-        return call
-
     def _acknowledge(self, call: Call) -> None:
-        """Acknowledge what a call has sent. The compensation sends the rest, and counts its attempts."""
+        """Acknowledge the stored messages of a call. The compensation sends the rest, and counts the attempts."""
         if call.error is not None:
             self._tell(_describe(call.error))
         self.away = call.verdicts is None or any(isinstance(verdict, Unavailable) for verdict in call.verdicts)
         done = [message.id or 0 for message, verdict in call.answers if isinstance(verdict, Done)]
-        if done:
-            self._insert_acks(done)
-
-    def _insert_acks(self, ids: list[int]) -> None:
+        if not done:
+            return
         try:
-            Acks(self._open_channel(), self._name).insert(self._writer, ids)
+            Acks(self._open_channel(), self._name).insert(self._writer, done)
         except Exception:
             # Tried again on a new connection: a message without an ack is sent again. A second ack does no harm.
             self._disconnect()
-            Acks(self._open_channel(), self._name).insert(self._writer, ids)
+            Acks(self._open_channel(), self._name).insert(self._writer, done)
 
     def _tell(self, why: str) -> None:
         """Log why direct sends do not work, once for each reason."""
         if why != self._last_told:
             self._last_told = why
             logger.warning("direct sends of %s go by the relay meanwhile: %s", self._name, why)
+
+    def _open_sender(self) -> SharedSender:
+        if self._sender is None:
+            sender = open_sender(self._destination)
+            self._sender = sender if isinstance(sender, SharedSender) else SharedSender(sender)
+        return self._sender
 
     def _open_channel(self) -> Channel:
         if self._channel is None:
@@ -258,5 +240,5 @@ def _ref(message: Message) -> LogRef:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the text of our own errors, which say what to do; else the type, as a driver's text may hold anything."""
+    """Return the text of our own errors, which say what to do; else the type: a driver's text may hold secrets."""
     return str(error) if isinstance(error, OutboxError) else type(error).__name__

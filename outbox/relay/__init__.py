@@ -1,1 +1,1 @@
-"""The relay: one, or several side by side in one process."""
+"""The relay: one, or several side by side in a process."""

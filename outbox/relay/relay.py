@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Protocol, Unpack, cast
 
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
-from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
 from outbox.model.topics import chosen_topics
-from outbox.model.verdict import Verdict
 from outbox.relay.supervisor import Supervisor
-from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
@@ -24,13 +21,11 @@ from outbox.senders.opening import Destination, SenderOptions, open_sender
 from outbox.store.database import Database
 from outbox.store.label import label_of
 from outbox.telemetry.events import Listeners
-from outbox.worker.calls import Caller
-from outbox.worker.connection import Until
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.settings import Settings
-from outbox.worker.shared import SharedSender
+from outbox.worker.settings import Settings, Until
+from outbox.worker.shared import caller_of
 from outbox.worker.worker import Worker
 from outbox.writing.notifier import Notifier
 
@@ -49,7 +44,7 @@ class Source(Protocol):
 
 
 class RelayOptions(SenderOptions, total=False):
-    """The options of a `Relay` that most relays do without."""
+    """The rarer options of a `Relay`."""
 
     partitions: int | None
 
@@ -57,29 +52,29 @@ class RelayOptions(SenderOptions, total=False):
 class Relay:
     """Sends the messages of an outbox to one destination.
 
-    Writers may send messages of its subscription directly. Then the relay also sends the messages that they have left
-    behind, from when the subscription `<name>:compensation` exists.
+    Writers may send messages of the subscription directly. Then the relay also sends the messages left behind by
+    writers, from when the subscription `<name>:compensation` exists.
 
     Args:
-        outbox: the relay reads its log.
+        outbox: the relay reads the log there.
         sender: a `Sender`, a function of one message, or the URL of a destination.
-        name: the subscription; one name has one selection and one destination.
-        topics: only these; None: all. In a pattern such as `orders.*` the `*` stands for any characters. `!orders.*` is
-            an exception, and alone means all other topics.
+        name: the subscription, with one selection and one destination.
+        topics: names and patterns; None: all. In a pattern such as `orders.*` the `*` stands for any characters.
+            `!orders.*` is an exception, and alone means all other topics.
         start: where a new subscription begins: "earliest", "latest" or a moment.
-        on_dead: whether a dead letter holds back the rest of its key ("block") or not ("continue"). None: as stored.
-        retry: how often a message is tried, and how long it waits in between.
+        on_dead: "block": a dead letter holds back the rest of its key; "continue": it does not. None: as stored.
+        retry: how often a message is tried, and the pauses in between.
         settings: pace and limits of the worker.
-        declared: what `routes` has declared, in place of name, topics and on_dead.
-        options: `partitions`, how many relays may share the subscription, from when it is new. `deadline`, of one call
-            of the sender; without it the sender's own, if it has one, else 5 s. `rename`, `prefix` and `envelope`, the
-            topics and the form in which messages are sent; see `open_sender`. What writers send directly keeps its
-            topic and its form, unless their own sender was opened with another one.
+        declared: by `routes`, in place of name, topics and on_dead.
+        options: `partitions`, how many relays may share a new subscription. `deadline`, of one call of the sender;
+            without a value the sender's own, or 5 s. `rename`, `prefix` and `envelope`, the topics and the form of sent
+            messages; see `open_sender`. Direct sends keep topic and form, unless the writer's sender was opened with
+            another form.
 
     Raises:
-        SubscriptionError: the name is that of a compensation, or no message can have one of the topics.
-        SenderError: the URL is malformed; or messages cannot be sent under such topics, or in such an envelope.
-        TypeError: the deadline, or that of the sender, is no timedelta above 0.
+        SubscriptionError: the name belongs to a compensation, or no message can have one of the topics.
+        SenderError: the URL is malformed; or messages cannot be sent under the topics, or in the envelope.
+        TypeError: the deadline, or the sender's, is no timedelta above 0.
     """
 
     def __init__(
@@ -115,13 +110,11 @@ class Relay:
         left_behind = Declaration(name=compensation_of(self._name), destination=destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
         self._stop = Stop()
-        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
-        others = sender.caller if isinstance(sender, SharedSender) else None
-        caller = Caller(self._send, concurrency=self._sender.concurrency, beside=others)
+        send, caller = self._sender.send, caller_of(sender, self._sender)
         jobs = [
-            Job(declared=declared, caller=caller, policy=policy, start=start),
+            Job(declared=declared, handler=send, caller=caller, policy=policy, start=start),
             # Writers create the compensation, at a position before their first row.
-            Job(declared=left_behind, caller=caller, policy=policy, start=None),
+            Job(declared=left_behind, handler=send, caller=caller, policy=policy, start=None),
         ]
         self._worker = Worker(
             outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls, listeners=outbox.listeners
@@ -131,29 +124,29 @@ class Relay:
         in_child(self._reset)
 
     def _reset(self) -> None:
-        """Begin as a relay that is not at work; also in a fork, because the threads of the parent do not run there."""
+        """Begin as a relay that is not at work; also in a fork, because the parent's threads do not run there."""
         self._at_work = threading.Lock()
 
     @property
     def name(self) -> str:
-        """The name of its subscription."""
+        """The name of the subscription."""
         return self._name
 
     @property
     def label(self) -> str:
-        """The database that its messages come from: host, name and schema, for people to read."""
+        """The database of the messages: host, name and schema, for people to read."""
         return label_of(self._outbox.database.engine.url, self._outbox.database.schema)
 
     @property
     def stopping(self) -> bool:
         """True from when a stop is asked until the relay has stopped."""
-        return self._worker.stopping
+        return self._stop.asked
 
     def run(self, *, signals: bool = True) -> None:
         """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once.
 
         Raises:
-            SubscriptionError: this relay is at work already; `until_empty` and `once` raise it too.
+            SubscriptionError: the relay is at work already; also from `until_empty` and `once`.
             HungHandlerError: calls of the sender never come back; the process should be started again.
         """
         with self._alone():
@@ -176,15 +169,15 @@ class Relay:
             self._at_work.release()
 
     def until_empty(self) -> None:
-        """Send everything that was committed before now, and what is parked and due; then return.
+        """Send all messages committed before now, and all parked messages that are due; then return.
 
-        It also waits until its writers may no longer send messages themselves.
+        Also wait until writers may no longer send messages themselves.
         """
         with self._alone():
             self._work("empty")
 
     def once(self) -> None:
-        """Send one batch, if there is one, and one batch of messages that writers have left behind."""
+        """Send a batch, if there is one, and a batch of messages left behind by writers."""
         with self._alone():
             self._work("once")
 
@@ -205,23 +198,23 @@ class Relay:
             self._stop.withdraw()
 
     def close(self) -> None:
-        """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
+        """Close the sender, after `until_empty` or `once`; `run` closes it as well. A shared sender stays open."""
         self._sender.close()
 
     def stop(self) -> None:
-        """Ask `run` to finish what is under way and return."""
+        """Ask `run` to finish the work under way and return."""
         self._stop.ask()
         supervisor = self._supervisor
         if supervisor is not None:
             supervisor.stop()
 
     def start(self) -> None:
-        """Run in a thread of this process, if it does not yet.
+        """Run in a thread of this process, unless the thread runs already.
 
-        An error that ends its work is logged, and it tries again after a pause, until `stop`.
+        An error is logged, and the relay tries again after a pause, until `stop`.
 
         Raises:
-            SubscriptionError: it is at work in another way, or was asked to stop and has not ended yet.
+            SubscriptionError: the relay is at work in another way, or has not ended yet after a stop.
         """
         alive = self._supervisor is not None and self._supervisor.alive
         if alive and not self.stopping:
@@ -230,7 +223,6 @@ class Relay:
             raise SubscriptionError("this relay is at work still; stop it and join it before it is started again")
         # A stop that was asked after the previous run had ended is forgotten, because there was nothing to stop.
         self._stop.withdraw()
-        self._worker.reset()
         self._supervisor = supervisor = Supervisor([self])
         supervisor.start()
 
@@ -238,9 +230,3 @@ class Relay:
         """Wait for the thread of `start` to end."""
         if self._supervisor is not None:
             self._supervisor.join(timeout)
-
-    def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        crash_point("relay.before_send")
-        verdicts = self._sender.send(messages)
-        crash_point("relay.after_send")
-        return verdicts

@@ -1,4 +1,4 @@
-"""Routes: which topics of one outbox go to which destination. Each route is a relay of its own."""
+"""Routes: the topics of an outbox, each with a destination. Each route is a relay of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outbox.worker.settings import Settings
 
 
 class RouteOptions(SenderOptions, total=False):
-    """What all routes may share: the fields of a `Route`, except where it goes."""
+    """The fields of a `Route` that all routes may share."""
 
     on_dead: OnDead | None
     partitions: int | None
@@ -27,12 +27,12 @@ class RouteOptions(SenderOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where messages of a route go, and how; the fields are those of `Relay`, with `to` for its sender.
+    """The destination of a route, and how messages are sent; the fields are those of `Relay`, with `to` for the sender.
 
-    `partitions`: how many workers may share its subscription, from when it is new; None: as stored, else one.
+    `partitions`: how many workers may share a new subscription; None: as stored, else one.
 
     Raises:
-        SenderError: no topic can be made so, or there is no such envelope.
+        SenderError: no topic can be made so, or the envelope is unknown.
     """
 
     to: Destination
@@ -47,12 +47,12 @@ class Route:
         Form(rename=self.rename, prefix=self.prefix, envelope=self.envelope or "raw")
 
     def over(self, shared: RouteOptions) -> Route:
-        """Return the route with what it does not say itself taken from what all routes share."""
+        """Return the route with missing fields taken from the shared ones."""
         missing: dict[str, Any] = {name: value for name, value in shared.items() if getattr(self, name, None) is None}
         return replace(self, **missing)
 
     def open(self) -> OpenedSender:
-        """Open its destination."""
+        """Open the destination."""
         return open_sender(
             self.to,
             rename=self.rename,
@@ -62,28 +62,8 @@ class Route:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RouteSubscription:
-    """The subscription of a route: its name, its topics, and the subscription that had them before."""
-
-    name: str
-    topics: tuple[str, ...] | None
-    split_from: str | None
-
-    def declared(self, destination: str, route: Route) -> Declaration:
-        """Return what the relay of the route declares, so that the others can check it too."""
-        return Declaration(
-            name=self.name,
-            destination=destination,
-            topics=self.topics,
-            on_dead=route.on_dead,
-            split_from=self.split_from,
-            partitions=route.partitions,
-        )
-
-
-#: The routes of one outbox in their order, each with its subscription.
-Plan = Sequence[tuple[Route, RouteSubscription]]
+#: The routes of one outbox in their order, each with its subscription, as far as that is known before it is opened.
+Plan = Sequence[tuple[Route, Declaration]]
 
 
 def routes(
@@ -98,15 +78,15 @@ def routes(
 ) -> list[Relay]:
     """Return a relay for each route: `Relays(routes(outbox, {"orders.*": "kafka://…", "*": "nats://…"})).run()`.
 
-    A message takes the first route whose topic or pattern matches its own topic. The subscription of the last route,
-    `*`, is `name`; that of `orders.*` is `<name>:orders.*`.
+    A message takes the first matching route. The subscription of the last route, `*`, is `name`; of `orders.*`,
+    `<name>:orders.*`.
 
     Args:
-        outbox: the relays read its log.
+        outbox: the relays read the log there.
         table: destinations, or `Route` objects, by topic or pattern. The order counts.
         name: of the subscription of the route `*`.
         start, retry, settings: of each relay, as `Relay` has them.
-        shared: fields of a `Route` for those that do not have them.
+        shared: fields of a `Route`, for routes without them.
 
     Raises:
         SubscriptionError: the last route is not `*`, or a route would never get a message.
@@ -119,24 +99,27 @@ def routes(
 
 
 def planned(table: Mapping[str, Route], name: str, **shared: Unpack[RouteOptions]) -> Plan:
-    """Return the routes with their subscriptions; arguments and errors as those of `routes`."""
+    """Return the routes with their subscriptions; arguments and errors as in `routes`."""
     each = [route.over(shared) for route in table.values()]
     return list(zip(each, route_subscriptions(list(table), name), strict=True))
 
 
 def opened(plan: Plan) -> list[tuple[OpenedSender, Declaration]]:
-    """Open the destination of each route; return it with what its relay declares.
+    """Open the destination of each route; return each sender with the declaration of its relay.
 
-    While one of several routes cannot begin, none begins; so each declaration holds those of all.
+    While one route cannot begin, none begins; so each declaration holds all of them.
     """
     senders = [route.open() for route, _ in plan]
-    every = [each.declared(sender.destination, route) for sender, (route, each) in zip(senders, plan, strict=True)]
+    every = [
+        replace(own, destination=sender.destination, on_dead=route.on_dead, partitions=route.partitions)
+        for sender, (route, own) in zip(senders, plan, strict=True)
+    ]
     beside = tuple(every) if len(every) > 1 else ()
     return [(sender, replace(own, beside=beside)) for sender, own in zip(senders, every, strict=True)]
 
 
-def route_subscriptions(patterns: Sequence[str], name: str) -> list[RouteSubscription]:
-    """Return the subscription of each route; a route has no topic that one before it has.
+def route_subscriptions(patterns: Sequence[str], name: str) -> list[Declaration]:
+    """Return the subscription of each route; a route has no topic of an earlier route.
 
     Raises:
         SubscriptionError: the last route is not `*`, or a route would never get a message.
@@ -158,10 +141,11 @@ def route_subscriptions(patterns: Sequence[str], name: str) -> list[RouteSubscri
                 " another name"
             )
     return [
-        RouteSubscription(
-            each,
-            chosen_topics([pattern, *(f"!{earlier}" for earlier in patterns[:number])]),
-            None if pattern == ANYTHING else name,
+        Declaration(
+            name=each,
+            destination=None,
+            topics=chosen_topics([pattern, *(f"!{earlier}" for earlier in patterns[:number])]),
+            split_from=None if pattern == ANYTHING else name,
         )
         for number, (pattern, each) in enumerate(zip(patterns, names, strict=True))
     ]

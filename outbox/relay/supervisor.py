@@ -1,4 +1,4 @@
-"""Supervision: work in threads of this process, each begun again after an error, drained and ended by one stop."""
+"""Supervision: work in threads of a process, begun again after errors, drained and ended by one stop."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.failure import in_one_line
 from outbox.store.label import told_apart
 from outbox.telemetry.activity_log import activity_logger
-from outbox.worker.connection import Until
 from outbox.worker.lease_search import lease_logger
+from outbox.worker.settings import Until
 
 logger = logging.getLogger("outbox")
 
@@ -41,25 +41,25 @@ _about: ContextVar[tuple[str, str] | None] = ContextVar("outbox_about", default=
 
 
 class Work(Protocol):
-    """What a supervisor runs: a relay, the check of a producer group, or work that has to open its database first."""
+    """The work of a supervisor: a relay, the check of a producer group, or work that has to open a database first."""
 
     @property
     def name(self) -> str:
-        """The name of its subscription."""
+        """The name of the subscription."""
 
     @property
     def stopping(self) -> bool:
-        """True from when it is asked to stop by itself until it has stopped."""
+        """True from when the work is asked to stop by itself until the end."""
 
     def work(self, until: Until, stop: Stop) -> None:
-        """Work until there, or until a stop is asked; after an error it is called again."""
+        """Work until there, or until a stop is asked; called again after an error."""
 
     def close(self) -> None:
-        """Close what it holds: it is not called again."""
+        """Close the connections of the work, which is not called again."""
 
 
 class Supervisor:
-    """Runs works side by side, each in a thread of its own. Asking it to stop asks all of them."""
+    """Runs works side by side, each in a thread. One stop stops all."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Supervisor:
         drain: timedelta = timedelta.max,
         pause: wait_base | None = AGAIN,
     ) -> None:
-        """`labels`: each begins the log lines of one work. `drain`: how long to wait for works that were asked to stop.
+        """`labels`: each begins the log lines of a work. `drain`: how long to wait for works after a stop.
 
-        `pause`: between two tries of a work that fails; None: its error ends it and is raised.
+        `pause`: between two tries of a failing work; None: an error ends the work and is raised.
         """
         self._works = list(works)
         self._labels = labels or ["" for _ in self._works]
@@ -83,12 +83,12 @@ class Supervisor:
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """The labels of the works that had not finished in time and were left behind."""
+        """The labels of works that had not finished in time and were left behind."""
         return tuple(each.label for each in self._supervised if each.alive)
 
     @property
     def alive(self) -> bool:
-        """True while one of the works has a thread."""
+        """True while a work has a thread."""
         return any(each.alive for each in self._supervised)
 
     def run(self, *, signals: bool = True) -> None:
@@ -97,22 +97,22 @@ class Supervisor:
             self._side_by_side("stopped")
 
     def until_empty(self) -> None:
-        """Have each do what was there before now, and what is parked and due; return when all have finished.
+        """Have each do everything from before now, and parked messages that are due; return when all have finished.
 
         Raises:
-            ExceptionGroup: what went wrong with some of them; the others have finished.
+            ExceptionGroup: the errors of some works; the others have finished.
         """
         self._side_by_side("empty")
 
     def once(self) -> None:
-        """Have each handle one batch, if there is one; errors as in `until_empty`."""
+        """Have each handle a batch, if there is one; errors as in `until_empty`."""
         self._side_by_side("once")
 
     def start(self, until: Until = "stopped") -> None:
-        """Begin all, and return at once; a stop that was asked before counts.
+        """Begin all, and return at once; an earlier stop counts.
 
         Raises:
-            SubscriptionError: they are at work already.
+            SubscriptionError: the works run already.
         """
         if any(each.alive and not each.stopping for each in self._supervised):
             raise SubscriptionError("at work already; stop it and join it before it is started again")
@@ -131,11 +131,11 @@ class Supervisor:
             raise
 
     def stop(self) -> None:
-        """Ask all to finish what is under way and return. May be called from anywhere."""
+        """Ask all to finish the work under way and return. May be called from anywhere."""
         self._stop.ask()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for all threads to end, for at most `timeout` seconds; None: for as long as they take."""
+        """Wait for all threads to end, for at most `timeout` seconds; None: without a limit."""
         until = None if timeout is None else time.monotonic() + timeout
         for each in self._supervised:
             each.join(None if until is None else max(0.0, until - time.monotonic()))
@@ -156,10 +156,10 @@ class Supervisor:
         return True
 
     def raise_errors(self) -> None:
-        """Raise what went wrong; nothing happens if all is well.
+        """Raise the errors of the works, if there are any.
 
         Raises:
-            ExceptionGroup: what went wrong with some of them. Of a single work that is not tried again, its own error.
+            ExceptionGroup: the errors of some works. Of a single work without another try, the error alone.
         """
         errors = [each.error for each in self._supervised if each.error is not None]
         if errors and len(self._supervised) == 1 and self._pause is None:
@@ -168,7 +168,7 @@ class Supervisor:
             raise BaseExceptionGroup(f"{len(errors)} of {len(self._supervised)} relays failed", errors)
 
     def close(self) -> None:
-        """Close the works, after `until_empty` or `once`; `run` does it by itself."""
+        """Close the works, after `until_empty` or `once`; `run` closes them as well."""
         for work in self._works:
             work.close()
 
@@ -184,31 +184,31 @@ class Supervisor:
 
 
 class DatabaseWork(Work, Protocol):
-    """Work that is called by its database where it is one of several."""
+    """A work with the name of its database, for several databases."""
 
     @property
     def label(self) -> str:
-        """The database that it works for, without secrets."""
+        """The database, without secrets."""
 
 
 class Relays(Supervisor):
     """Runs relays side by side: `Relays([Relay(Outbox(eu), "nats://…"), Relay(Outbox(us), "nats://…")]).run()`.
 
     Each has a thread, connections and a sender of its own. So a database that is down, slow, silent, a standby or
-    without its tables delays no other relay, and neither does a destination. `run` gives up none of them: an error that
-    only a person can mend is logged with its database, and the relay tries again after a growing pause. Lines that a
-    relay logs begin with its database.
+    without tables delays no other relay, and neither does a destination. `run` gives up no relay: an error that only a
+    person can mend is logged with the database, and the relay tries again after a growing pause. Log lines of a relay
+    begin with the database.
 
-    A relay costs one thread and one connection while it waits for its lease. While it works, it has a second thread and
-    connection that renew the lease, and a thread for the calls of its sender. From its first backlog on it has another
-    thread and connection, which read ahead; the sender may have its own. Where writers send directly, a backlog of the
-    messages that they leave behind is read ahead on one more. None of these connections takes a place in a pool.
+    A relay costs a thread and a connection while it waits for a lease. At work, a second thread and connection renew
+    the lease, and a thread calls the sender. From the first backlog on another thread and connection read ahead; the
+    sender may have more. Where writers send directly, one more reads a backlog of messages left behind by writers. None
+    of these connections takes a place in a pool.
 
     Args:
         relays: one for each outbox, or several with different names; `routes` makes them for topics of one outbox. Each
             with a sender of its own, because senders take one call at a time.
-        drain: how long to wait for relays that were asked to stop. One that has not ended by then, because its
-            database or its destination does not answer, is left behind and logged; none of its messages is lost.
+        drain: how long to wait for relays after a stop. A relay without an end by then, because database or destination
+            do not answer, is left behind and logged; no message is lost.
         pause: one of tenacity's wait strategies, in seconds, between two tries of a relay that cannot work.
     """
 
@@ -222,7 +222,7 @@ class Relays(Supervisor):
 
 
 class _Supervised:
-    """One of the works, with its thread."""
+    """A work with its thread."""
 
     def __init__(
         self, work: Work, label: str, pause: wait_base | None, stop: Stop, *, ended: Callable[[], None]
@@ -269,7 +269,7 @@ class _Supervised:
         return now - self._asked_at > seconds
 
     def leave_behind(self, seconds: float) -> None:
-        """Do not wait for it any longer; it ends whenever it can."""
+        """Wait no longer; the thread ends whenever it can."""
         self._stop.ask()
         logger.error(
             "%s: not finished %g s after it was to stop, left behind; what was under way may be sent again",
@@ -312,20 +312,20 @@ class _Supervised:
                 self._work.close()
 
     def _tell(self, error: Exception) -> None:
-        """Log an error: at once when it is a new one, else once in a while."""
+        """Log an error: at once when it is new, else once in a while."""
         text, foreseen = in_one_line(error)
         if self._throttle.allows(text):
             logger.error("%s; %s will try again", text, self._work.name, exc_info=None if foreseen else error)
 
 
 def _labels(works: Sequence[DatabaseWork]) -> list[str]:
-    """Return the databases, each with the name of its relay where several work for one database."""
+    """Return the databases, each with the name of its relay if several work for a database."""
     count = Counter(work.label for work in works)
     return told_apart([each.label if count[each.label] == 1 else f"{each.label} {each.name}" for each in works])
 
 
 def _say_where(record: logging.LogRecord) -> bool:
-    """Begin the lines of a relay's thread with its database; leave every other line as it is."""
+    """Begin the lines of a relay's thread with the database; leave other lines alone."""
     about = _about.get()
     if about is not None:
         text = record.getMessage()

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from outbox.errors import DatabaseError, MissingExtraError, OutboxError
 from outbox.spark.place import conninfo
-from outbox.store.log.extraction import settings
+from outbox.store.dialects.extraction import speech_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ class AdbcConnection:
 
         self._driver = dbapi.connect(conninfo(url), autocommit=True)
         with self._driver.cursor() as cursor:
-            for setting in settings("postgresql"):
+            for setting in speech_of("postgresql").settings:
                 cursor.execute(setting)
 
     @staticmethod
@@ -106,6 +106,10 @@ class SqliteConnection:
 
 
 Connection = AdbcConnection | SqliteConnection
+_CLASSES: dict[str, type[AdbcConnection | SqliteConnection]] = {
+    "postgresql": AdbcConnection,
+    "sqlite": SqliteConnection,
+}
 
 
 def driver_of(dialect: str) -> type[AdbcConnection | SqliteConnection]:
@@ -114,11 +118,10 @@ def driver_of(dialect: str) -> type[AdbcConnection | SqliteConnection]:
     Raises:
         MissingExtraError: the driver is not installed.
     """
-    if dialect == "sqlite":
-        return SqliteConnection
-    if find_spec("adbc_driver_postgresql") is None:
+    found = _CLASSES[dialect]
+    if found is AdbcConnection and find_spec("adbc_driver_postgresql") is None:
         raise MissingExtraError("PostgreSQL is read by ADBC, on every executor: pip install 'outbox-log[spark]'")
-    return AdbcConnection
+    return found
 
 
 #: Names of driver errors that lie in the statement or in the user's rights, so that no other try helps. Then: texts of

@@ -122,7 +122,7 @@ def _require_same_server(task: Task, connection: Connection) -> None:
 
 def _wait_for_replay(task: Task, connection: Connection, lsn: str) -> None:
     deadline = time.monotonic() + _REPLAY_SECONDS
-    while not connection.row(extraction.replayed(lsn))[0]:
+    while not connection.row(extraction.replayed(task.server.dialect, lsn))[0]:
         if time.monotonic() > deadline:
             raise DatabaseError(
                 f"the standby {task.place.label()} has not replayed its primary's log up to {lsn} within"

@@ -173,7 +173,8 @@ class Extract:
         last = self._archive.last()
         self._archive.require_writable()
         self._require_same_messages(last)
-        self._next(last)
+        # Planned, so that a missing right on the messages shows, too.
+        self._planner.tasks(self._next(last).window)
         if self._registration is not None:
             self._registration.require_possible(last)
 

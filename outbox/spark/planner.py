@@ -15,6 +15,7 @@ from outbox.spark.connections import refused
 from outbox.spark.fetch import PAUSE, Task
 from outbox.spark.offset import write
 from outbox.spark.place import Address, Place
+from outbox.store.dialects.extraction import speech_of
 from outbox.store.log import extraction
 from outbox.store.log.extraction import EVERYTHING, MESSAGES, Extraction, Narrowing, Span, columns_of, split
 from outbox.store.log.log import Log
@@ -234,13 +235,12 @@ class Planner:
 
     def _verify(self, channel: Channel) -> None:
         from outbox.store import identity
-        from outbox.store.operations.check import stored_identity
 
         with channel.database.explained():
-            stored = stored_identity(channel)
+            stored = identity.stored_identity(channel)
             channel.database.slots = stored.slots if stored else channel.database.slots
             identity.verify(channel)
-        patience = extraction.patience(channel.database.dialect.name)
+        patience = speech_of(channel.database.dialect.name).patience
         if patience is not None:
             channel.run(patience)
 

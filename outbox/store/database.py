@@ -1,11 +1,11 @@
-"""A database that holds an outbox: its engine, its schema, its dialect; and the connections of our own to it."""
+"""A database that holds an outbox: engine, schema and dialect; and our own connections to the database."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import import_module
 from typing import Any
@@ -16,10 +16,9 @@ from sqlalchemy.pool import StaticPool
 
 from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import SLOTS, Tables, tables
-from outbox.store.dialects.dialect import Dialect, DriverChannel, Hint
+from outbox.store.dialects.dialect import Dialect, DriverChannel
 from outbox.store.dialects.kinds import KINDS
-from outbox.store.dialects.sql import Sql
-from outbox.store.dialects.statements import Row, Statement
+from outbox.store.dialects.statements import Row, Sql, Statement, Telling
 from outbox.store.label import label_of
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -29,7 +28,7 @@ _TABLES = (
 
 
 class Database:
-    """The database of an outbox: its engine, its schema, and the dialect of its SQL. Opens no connection by itself."""
+    """Engine, schema and dialect of an outbox. Opens no connection unless asked."""
 
     #: The words for what is missing, and the option with which a command makes or checks only that.
     _needed, _only = "the outbox tables are", ""
@@ -52,21 +51,24 @@ class Database:
         prefix = f'"{schema}".' if schema else ""
         #: The names that `sql` fills in, each with its text.
         self.names = {
-            "now": self.dialect.now,
+            "now": self.dialect.clock.now,
             "later": self.later(":seconds"),
             "id_in_ids": self.among("id", numbers="ids"),
-            "number": "xact_id" if self.dialect.transaction_ids else "id",
-            "identity": self.dialect.identity,
-            "incarnation": self.dialect.incarnation,
-            "installation": self.dialect.installation,
-            "share_lock": self.dialect.share_lock,
-            "skip_locked": self.dialect.skip_locked,
+            "number": "xact_id" if self.dialect.reads.transaction_ids else "id",
+            "incarnation": self.dialect.reads.incarnation,
+            "insert_once": self.dialect.writes.insert_once,
+            "unless_there": self.dialect.writes.unless_there,
+            "share_lock": self.dialect.locks.share,
+            "skip_locked": self.dialect.locks.skip_locked,
+            "identity": self.dialect.home.identity,
+            "installation": self.dialect.home.installation,
+            **self.dialect.values.types,
             **{name: f"{prefix}outbox_{name}" for name in _TABLES},
         }
         self._filled: dict[object, Sql] = {}
 
     def sql(self, statement: str, **parts: str) -> Sql:
-        """Fill table names, the clock and `parts` into a statement. Parts are ours, never a user's text.
+        """Fill `names` and `parts` into a statement. Parts are ours, never a user's text.
 
         `{number}` is the column that a position counts, `{later}` is the clock, moved by `:seconds`, and `{id_in_ids}`
         is true where `id` is in the list `:ids`.
@@ -79,20 +81,35 @@ class Database:
 
     def later(self, seconds: str) -> str:
         """Return the database's clock as SQL, moved by `seconds`, an SQL number."""
-        return self.dialect.later.format(now=self.dialect.now, seconds=seconds)
+        return self.dialect.clock.later.format(now=self.dialect.clock.now, seconds=seconds)
 
     def among(self, value: str, numbers: str = "", texts: str = "") -> str:
         """Return the condition that `value` is in a list; `numbers` or `texts` names the list's parameter."""
-        template = self.dialect.among_numbers if numbers else self.dialect.among_texts
+        template = self.dialect.values.among_numbers if numbers else self.dialect.values.among_texts
         return template.format(value=value, list=f":{numbers or texts}")
 
     def bind(self, values: Any) -> Any:
         """Return a list as a parameter for `among`."""
-        return self.dialect.bind_list(list(values))
+        return self.dialect.values.bind_list(list(values))
+
+    def header(self, headers: str, name: str) -> str:
+        """Return the SQL of one header, out of the column `headers`."""
+        return self.dialect.values.header.format(headers=headers, name=name)
+
+    def seconds(self, *, since: str, until: str = "") -> str:
+        """Return the SQL of the seconds between two moments; `until`: now, if nothing else is given."""
+        return self.dialect.clock.seconds.format(since=since, until=until or self.dialect.clock.now)
+
+    def telling(self, write: str, columns: str, reading: str = "", **parts: str) -> Telling:
+        """Return a statement that writes, and tells `columns` of the written rows, or reads them by `reading`."""
+        returning = self.dialect.writes.returning
+        if returning is not None:
+            return Telling(self.sql(f"{write} {returning}", **parts, columns=columns), returns=True)
+        return Telling(self.sql(write, **parts), self.sql(reading, **parts) if reading else None)
 
     def moment(self, value: Any) -> datetime:
         """Return a moment that the driver has read from a column without nulls."""
-        moment = self.dialect.moment(value)
+        moment = self.dialect.clock.read(value)
         assert moment is not None
         return moment
 
@@ -103,15 +120,15 @@ class Database:
             DatabaseError: the engine's pool has one connection that all share.
         """
         self.require_independent_connections()
-        return Channel(self, self.dialect.connect(self.engine, self.wake_up_name))
+        return Channel(self, self.dialect.driving.connect(self.engine, self.wake_up_name))
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn the driver's error about missing tables into one that says what to do."""
+        """Turn the driver's error about missing tables into an error with the fix."""
         try:
             yield
         except Exception as error:
-            if self.dialect.missing_table(getattr(error, "orig", None) or error):
+            if self.dialect.errors.missing_table(getattr(error, "orig", None) or error):
                 where = f" in schema {self.schema}" if self.schema else ""
                 named = self._named
                 if not named:
@@ -129,19 +146,19 @@ class Database:
 
     @property
     def check_command(self) -> str:
-        """The command that compares the tables with what this version needs."""
+        """The command that compares the tables with those of this version."""
         return self._command("check")
 
     def _command(self, verb: str) -> str:
         where = f" --schema {self.schema}" if self.schema else ""
+        if self._only:
+            # By default commands take the database of the outbox.
+            where += self._named
         return f"outbox db {verb}{self._only}{where}"
 
     @property
     def _named(self) -> str:
-        """The option that names this database, without user and password, which belong in the environment.
-
-        An empty text: a URL of these parts would not lead to it.
-        """
+        """The option for this database, without user and password; empty if such a URL would not lead here."""
         url = self.engine.url
         if not url.database or not {"host", "service", "uri"}.isdisjoint(url.query):
             return ""
@@ -150,11 +167,11 @@ class Database:
 
     def transient(self, error: Exception) -> bool:
         """Return whether the same may work later, with another try or on another connection."""
-        return isinstance(error, PoolTimeout) or self.dialect.transient(getattr(error, "orig", None) or error)
+        return isinstance(error, PoolTimeout) or self.dialect.errors.transient(getattr(error, "orig", None) or error)
 
     def locked(self, error: Exception) -> bool:
         """Return whether a statement failed because another transaction had for too long what the statement needs."""
-        return self.dialect.locked(getattr(error, "orig", None) or error)
+        return self.dialect.errors.locked(getattr(error, "orig", None) or error)
 
     @property
     def wake_up_name(self) -> str:
@@ -162,7 +179,7 @@ class Database:
         return f"outbox_{self.schema}" if self.schema else "outbox"
 
     def require_independent_connections(self) -> None:
-        """Refuse a pool that would give a worker the application's own connection, with its open transaction."""
+        """Refuse a pool that would give a worker the application's connection, in an open transaction."""
         if isinstance(self.engine.pool, StaticPool):
             raise DatabaseError(
                 "a worker cannot share the one connection of a StaticPool: it would read and commit what the"
@@ -173,21 +190,21 @@ class Database:
 class Channel:
     """A connection of our own to a database, outside of the application's pool and of its transactions.
 
-    Every statement is a transaction unless `transaction()` holds it together with others. When the connection is lost,
-    its user drops all that it remembers of the database.
+    Every statement is a transaction unless `transaction()` holds several together. When the connection is lost, its
+    user drops all knowledge about the database. `DriverChannel` says more.
     """
 
     def __init__(self, database: Database, driver_channel: DriverChannel) -> None:
         self.database = database
         self._driver_channel = driver_channel
-        #: A descriptor that becomes readable when a wake-up arrives; None where these do not reach other processes.
         self.fileno = driver_channel.fileno
+        # These need no statement to be filled in.
+        self.transaction = driver_channel.transaction
+        self.listen, self.hinted, self.notify = driver_channel.listen, driver_channel.hinted, driver_channel.notify
+        self.close = driver_channel.close
 
     def rows(self, statement: str, /, **parameters: Any) -> list[Row]:
-        """Run a statement and return its rows.
-
-        A template without parts is filled in here, and kept; a text that holds data has to be a `Sql`.
-        """
+        """Run a statement and return its rows. A template without parts is filled in; data must be in a `Sql`."""
         return self._driver_channel.rows(self._filled(statement), parameters)
 
     def run(self, statement: str, /, **parameters: Any) -> int:
@@ -195,34 +212,15 @@ class Channel:
         return self._driver_channel.run(self._filled(statement), parameters)
 
     def rows_of_last(self, statements: Sequence[Statement]) -> list[Row]:
-        """Run statements in one transaction, or in the one that is open, and return the rows of the last one.
-
-        Where statements cost round trips, they are sent together.
-        """
+        """Run statements in one transaction, and return the rows of the last; see `DriverChannel`."""
         return self._driver_channel.rows_of_last([(self._filled(each.sql), each.bound) for each in statements])
+
+    def now(self) -> datetime:
+        """Read the database's clock."""
+        return self.database.moment(self.rows("SELECT {now}")[0][0])
 
     def _filled(self, statement: str) -> Sql:
         return statement if isinstance(statement, Sql) else self.database.sql(statement)
-
-    def transaction(self, *, patience: float | None = None) -> AbstractContextManager[None]:
-        """Commit the statements inside together, or not at all. `patience`: how long to wait for a lock, in seconds."""
-        return self._driver_channel.transaction(patience=patience)
-
-    def listen(self) -> None:
-        """Ask for wake-ups."""
-        self._driver_channel.listen()
-
-    def hinted(self) -> Hint | None:
-        """Return the hint of the wake-ups that have arrived since the last call; None: there were none."""
-        return self._driver_channel.hinted()
-
-    def notify(self, pause: float = 0.0) -> None:
-        """Wake the listeners of every process. `pause`: for how many seconds this process will not do so again."""
-        self._driver_channel.notify(pause)
-
-    def close(self) -> None:
-        """Close the connection, whatever state it is in. Never raises."""
-        self._driver_channel.close()
 
 
 def dialect_of(name: str) -> Dialect:
@@ -232,6 +230,6 @@ def dialect_of(name: str) -> Dialect:
         DatabaseError: no outbox can be there.
     """
     if name not in KINDS:
-        raise DatabaseError(f"no outbox on {name} yet; use PostgreSQL or SQLite")
+        raise DatabaseError(f"no outbox on {name} yet; use {' or '.join(KINDS.values())}")
     found: Dialect = import_module(f"outbox.store.dialects.{name}.dialect").DIALECT
     return found

@@ -1,19 +1,44 @@
-"""The identity of an outbox: one row with its version, its slots, and the server that drew the ids of its log."""
+"""The identity of an outbox, one row: version, slots, the server that draws the ids; and the other first rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqlalchemy import Table
+from sqlalchemy.engine import Dialect
+
 from outbox.errors import DatabaseError, SchemaError
-from outbox.schema import VERSION
-from outbox.store.database import Channel
+from outbox.model.position import EARLIEST
+from outbox.schema import PREFIX, VERSION, Tables
+from outbox.store.database import Channel, dialect_of
+from outbox.store.dialects.native import native_of
 
 _READ = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
 _CREATE = """
-    INSERT INTO {meta} (one, version, slots, system_identifier, database_oid, purged_id, installation)
-    SELECT 1, :version, :slots, i.system_identifier, i.database_oid, 0, {installation} FROM ({identity}) AS i
-    WHERE NOT EXISTS (SELECT 1 FROM {meta})
+    {insert_once} {meta} (one, version, slots, system_identifier, database_oid, installation)
+    SELECT 1, {version}, {slots}, i.system_identifier, i.database_oid, {installation} FROM ({identity}) AS i
+    WHERE NOT EXISTS (SELECT 1 FROM {meta}) {unless_there}
 """
+_ADOPT = "UPDATE {meta} SET system_identifier = :system, database_oid = :oid"
+
+#: The first subscription is made once: where somebody has dropped it, it does not come back.
+_NEW = "NOT EXISTS (SELECT 1 FROM {meta}) AND NOT EXISTS (SELECT 1 FROM {subscription})"
+#: In this order, because each statement checks that rows of the later ones are not there yet.
+_ROWS = (
+    f"""
+    {{insert_once}} {{progress}} (subscription, generation, partition, epoch, n, base, settled_at)
+    SELECT 'relay', 1, 0, 0, 0, '{EARLIEST}', {{now}} WHERE {_NEW} {{unless_there}}
+    """,
+    f"""
+    {{insert_once}} {{lease}} (subscription, generation, partition)
+    SELECT 'relay', 1, 0 WHERE {_NEW} {{unless_there}}
+    """,
+    f"""
+    {{insert_once}} {{subscription}} (name, created_at) SELECT 'relay', {{now}} WHERE {_NEW} {{unless_there}}
+    """,
+    _CREATE,
+    "UPDATE {meta} SET version = {version} WHERE version < {version}",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +51,18 @@ class Identity:
     database_oid: int | None
 
 
+def stored_identity(channel: Channel) -> Identity | None:
+    """Return the stored identity of the outbox; None when its row is missing."""
+    with channel.database.explained():
+        rows = channel.rows(_READ)
+    return Identity(*rows[0]) if rows else None
+
+
 def verify(channel: Channel) -> None:
     """Refuse tables of another version or slot count, and a log whose ids another server drew."""
-    rows = channel.rows(_READ)
-    if not rows:
+    stored = stored_identity(channel)
+    if stored is None:
         raise SchemaError(f"outbox_meta is empty; run: {channel.database.upgrade_command}")
-    stored = Identity(*rows[0])
     if stored.version != VERSION:
         raise SchemaError(
             f"the tables are of version {stored.version}, this is {VERSION}; run: {channel.database.upgrade_command}"
@@ -40,7 +71,7 @@ def verify(channel: Channel) -> None:
         raise SchemaError(
             f"this outbox has {stored.slots} slots, not {channel.database.slots}; say Outbox(…, slots={stored.slots})"
         )
-    if _elsewhere(channel, stored):
+    if is_elsewhere(channel, stored):
         raise DatabaseError(
             "this database is a copy: its log was written on another server (or under another database oid), so stored"
             " positions mean nothing here and messages would be lost; run `outbox restore` with all workers stopped"
@@ -48,16 +79,44 @@ def verify(channel: Channel) -> None:
 
 
 def is_copy(channel: Channel) -> bool:
-    """Return whether another server drew the ids of the log, or this one under another database oid."""
-    rows = channel.rows(_READ)
-    return bool(rows) and _elsewhere(channel, Identity(*rows[0]))
+    """Return whether another server drew the ids of the log, or the same server under another database oid."""
+    stored = stored_identity(channel)
+    return stored is not None and is_elsewhere(channel, stored)
 
 
-def _elsewhere(channel: Channel, stored: Identity) -> bool:
-    here = channel.rows(channel.database.dialect.identity)[0]
+def is_elsewhere(channel: Channel, stored: Identity) -> bool:
+    """Return whether another server, or another database, is stored."""
+    here = channel.rows(channel.database.dialect.home.identity)[0]
     return bool((stored.system_identifier, stored.database_oid) != here)
 
 
+def adopt(channel: Channel) -> None:
+    """Store that the log belongs to this server and database."""
+    system, oid = channel.rows(channel.database.dialect.home.identity)[0]
+    channel.run(_ADOPT, system=system, oid=oid)
+
+
 def establish(channel: Channel) -> None:
-    """Write the row, for tables that were not made by our migrations; do nothing when it is there."""
-    channel.run(_CREATE, version=VERSION, slots=channel.database.slots)
+    """Write the row, for tables that our migrations did not make; do nothing if the row is there."""
+    channel.run(channel.database.sql(_CREATE, version=str(VERSION), slots=str(channel.database.slots)))
+
+
+def seeded(tables: Tables) -> tuple[Table, ...]:
+    """Return the tables that hold the first rows."""
+    return tables.progress, tables.lease, tables.subscription, tables.meta
+
+
+def first_rows(tables: Tables, dialect: Dialect, version: int, slots: int) -> list[str]:
+    """Return the statements that write the first rows, and may be repeated; `dialect`: SQLAlchemy's."""
+    ours = dialect_of(dialect.name)
+    names = {
+        table.name.removeprefix(PREFIX): dialect.identifier_preparer.format_table(table) for table in seeded(tables)
+    }
+    parts = {
+        "now": native_of(dialect.name).now,
+        "identity": ours.home.identity,
+        "installation": ours.home.installation,
+        "insert_once": ours.writes.insert_once,
+        "unless_there": ours.writes.unless_there,
+    }
+    return [statement.format(**names, **parts, version=version, slots=int(slots)) for statement in _ROWS]

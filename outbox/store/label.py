@@ -21,7 +21,7 @@ def label_of(url: URL, schema: str | None = None) -> str:
 
 
 def told_apart(labels: Sequence[str]) -> list[str]:
-    """Return the labels in their order; one that comes again, for a second relay of one database, gets a number."""
+    """Return the labels in their order; a repeated label, of a second relay of one database, gets a number."""
     seen: Counter[str] = Counter()
     found = []
     for label in labels:
@@ -31,6 +31,6 @@ def told_apart(labels: Sequence[str]) -> list[str]:
 
 
 def _said(url: URL, name: str) -> str:
-    """Return a parameter of the URL's query; one that is given several times, as several hosts, joined by commas."""
+    """Return a parameter of the URL's query; several values, as for several hosts, are joined by commas."""
     value = url.query.get(name, "")
     return value if isinstance(value, str) else ",".join(value)

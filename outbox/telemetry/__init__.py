@@ -1,1 +1,1 @@
-"""Who watches: values for what happens in the library, and those who listen."""
+"""The watchers: values for events in the library, and their listeners."""

@@ -1,4 +1,4 @@
-"""Logs once a minute what a worker has done: how many messages, how quickly, and how many wait."""
+"""Logs once a minute the work of a worker: how many messages, how quickly, and how many wait."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _WAITING = ("waiting", "retry", "blocked")
 
 
 class Activity:
-    """Counts the messages that one subscription has done since its last log line.
+    """Counts the messages that one subscription has done since the last log line.
 
-    To count them costs a few look-ups for a batch, and nothing for a message.
+    Counting costs a few look-ups for a batch, and nothing for a message.
     """
 
     def __init__(
         self, subscription: str, *, done: str = "sent", every: float, clock: Callable[[], float] = monotonic
     ) -> None:
-        """`done`: the word for what a worker of this kind does with messages. `every`: seconds between two lines."""
+        """`done`: the word for the work on messages. `every`: seconds between two lines."""
         self._subscription = subscription
         self._done = done
         self._every = every
@@ -45,7 +45,7 @@ class Activity:
         self._zero = datetime.now(UTC) - timedelta(seconds=self._clock())
 
     def told(self, event: Event) -> None:
-        """Count messages that are done; the time of its oldest message counts for all of a settle."""
+        """Count messages that are done; the time of the oldest counts for all of a settle."""
         match event:
             case BatchRead(now=now):
                 self._zero = now - timedelta(seconds=self._clock())
@@ -61,28 +61,21 @@ class Activity:
             seconds = (self._zero + timedelta(seconds=self._clock()) - min(written)).total_seconds()
             self._took[_step(seconds)] += len(messages)
 
-    @property
-    def due(self) -> bool:
-        """True when it is time for the next line."""
-        return self._clock() - self._began >= self._every
+    def tell_if_due(self, parked_counts: Callable[[], Mapping[str, object]]) -> None:
+        """Log a line when its time has come, unless nothing was done and nothing waits.
 
-    def tell(self, parked: Mapping[str, object]) -> None:
-        """Log a line about what was done, unless nothing was done and nothing waits.
-
-        `parked`: how many messages are parked, by state.
+        `parked_counts`: returns how many messages are parked, by state.
         """
         seconds, number, took = self._clock() - self._began, self._number, self._took
+        if seconds < self._every:
+            return
+        parked = parked_counts()
         self._began, self._number, self._took = self._clock(), 0, Counter()
         waiting = ", ".join(f"{parked[state]} {state}" for state in _WAITING if str(parked.get(state, 0)) != "0")
         if number or waiting:
             within = f", 99 % of them within {_shown(took)} of being written" if took else ""
             said = f"{counted(number, 'message')} {self._done} in {age(seconds)}{within}; {waiting or 'none waits'}"
             activity_logger.info("%s: %s", self._subscription, said)
-
-    def tell_if_due(self, parked: Callable[[], Mapping[str, object]]) -> None:
-        """Log the line if a minute is over; `parked` is called only then."""
-        if self.due:
-            self.tell(parked())
 
 
 def _since(message: Message) -> datetime | None:

@@ -1,13 +1,13 @@
-"""Events: values for what happened, told to whoever listens, on the thread where it happened."""
+"""Events: values for what happened, told to listeners on the thread where it happened."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Engine
 
@@ -34,8 +34,8 @@ class Origin(Protocol):
 class Written:
     """Messages were written to the log, in a transaction that is still open.
 
-    `connection`: the one that the transaction is on, SQLAlchemy's or psycopg's own. A repetition of a dedup key is not
-    written. Half messages, and what is restored from them, have no such events.
+    `connection`: of the transaction, SQLAlchemy's or psycopg's own. A repetition of a dedup key is not written. Half
+    messages, and messages restored from them, have no such events.
     """
 
     database: Origin
@@ -47,8 +47,8 @@ class Written:
 class Committed:
     """A transaction in which messages were written has committed.
 
-    `messages`: those that were `Written`, without what was rolled back to a savepoint. `seconds`: how long the COMMIT
-    took. The transactions of a psycopg connection of the application's own are not noticed.
+    `messages`: those that were `Written`, without rollbacks to a savepoint. `seconds`: of the COMMIT. The transactions
+    of a psycopg connection of the application's own are not noticed.
     """
 
     database: Origin
@@ -60,7 +60,7 @@ class Committed:
 class RolledBack:
     """Messages that were `Written` are gone: with their transaction, with a savepoint, or because the COMMIT failed.
 
-    A COMMIT also fails when its connection is lost. Then the database may have committed nevertheless.
+    A COMMIT also fails when the connection is lost. Then the database may have committed nevertheless.
     """
 
     database: Origin
@@ -80,7 +80,7 @@ class _OfPartition(_Worked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTaken(_OfPartition):
-    """This worker owns a partition from now on. `epoch`: the number of the lease, greater than any before it."""
+    """This worker owns a partition from now on. `epoch`: the number of the lease, greater than any number before."""
 
     epoch: int
 
@@ -95,7 +95,7 @@ class LeaseLost(_OfPartition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRead(_OfPartition):
-    """A batch of messages was read from the log. `now`: the database's clock at this moment."""
+    """A batch of messages was read from the log. `now`: the database's clock."""
 
     messages: Sequence[Message]
     now: datetime
@@ -103,10 +103,10 @@ class BatchRead(_OfPartition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOver(_Worked):
-    """A call of the handler has come back, in time or late. Told on the thread that made the call.
+    """A call of the handler has come back, in time or late. Told on the thread of the call.
 
-    `verdicts`: one for each message, in their order; None if the handler raised. `error`: what it raised, in words.
-    `seconds`: how long the call took. Until a message is `Settled`, it may be handed over again.
+    `verdicts`: in the order of the messages; None if the handler raised. `error`: of the handler, in words. `seconds`:
+    of the call. Until a message is `Settled`, another call may have the message again.
     """
 
     messages: Sequence[Message]
@@ -117,7 +117,7 @@ class HandedOver(_Worked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled(_OfPartition):
-    """It is stored that messages are done: no worker handles them again. `seconds`: how long it took to store that."""
+    """Messages are stored as done: no worker handles them again. `seconds`: of the settle."""
 
     messages: Sequence[Message]
     seconds: float
@@ -125,21 +125,21 @@ class Settled(_OfPartition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked(_OfPartition):
-    """It is stored that messages are not done: they are delayed, wait, or are tried again. Each with its `Parking`."""
+    """Messages are stored as not done: delayed, waiting, or tried again. Each with its `Parking`."""
 
     messages: Sequence[tuple[Message, Parking]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dead(_OfPartition):
-    """It is stored that messages are dead letters, which wait for a person. Each with its `Parking`, which says why."""
+    """Messages are stored as dead letters, which wait for a person. Each with its `Parking`."""
 
     messages: Sequence[tuple[Message, Parking]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """A time in which a destination accepts nothing, or nothing of one topic; `seconds`: how long it lasts already.
+    """A time in which a destination accepts nothing, or nothing of a topic; `seconds`: so far.
 
     `topic`: None for all topics. `error`: why, in the words of the destination.
     """
@@ -151,9 +151,9 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationAway(_Worked):
-    """The destination does not accept messages. Told again and again while that lasts.
+    """The destination does not accept messages. Told again and again meanwhile.
 
-    `outages`: what the last tries have shown. `pauses`: the worker waits, because nothing that it has is accepted.
+    `outages`: as the last tries have shown. `pauses`: the worker waits, because none of its messages is accepted.
     """
 
     destination: str
@@ -163,20 +163,15 @@ class DestinationAway(_Worked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationBack(_Worked):
-    """The destination accepts messages again, or those of one topic. `outage`: what is over.
-
-    `waited`: how many messages have waited for it; `or_more`: they were counted up to this number.
-    """
+    """The destination accepts messages again, or messages of one topic. `outage`: now over."""
 
     destination: str
     outage: Outage
-    waited: int
-    or_more: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpkeepRefused(_Worked):
-    """The database does not allow to delete what is not needed any more; the worker goes on. `what`: in words."""
+class UpkeepRefused(_OfPartition):
+    """The database does not allow to delete rows that are no longer needed; the worker goes on. `what`: in words."""
 
     what: str
     error: str
@@ -184,9 +179,9 @@ class UpkeepRefused(_Worked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseAway:
-    """A worker has lost its connection to the database, or cannot connect. Told again with each try that fails.
+    """A worker has lost its connection to the database, or cannot connect. Told again with each failing try.
 
-    `error`: why, in one line. `seconds`: how long this lasts already.
+    `error`: why, in one line. `seconds`: so far.
     """
 
     database: Origin
@@ -196,7 +191,7 @@ class DatabaseAway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseBack:
-    """A worker works with the database again. `seconds`: how long it was away."""
+    """A worker works with the database again. `seconds`: of the outage."""
 
     database: Origin
     seconds: float
@@ -224,9 +219,9 @@ L = TypeVar("L", bound=Listener)
 
 
 class Listeners:
-    """Functions that are told of events. An event is made only while there is one: `if listeners: listeners.tell(…)`.
+    """Functions that are told of events. Without a function no event is made: `if listeners: listeners.tell(…)`.
 
-    `beyond`: others that are told as well.
+    `beyond`: more listeners, told as well.
     """
 
     __slots__ = ("_beyond", "_failed", "_functions")
@@ -241,7 +236,7 @@ class Listeners:
         return bool(self._functions) or (self._beyond is not None and bool(self._beyond))
 
     def listen(self, function: L) -> L:
-        """Call a function with every event from now on, and return it; `listen` also serves as a decorator.
+        """Call a function with every event from now on, and return the function; `listen` also serves as a decorator.
 
         Raises:
             TypeError: the function is a coroutine function, which nobody would await.
@@ -252,12 +247,12 @@ class Listeners:
         return function
 
     def unlisten(self, function: Listener) -> None:
-        """Call a function no more; nothing happens if it does not listen."""
+        """Call a function no more; a function that does not listen is ignored."""
         self._functions = tuple(each for each in self._functions if each != function)
         self._failed.discard(function)
 
     def tell(self, event: Event) -> None:
-        """Call every function with an event. A function that raises disturbs nobody; its first error is logged."""
+        """Call every function with an event. An error of a function disturbs no other; the first is logged."""
         for function in self._functions:
             try:
                 function(event)
@@ -274,3 +269,34 @@ class Listeners:
 
 #: Listens to every outbox of this process, also to those that are made later.
 EVERYWHERE = Listeners()
+
+
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """Tells of one subscription, or of one partition; `where`: the fields of all its events."""
+
+    listeners: Listeners
+    where: Mapping[str, Any]
+
+    def of_partition(self, partition: int) -> Teller:
+        """Return a teller for one partition."""
+        return Teller(self.listeners, {**self.where, "partition": partition})
+
+    def tell(self, event: Callable[..., Event], **fields: Any) -> None:
+        """Make an event with these fields, and tell the listeners, if there are any."""
+        if self.listeners:
+            self.listeners.tell(event(**self.where, **fields))
+
+    def tell_settled(
+        self, done: Sequence[Message], parkings: Sequence[tuple[Message, Parking]], seconds: float
+    ) -> None:
+        """Tell which messages were stored as done, parked and dead. `seconds`: of the settle."""
+        if done:
+            self.tell(Settled, messages=done, seconds=seconds)
+        if parkings and self.listeners:
+            dead = [each for each in parkings if each[1].state == "dead"]
+            parked = [each for each in parkings if each[1].state != "dead"] if dead else parkings
+            if parked:
+                self.tell(Parked, messages=parked)
+            if dead:
+                self.tell(Dead, messages=dead)

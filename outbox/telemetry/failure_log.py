@@ -1,17 +1,19 @@
-"""Logs that messages are not accepted: since when, why, and when that is over. Never a line for each message."""
+"""Logs that messages are not accepted: since when, why, and the end. Never a line for each message."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from shlex import quote
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
+from outbox.model.subscription import Declaration
 from outbox.runtime.clock import clock as monotonic
 from outbox.runtime.text import age, counted, one_line, without_server
 from outbox.runtime.throttled_log import Throttle
 from outbox.telemetry.events import Dead, DestinationAway, DestinationBack, Event, Outage, UpkeepRefused
-from outbox.telemetry.failure_words import Words
 
 logger = logging.getLogger("outbox")
 
@@ -22,11 +24,75 @@ _MOST_LINES = 5
 _MOST_TOPICS = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """The sentences about a subscription whose messages go to a destination."""
+
+    subscription: str
+    destination: str
+
+    def refused(self, topic: str | None) -> str:
+        """Say that the destination does not accept messages, or messages of the topic."""
+        if topic is None:
+            return f"{self.destination} accepts nothing, messages wait"
+        return f"{self.destination} does not accept topic {topic}, its messages wait"
+
+    def accepted(self, topic: str | None) -> str:
+        """Say that the destination accepts messages again, or messages of the topic."""
+        return f"{self.destination} accepts {'messages' if topic is None else f'topic {topic}'} again"
+
+    def awaited(self, topic: str | None) -> str:
+        """Say that the worker waits for the destination, or for the topic."""
+        return f"waits for {self.destination}{'' if topic is None else f' to accept topic {topic}'}"
+
+    def given_up(self, messages: Sequence[Message], error: str) -> str:
+        """Say how many became dead letters, name the first, and how to decide on them."""
+        letters = counted(len(messages), "more dead letter")
+        first = f"message {messages[0].id} of topic {messages[0].topic}"
+        decide = f"outbox dead list --name {quote(self.subscription)}"
+        return f"{letters}, the first is {first}: {error}; to decide, run: {decide}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckingBack:
+    """The sentences about the check-back on a producer group.
+
+    They name no topic, because all half messages have one topic, RocketMQ's own.
+    """
+
+    group: str
+
+    def refused(self, topic: str | None) -> str:
+        """Say that half messages of the group are not decided on."""
+        return f"nothing is found out about half messages of producer group {self.group}, they wait"
+
+    def accepted(self, topic: str | None) -> str:
+        """Say that half messages of the group are decided on again."""
+        return f"half messages of producer group {self.group} are decided on again"
+
+    def awaited(self, topic: str | None) -> str:
+        """Say that the worker waits for an answer about half messages of the group."""
+        return f"waits for an answer about half messages of producer group {self.group}"
+
+    def given_up(self, messages: Sequence[Message], error: str) -> str:
+        """Say how many transactions were given up, name the first, and how to decide on them.
+
+        The unit is the transaction, because a verdict is about a transaction, however many half messages.
+        """
+        transactions = counted(len({each.key for each in messages}), "more transaction", ("was", "were"))
+        decide = f"outbox half list --given-up --group {quote(self.group)}"
+        return f"{transactions} given up, the first is {messages[0].key}: {error}; to decide, run: {decide}"
+
+
+#: The sentences about one subscription; topic None: all topics.
+Words = Sending | CheckingBack
+
+
 class FailureLog:
-    """Listens to the failures of one subscription, over all its leases."""
+    """Listens to the failures of one subscription, over all leases."""
 
     def __init__(self, subscription: str, words: Words, *, clock: Callable[[], float] = monotonic) -> None:
-        """`words`: the sentences for this subscription."""
+        """`words`: the sentences for the subscription."""
         self._subscription = subscription
         self._words = words
         self._throttle = Throttle(_SAY_AGAIN_SECONDS, clock=clock)
@@ -35,15 +101,13 @@ class FailureLog:
         self._refused_upkeep: set[str] = set()
 
     def told(self, event: Event) -> None:
-        """Log what an event says, if that is news."""
+        """Log the news of an event."""
         match event:
             case DestinationAway(destination=destination, outages=outages):
                 self._away(destination, outages)
             case DestinationBack(outage=outage) if outage.topic in self._logged:
                 self._logged.discard(outage.topic)
-                waited = counted(f"{event.waited} or more" if event.or_more else event.waited, "message")
-                what = self._words.accepted(outage.topic)
-                self._warn(f"{what} after {age(outage.seconds)}; {waited} had waited")
+                self._warn(f"{self._words.accepted(outage.topic)} after {age(outage.seconds)}")
             case Dead(messages=messages):
                 self._dead(messages)
             case UpkeepRefused(what=what, error=error) if what not in self._refused_upkeep:
@@ -74,3 +138,10 @@ class FailureLog:
 
     def _warn(self, text: str) -> None:
         logger.warning("%s: %s", self._subscription, text)
+
+
+def words_of(declared: Declaration) -> Words:
+    """Return the sentences for a subscription."""
+    if declared.kind == "check" and declared.tags:
+        return CheckingBack(declared.tags[0])
+    return Sending(declared.name, declared.destination or "its destination")

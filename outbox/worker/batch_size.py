@@ -13,14 +13,14 @@ _CAUTION = 8
 def next_size(size: int, call: int, took: float, *, allowed: float, most: int) -> int:
     """Return how many messages the next call may have: as fit into the `allowed` seconds, growing step by step.
 
-    `size`: how many the last one could have had; `call`: how many it had; `took`: its seconds.
+    `size`: the limit of the last call; `call`: its messages; `took`: its seconds.
     """
     fitting = int(allowed * call / max(took, 1e-6))
     return max(1, min(most, fitting, max(size, call * _GROWTH)))
 
 
 class BatchSize:
-    """The size of calls, adapted to how long they take and to whether they come back."""
+    """The size of calls, adapted to how long calls take and to whether they come back."""
 
     def __init__(self, *, least: int, most: int, deadline: float) -> None:
         """`least` and `most`: the limits of a call, in messages. `deadline`: of a call, in seconds."""
@@ -47,5 +47,5 @@ class BatchSize:
         self._most, self._accepted = max(1, self._most // _CAUTION), 0
 
     def one(self) -> None:
-        """Let the next call have one message, so that its failure shows which message failed."""
+        """Let the next call have one message, because then a failure shows which message failed."""
         self.next = 1

@@ -1,9 +1,8 @@
 """Whose fault a failure is: the message's, or the destination's.
 
-A handler that raises, or that does not come back in time, does not say whether the message or the destination is the
-cause. So a failure counts against a message only when the message was alone in its call, and the destination has
-accepted another since its previous failure. Therefore a sick destination causes no dead letters, and a message that
-crashes its handler does not stop the rest.
+A handler that raises, or comes back too late, does not name the cause. So a failure counts against a message only when
+the message was alone in its call, and the destination has accepted another message since the previous failure.
+Therefore a sick destination causes no dead letters, and a message that crashes its handler does not stop the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from outbox.model.message import Message
 
 @dataclass(slots=True)
 class Findings:
-    """What one batch has shown about the destination so far."""
+    """The facts that one batch has shown about the destination so far."""
 
     #: Ids of messages that failed since the destination last accepted something: others are tried first.
     tried: set[int | None] = field(default_factory=set)
@@ -35,39 +34,40 @@ class Findings:
         self.away, self.some_accepted = None, True
 
     def failed(self, message: Message, error: str) -> None:
-        """Note that a message has failed alone, and that the failure does not count against it."""
+        """Note a message that failed alone, without blame."""
         self.tried.add(message.id)
         self.errors[message.id] = error
 
     def refused_alone(self, message: Message) -> None:
-        """Note that the destination was unavailable for a message that was alone in its call."""
+        """Note that the destination was unavailable for a message alone in its call."""
         self.tried.add(message.id)
         if self.some_accepted:
             self.refused.add(message.topic)
 
     def is_sick(self, topic: str, pending: Iterable[Message]) -> bool:
-        """Return whether a topic was refused while others were accepted, or two messages of it have failed alone.
+        """Return whether a topic was refused while others were accepted, or two messages of the topic have failed
+        alone.
 
         `pending`: the messages without an outcome.
         """
         return topic in self.refused or sum(m.topic == topic for m in pending if m.id in self.tried) > 1
 
     def errors_by_topic(self, messages: Iterable[Message]) -> dict[str, str]:
-        """Return, for the topics of these messages, why messages were not accepted, as far as an error is known."""
+        """Return, by topic, why messages were not accepted, as far as an error is known."""
         return {m.topic: self.errors[m.id] for m in messages if m.id in self.errors} if self.errors else {}
 
     def error_of(self, message: Message) -> str:
-        """Return why a message was not accepted: its last error, or a general text if none is known."""
+        """Return the last error of a message that was not accepted, or a general text."""
         return self.errors.get(message.id, "not accepted, and there was nothing else to try")
 
     def error_of_all(self, errors: Iterable[str]) -> str | None:
-        """Return why the destination accepts nothing at all, if these errors of several topics are one and the same."""
+        """Return why the destination accepts nothing at all, if several topics have one and the same error."""
         found = list(errors)
         return found[0] if len(found) > 1 and len(set(found)) == 1 and not self.some_accepted else None
 
 
 class Blame:
-    """Which messages failed alone in a call, and how much the destination has accepted since; over all batches."""
+    """The messages that failed alone in a call, and how much the destination has accepted since; over all batches."""
 
     def __init__(self) -> None:
         self._accepted = 0
@@ -82,7 +82,7 @@ class Blame:
         self.pauses = 0
 
     def accepted_since_failure(self, message: Message) -> bool:
-        """Return whether the destination has accepted another message since this one failed alone."""
+        """Return whether the destination has accepted another message since a message failed alone."""
         return self._accepted > self._failed_alone.get(message.id, self._accepted)
 
     def failed_alone(self, message: Message) -> bool:
@@ -92,25 +92,24 @@ class Blame:
         return counts
 
     def refused_alone(self, message: Message) -> None:
-        """Note that the destination was unavailable for a message alone; what was accepted before still counts."""
+        """Note that the destination was unavailable for a message alone; earlier accepted messages still count."""
         self._note(message, self._failed_alone.get(message.id, self._accepted))
 
     def _note(self, message: Message, accepted: int) -> None:
-        """Put the message behind all others that have failed alone."""
         self._failed_alone.pop(message.id, None)
         self._failed_alone[message.id] = accepted
 
     @property
     def some_suspects(self) -> bool:
-        """True when there are messages that failed alone."""
+        """True when some messages have failed alone."""
         return bool(self._failed_alone)
 
     def is_suspect(self, message: Message) -> bool:
-        """Return whether the message has failed alone: it is tried after the others, and alone."""
+        """Return whether a message has failed alone: its next call comes after all others, and has no other message."""
         return message.id in self._failed_alone
 
     def next_suspect(self, messages: Iterable[Message]) -> list[Message]:
-        """Return the one of these messages whose last failure was first; an empty list if there is none."""
+        """Return the message whose last failure was first; an empty list if no message is a suspect."""
         suspects = {message.id: message for message in messages}
         return [suspects[id] for id in self._failed_alone if id in suspects][:1] if suspects else []
 

@@ -1,4 +1,4 @@
-"""Calls of a handler, each on a thread that can be left behind, and the caller through which all of them are made."""
+"""Calls of a handler: made under a lease, in turn, each on a thread that can be left behind."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Protocol
 
+from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
 from outbox.model.message import Message
-from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict, describe
+from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
-from outbox.telemetry.teller import Teller
+from outbox.runtime.stop import Stop
 
 Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
 _Asked = tuple["Call", Handler]
@@ -29,68 +29,74 @@ _LOOK_SECONDS = 1.0
 
 
 class StrangeAnswerError(TypeError):
-    """Raised on the handler's thread, when the handler returned something else than a verdict for each message."""
+    """Raised on the handler's thread, when the handler returned anything but a verdict for each message."""
 
 
-class Right(Protocol):
-    """The right to call a handler, which may be prolonged while a call waits for its turn: a lease, say."""
+class HeldLease:
+    """A lease that a heartbeat renews.
+
+    The deadline counts from before the renewal was sent. So the database gives the lease to no other worker before the
+    deadline, however long the network takes.
+    """
+
+    def __init__(self, lease: Lease, deadline: float, stop: Stop) -> None:
+        """`stop`: asked when a command waits for the lease."""
+        self.lease = lease
+        self.stop = stop
+        #: True when the lease is another worker's.
+        self.lost = False
+        self._deadline = deadline
 
     @property
     def until(self) -> float:
-        """The moment, by `clock`, when the right ends."""
-
-
-class LeaseRight(Right, Protocol):
-    """The right of a lease that is renewed."""
-
-    @property
-    def lease(self) -> Lease | None:
-        """The lease; None if there is no database."""
+        """The moment, by `clock`, until when the lease is still ours."""
+        return -math.inf if self.lost else self._deadline
 
     def require(self, seconds: float) -> bool:
-        """Return whether it lasts for so long; False while a renewal may come in time.
+        """Return whether the lease is good for `seconds`; False while a renewal may still come in time.
 
         Raises:
-            LeaseLostError: it has gone to another worker, or no renewal came in time.
+            LeaseLostError: another worker has the lease, or no renewal came back in time.
         """
+        left = self.until - clock()
+        if left <= 0:
+            raise LeaseLostError(f"the lease of {self.lease.partition.subscription} could not be renewed in time")
+        return left > seconds
 
-
-class Alarm(Protocol):
-    """Wakes the thread that waits for a call."""
-
-    def set(self) -> None:
-        """Wake it. Takes no lock that others hold for long."""
+    def renewed(self, deadline: float) -> None:
+        """Note a renewal, after which the lease is ours until this moment."""
+        self._deadline = deadline
 
 
 class Call:
-    """One call of a handler: it waits for its turn, is under way, or is finished.
+    """One call of a handler: waiting for its turn, under way, or finished.
 
     A finished call has verdicts, or an error, or was too `late` to be made.
     """
 
-    __slots__ = ("_ended", "_needs", "_right", "_teller", "_wake", "deadline", "error", "finished", "late",
+    __slots__ = ("_ended", "_held", "_needs", "_until", "_wake", "deadline", "error", "finished", "late",
                  "messages", "started", "verdicts")  # fmt: skip
 
     def __init__(
         self,
         messages: Sequence[Message],
-        right: Right | None = None,
+        held: HeldLease | None = None,
         *,
         needs: float = 0.0,
+        until: float = math.inf,
         deadline: float = math.inf,
-        wake: Alarm | None = None,
-        teller: Teller | None = None,
+        wake: Callable[[], None] | None = None,
     ) -> None:
-        """`right`: the handler is called only while this right lasts for the seconds that the call `needs`; None: it
-        is called at any time. `deadline`: how many seconds the call may take from its turn on. `wake`: set when the
-        call comes back, and when its turn comes later than it was asked for. `teller`: tells that it has come back.
+        """`held`: the lease has to last for the seconds that the call `needs`. `until`: the call begins before this
+        moment, by `clock`, or not at all. `deadline`: how many seconds the call may take from its turn on. `wake`:
+        called when the call comes back, and when its turn does not come at once. `teller`: tells of the answer.
         """
         self.messages = messages
         self.deadline = deadline
-        self._right = right
+        self._held = held
         self._needs = needs
+        self._until = until
         self._wake = wake
-        self._teller = teller
         #: The moment when its turn came, by `time.monotonic`; None while it waits.
         self.started: float | None = None
         self._ended: float | None = None
@@ -103,23 +109,23 @@ class Call:
 
     @property
     def seconds(self) -> float:
-        """Seconds from its turn until it came back, or until now."""
+        """Seconds from the turn until the call came back, or until now."""
         now = time.monotonic()
         return 0.0 if self.started is None else (self._ended or now) - self.started
 
     @property
     def due(self) -> float:
-        """The moment of its deadline, by `time.monotonic`; infinite before its turn."""
+        """The moment of the deadline, by `time.monotonic`; infinite before the turn."""
         return math.inf if self.started is None else self.started + self.deadline
 
     @property
     def over(self) -> bool:
-        """True when it has come back or is past its deadline."""
+        """True when the call has come back or is past its deadline."""
         return self.finished or time.monotonic() >= self.due
 
     @property
     def hangs(self) -> bool:
-        """True when it has not come back after three deadlines."""
+        """True when the call has not come back after three deadlines."""
         return not self.finished and self.seconds >= _HOPELESS * self.deadline
 
     @property
@@ -128,94 +134,59 @@ class Call:
         return list(zip(self.messages, self.verdicts or (), strict=False))
 
     def begin(self, *, waited: bool) -> None:
-        """Begin its turn. `waited`: the turn was not given to it at once."""
+        """Begin the turn. `waited`: the turn did not come at once."""
         self.started = time.monotonic()
         if waited and self._wake is not None:
-            self._wake.set()
+            self._wake()
 
     def perform(self, handler: Handler) -> None:
-        """Call the handler, and keep its verdicts or its error."""
+        """Call the handler, and keep the verdicts or the error."""
         try:
             # Checked here, right before the call: another thread began it, and both may have been suspended since.
-            self.late = self._right is not None and clock() + self._needs >= self._right.until
+            now = clock()
+            self.late = now >= self._until or (self._held is not None and now + self._needs >= self._held.until)
             if not self.late:
-                self.verdicts = self._checked(handler(self.messages))
+                self.verdicts = handler(self.messages)
         except BaseException as error:
             # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
             self.error = error
         self._ended = time.monotonic()
-        if self._teller is not None and not self.late:
-            error_text = None if self.error is None else describe(self.error)
-            self._teller.handed_over(self.messages, self.verdicts, error_text, self.seconds)
 
     def finish(self) -> None:
-        """Let the one who waits for it know that it has come back."""
+        """Tell the thread that waits that the call has come back."""
         self.finished = True
         if self._wake is not None:
-            self._wake.set()
+            self._wake()
 
-    def _checked(self, answer: Collection[Verdict]) -> list[Verdict]:
-        """Return the verdicts; raise if the handler returned something else."""
-        if not isinstance(answer, Collection):
-            raise StrangeAnswerError(f"a handler must return verdicts, not {type(answer).__name__}")
-        verdicts = list(answer)
-        if len(verdicts) != len(self.messages):
-            raise StrangeAnswerError(f"{len(verdicts)} verdicts for {len(self.messages)} messages")
-        if strange := {type(verdict) for verdict in verdicts} - _VERDICTS:
-            raise StrangeAnswerError(f"a handler must return verdicts, not {strange.pop().__name__}")
-        return verdicts
+
+def verdicts_of(handler: Handler, messages: Sequence[Message]) -> list[Verdict]:
+    """Call a handler, and return its verdicts; raise if the handler returned anything else."""
+    answer: object = handler(messages)
+    if not isinstance(answer, Collection):
+        raise StrangeAnswerError(f"a handler must return verdicts, not {type(answer).__name__}")
+    verdicts = list(answer)
+    if len(verdicts) != len(messages):
+        raise StrangeAnswerError(f"{len(verdicts)} verdicts for {len(messages)} messages")
+    if strange := {type(verdict) for verdict in verdicts} - _VERDICTS:
+        raise StrangeAnswerError(f"a handler must return verdicts, not {strange.pop().__name__}")
+    return verdicts
 
 
 class Caller:
-    """The only door to one handler, for all partitions and leases of a process that use it.
+    """The only door to one destination, for all partitions and leases of a process.
 
-    Turns are given in the order in which they are asked for. A call keeps its turn until it comes back, or until its
-    deadline: a call past its deadline goes on, on a thread that is left behind, beside the call that has the next turn.
+    Turns are given in the order of asking. A call keeps its turn until it comes back, or until its deadline. Past the
+    deadline, the call goes on, on a thread that is left behind, beside the call with the next turn.
     """
 
-    def __init__(self, handler: Handler, *, concurrency: int = 1, beside: Caller | None = None) -> None:
-        """`concurrency`: so many calls may have a turn at once. `beside`: another caller of the same destination, with
-        which this one shares its turns.
-        """
-        self._handler = handler
-        self._turns: _Turns = _Turns(concurrency) if beside is None else beside._turns
-
-    @property
-    def overdue(self) -> list[Call]:
-        """The calls that are past their deadline and have not come back."""
-        return self._turns.still_overdue
-
-    def begin(self, call: Call) -> None:
-        """Have a call made when its turn comes, and return at once."""
-        self._turns.ask(call, self._handler)
-
-    def look(self, call: Call) -> float:
-        """Give the turns of calls that are past their deadline to others.
-
-        Returns:
-            The moment, by `time.monotonic`, when to look again, if `call` has not come back by then.
-        """
-        return self._turns.look(call)
-
-    def withdraw(self, call: Call) -> bool:
-        """Make this call not at all, if it still waits for its turn; return False when it has begun."""
-        return self._turns.withdraw(call)
-
-    def close(self) -> None:
-        """End the threads that have nothing to do. Later calls are made on others."""
-        self._turns.end_idle_threads()
-
-
-class _Turns:
-    """The turns at one destination: who has one, who waits for one, and the threads on which calls are made."""
-
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int = 1) -> None:
+        """`concurrency`: so many calls may have a turn at once."""
         self._concurrency = concurrency
         self._reset()
         in_child(self._reset)
 
     def _reset(self) -> None:
-        """Begin without calls; also in a fork, because the threads of these calls stay with the parent."""
+        """Begin without calls; also in a fork, because the threads of the calls stay with the parent."""
         self._lock = threading.Lock()
         self._waiting: deque[_Asked] = deque()
         self._under_way: list[Call] = []
@@ -225,22 +196,27 @@ class _Turns:
         self._idle: list[SimpleQueue[_Asked | None]] = []
 
     @property
-    def still_overdue(self) -> list[Call]:
+    def overdue(self) -> list[Call]:
+        """The calls past their deadline that have not come back."""
         return [call for call in self._overdue if not call.finished]
 
-    def ask(self, call: Call, handler: Handler) -> None:
-        asked = (call, handler)
+    def begin(self, call: Call, handler: Handler) -> None:
+        """Have a call made when its turn comes, and return at once."""
         with self._lock:
-            self._waiting.append(asked)
+            self._waiting.append((call, handler))
             try:
                 self._give(asking=call)
             except BaseException:
-                # There is no thread for it. Whoever asked learns that, so it must not be made later.
-                if asked in self._waiting:
-                    self._waiting.remove(asked)
+                # There is no thread for it. The one who asked learns that, so the call must not be made later.
+                self._take_out(call)
                 raise
 
     def look(self, call: Call) -> float:
+        """Give the turns of calls past their deadline to other calls.
+
+        Returns:
+            The moment, by `time.monotonic`, when to look again, if `call` has not come back by then.
+        """
         with self._lock:
             self._give_if_possible()
             if call.started is not None:
@@ -249,27 +225,32 @@ class _Turns:
             return min(begun, default=time.monotonic() + _LOOK_SECONDS)
 
     def withdraw(self, call: Call) -> bool:
+        """Do not make a call that still waits for its turn; return False when the call has begun."""
         with self._lock:
-            asked = next((each for each in self._waiting if each[0] is call), None)
-            if asked is None:
+            if not self._take_out(call):
                 return False
-            self._waiting.remove(asked)
         call.late = call.finished = True
         return True
 
-    def end_idle_threads(self) -> None:
+    def _take_out(self, call: Call) -> bool:
+        asked = [each for each in self._waiting if each[0] is call]
+        for each in asked:
+            self._waiting.remove(each)
+        return bool(asked)
+
+    def close(self) -> None:
+        """End the idle threads. Later calls are made on new ones."""
         with self._lock:
             for queue in self._idle:
                 queue.put(None)
             self._idle = []
 
     def _give(self, asking: Call | None = None) -> None:
-        """Give free turns to the calls that wait for the longest time; called with the lock.
-
-        `asking`: the call that is asked for now.
+        """Give free turns to the calls that wait for the longest time; called with the lock. `asking`: asked for just
+        now.
         """
         if any(call.over for call in self._under_way):
-            self._overdue = [*self.still_overdue, *(call for call in self._under_way if call.over)]
+            self._overdue = [*self.overdue, *(call for call in self._under_way if call.over)]
             self._under_way = [call for call in self._under_way if not call.over]
         while self._waiting and len(self._under_way) < self._concurrency:
             # First the thread, because there may be none: then the call waits on.
@@ -280,7 +261,7 @@ class _Turns:
             queue.put((call, handler))
 
     def _give_if_possible(self) -> None:
-        """Give free turns to calls of others. Without a thread for them they wait; those who wait look again."""
+        """Give free turns to calls of others. Without a thread the calls wait, and their askers look again."""
         with suppress(RuntimeError, MemoryError):
             self._give()
 
@@ -300,7 +281,7 @@ class _Turns:
                 return
 
     def _give_back(self, call: Call, queue: SimpleQueue[_Asked | None]) -> bool:
-        """Give the turn of a call back; return False if the call had lost it: another thread is here instead."""
+        """Give a turn back; return False if the call had lost its turn: another thread is here instead."""
         with self._lock:
             if call not in self._under_way:
                 return False
@@ -308,55 +289,3 @@ class _Turns:
             self._idle.append(queue)
             self._give_if_possible()
             return True
-
-
-class LeasedCaller:
-    """Makes calls under one lease, for one partition."""
-
-    def __init__(
-        self, caller: Caller, held: LeaseRight, *, needs: float, deadline: float, wake: Alarm, teller: Teller
-    ) -> None:
-        """`needs`: for so many seconds the lease has to last when a call begins. `deadline`: of a call, in seconds.
-
-        `wake`: wakes the thread that steps the partition. `teller`: tells of its calls.
-        """
-        self._caller = caller
-        self._held = held
-        self._needs = needs
-        self._deadline = deadline
-        self._wake = wake
-        self._teller = teller
-
-    @property
-    def lease(self) -> Lease | None:
-        """The lease under which the calls are made."""
-        return self._held.lease
-
-    @property
-    def overdue(self) -> list[Call]:
-        """The calls of the handler, under any lease, that are past their deadline and have not come back."""
-        return self._caller.overdue
-
-    def may_begin(self) -> bool:
-        """Return whether the lease lasts long enough for a call; False while a renewal may come in time.
-
-        Raises:
-            LeaseLostError: no renewal came in time.
-        """
-        return self._held.require(self._needs)
-
-    def begin(self, messages: Sequence[Message]) -> Call:
-        """Have the handler called with these messages when the turn comes, and return at once."""
-        call = Call(
-            messages, self._held, needs=self._needs, deadline=self._deadline, wake=self._wake, teller=self._teller
-        )
-        self._caller.begin(call)
-        return call
-
-    def look(self, call: Call) -> float:
-        """Return when to look again at this call, as `Caller.look` does."""
-        return self._caller.look(call)
-
-    def withdraw(self, call: Call) -> bool:
-        """Make this call not at all, if it still waits for its turn; return False when it has begun."""
-        return self._caller.withdraw(call)

@@ -1,4 +1,4 @@
-"""Declares the subscription of a worker, again after each reconnection; never again what was dropped under it."""
+"""Declares the subscription of a worker, again after each reconnection; never again after a drop."""
 
 from __future__ import annotations
 
@@ -20,48 +20,44 @@ class Declaring:
     """The declaration of one subscription, over all connections of a worker."""
 
     def __init__(self, declared: Declaration, start: Start | None) -> None:
-        """`start`: where a new subscription begins; None: somebody else creates it."""
+        """`start`: where a new subscription begins; None: another process creates the subscription."""
         self._declared = declared
         self._start = start
-        #: True when it was declared before.
+        #: True when the subscription was declared before.
         self.known = False
         self._refusal_notice = RefusalNotice(declared.name)
 
     def declare(self, channel: Channel, owner: str) -> Subscription | None:
-        """Return the subscription as it is stored, created if it is new; note a refusal for `outbox status`.
+        """Return the subscription as stored, created if new; note a refusal for `outbox status`.
 
-        None: it is somebody else who creates it, and who has not yet, or not again.
+        None: the process that creates the subscription has not yet, or not again.
 
         Raises:
-            SubscriptionError: it is stored otherwise, or was dropped since it was declared; see also
-                `Subscriptions.declare`.
+            SubscriptionError: stored otherwise, or dropped since the first declaration; see `Subscriptions.declare`.
         """
         with self._refusal_notice.noted(channel, owner):
-            return self._declared_on(channel)
-
-    def _declared_on(self, channel: Channel) -> Subscription | None:
-        subscriptions, declared = Subscriptions(channel), self._declared
-        found = subscriptions.find(declared.name)
-        if found is None and self._start is None:
-            self.known = False
-            return None
-        if self.known:
-            if found is None:
+            subscriptions, declared = Subscriptions(channel), self._declared
+            found = subscriptions.find(declared.name)
+            if found is None and self._start is None:
+                self.known = False
+                return None
+            if self.known and found is None:
                 # Declared anew, the subscription would begin at its start, and everything would be sent again.
                 raise SubscriptionError(f"subscription {declared.name!r} was dropped under this worker")
-            # Once it has begun, it does not depend on the others: what is altered of one route stops that one only.
-            subscription = subscriptions.declare(replace(declared, beside=()), None)
-        else:
-            # Only a worker that begins stores hosts: one that reconnects does not undo what a newer worker has stored.
-            subscription = subscriptions.store_hosts(subscriptions.declare(declared, self._start), declared)
-            self.known = True
-            self._say_if_partitions_differ(subscription)
+            if self.known:
+                # Once it has begun, it does not depend on the others: what is altered of one route stops that one only.
+                subscription = subscriptions.declare(replace(declared, beside=()), None)
+            else:
+                # Only a worker that begins stores hosts: one that reconnects does not undo what a newer one has stored.
+                subscription = subscriptions.store_hosts(subscriptions.declare(declared, self._start), declared)
+                self.known = True
+                self._say_if_partitions_differ(subscription)
         if found is None or (found.destination is None and found.direct is None):
             logger.info("subscription %s begins at %s", subscription.name, self._start if found is None else "earliest")
         return subscription
 
     def _say_if_partitions_differ(self, stored: Subscription) -> None:
-        """Log that the stored number of partitions counts: what a worker asks for is for a new subscription."""
+        """Log that the stored number of partitions counts: another number is for a new subscription."""
         asked = self._declared.partitions
         if asked not in (None, stored.partitions, stored.next_partitions):
             number = counted(stored.partitions, "partition")

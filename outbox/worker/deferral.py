@@ -1,4 +1,4 @@
-"""Deferral: a handler that cannot find something out leaves the lease to other processes for a while."""
+"""Deferral: a handler that cannot find an answer leaves the lease to other processes for a while."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Deferral:
         self._logged: set[str] = set()
 
     def ask(self, why: str) -> None:
-        """Give the lease back for a while, because another process may find out what this one cannot."""
+        """Give the lease back for a while, because another process may find the answer."""
         stop = self._stop
         if stop is None or stop.asked or clock() < self._turn_ends:
             return
@@ -42,7 +42,7 @@ class Deferral:
         stop.ask()
 
     def begin(self, stop: Stop | None) -> None:
-        """Note that a lease was taken. `stop`: asked to end the work under it; None: the work does not end for that."""
+        """Note that a lease was taken. `stop`: asked to end the work under the lease; None: the work does not end."""
         if self.asked:
             self._turn_ends = clock() + _TURN_SECONDS
         self._stop = stop

@@ -1,4 +1,4 @@
-"""Reads ahead: fetches the next batches while one is handled and settled, on a thread and a channel of its own."""
+"""Reads ahead: fetches the next batches during the present one, on a thread and a channel of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AHEAD = 2
 
 
 class Prefetcher:
-    """Reads batch by batch. At most one read is under way; only the thread that reads may use the cursor."""
+    """Reads batch by batch. At most one read is under way; only the reading thread may use the cursor."""
 
     def __init__(self, channel: Channel, cursor: Cursor) -> None:
         self._channel = channel
@@ -33,7 +33,7 @@ class Prefetcher:
         self._thread: threading.Thread | None = None
 
     def read(self) -> Batch:
-        """Return the next batch: the first that was read ahead, or else what there is now."""
+        """Return the next batch: the first that was read ahead, or else a new read."""
         if self._next is None and not self._asked:
             return _read(self._cursor, self._channel)
         answer, self._next = self._next or self._receive(), None
@@ -42,7 +42,7 @@ class Prefetcher:
         return answer
 
     def read_ahead(self, batches: int = AHEAD) -> None:
-        """Begin to read the batches after the last one; `read` will return them, one after the other."""
+        """Begin to read the batches after the last one; `read` will return them in turn."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._read_for_ever, name="outbox-reader", daemon=True)
             self._thread.start()
@@ -67,22 +67,22 @@ class Prefetcher:
 
     @property
     def due_in(self) -> float:
-        """Seconds until a read may bring messages that wait for their grace; asked when nothing is read ahead."""
+        """Seconds until a read may bring messages after their grace; asked when nothing is read ahead."""
         return self._cursor.due_in
 
     def young(self) -> Iterator[Batch]:
-        """Yield what was committed before the first read and waits for its grace; called when nothing is read ahead."""
+        """Yield batches from before the first read that wait for their grace; called when nothing is read ahead."""
         return self._cursor.young(self._channel)
 
     def forget(self) -> Cursor:
-        """Drop what was read ahead, and return the cursor."""
+        """Drop the batches that were read ahead, and return the cursor."""
         self._next = None
         while self._asked:
             self._receive()
         return self._cursor
 
     def close(self) -> None:
-        """End the thread, after the reads that were asked for."""
+        """End the thread, after the reads under way."""
         self._requests.put(False)
 
     def _read_for_ever(self) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from outbox.model.message import Message
-from outbox.model.parking import Held, Parking
+from outbox.model.parking import Parking
 from outbox.model.retry import seconds_to_wait
 from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
+from outbox.runtime.clock import clock
+from outbox.runtime.failpoints import crash_point
 from outbox.runtime.stop import Stop
+from outbox.telemetry.events import HandedOver, Teller
 from outbox.worker.batch_size import BatchSize
 from outbox.worker.blame import Blame
-from outbox.worker.calls import Call, LeasedCaller, StrangeAnswerError
+from outbox.worker.calls import Call, Caller, Handler, HeldLease, StrangeAnswerError, verdicts_of
 from outbox.worker.hung import HungCall, HungCalls
 from outbox.worker.known import identity_of
 from outbox.worker.outages import Outages
-from outbox.worker.outcome import Clock, Outcome, Pending
+from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.waiting import Wait
 
@@ -30,7 +35,7 @@ _RENEWED_SECONDS = 0.02
 
 @dataclass(slots=True)
 class Look:
-    """Asks the one who steps a batch to set `others`: whether there are messages elsewhere that could be tried.
+    """Asks the stepping partition to set `others`: whether other messages could be tried.
 
     They could show whether the destination is sick, or a message crashes its handler.
     """
@@ -38,11 +43,55 @@ class Look:
     others: bool = False
 
 
-Steps = Generator[Wait | Look | Outcome, None, None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedCaller:
+    """Makes calls under one lease.
+
+    `needs`: for so many seconds the lease has to last when a call begins. `deadline`: of a call, in seconds. `wake`:
+    wakes the thread that steps the partition. `teller`: tells of the answers.
+    """
+
+    caller: Caller
+    handler: Handler
+    held: HeldLease
+    needs: float
+    deadline: float
+    wake: Callable[[], None]
+    teller: Teller
+
+    def may_begin(self) -> bool:
+        """Return whether the lease lasts long enough for a call; False while a renewal may come in time.
+
+        Raises:
+            LeaseLostError: no renewal came in time.
+        """
+        return self.held.require(self.needs)
+
+    def begin(self, messages: Sequence[Message], *, until: float = math.inf) -> Call:
+        """Have the handler called with messages when the turn comes, before the moment `until`."""
+        call = Call(messages, self.held, needs=self.needs, until=until, deadline=self.deadline, wake=self.wake)
+        self.caller.begin(call, self._call)
+        return call
+
+    def _call(self, messages: Sequence[Message]) -> list[Verdict]:
+        verdicts: list[Verdict] | None = None
+        error: str | None = None
+        began = time.monotonic()
+        try:
+            crash_point("relay.before_send")
+            verdicts = verdicts_of(self.handler, messages)
+            crash_point("relay.after_send")
+            return verdicts
+        except BaseException as failed:
+            error = describe(failed)
+            raise
+        finally:
+            seconds = time.monotonic() - began
+            self.teller.tell(HandedOver, messages=messages, verdicts=verdicts, error=error, seconds=seconds)
 
 
 class BatchHandler:
-    """Handles batches under one lease, one after the other."""
+    """Handles the batches of one lease, in turn."""
 
     def __init__(
         self,
@@ -52,75 +101,50 @@ class BatchHandler:
         stop: Stop,
         most: int,
         outages: Outages,
-        part_seconds: float = 1.0,
-        hung: HungCalls | None = None,
+        part_seconds: float,
+        hung: HungCalls,
     ) -> None:
-        """`stop`: leaves the rest of a batch open. `most`: a call has at most so many messages. `part_seconds`: a batch
-        that takes longer comes in parts. `hung`: the calls that did not come back, also those of earlier leases.
+        """`stop`: leaves the rest of a batch open. `most`: of messages in a call. `part_seconds`: a batch that takes
+        longer comes in parts. `hung`, `outages`: calls that did not come back, and topics that are not accepted, over
+        all leases.
         """
         self._calls = calls
         self.policy = policy
         self._stop = stop
         self._part_seconds = part_seconds
-        self._hung = HungCalls() if hung is None else hung
-        #: What the destination does not accept, over all leases of the subscription.
-        self.outages = outages
+        self.hung = hung
+        self._outages = outages
         self._size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
         self._blame = Blame()
 
     @property
     def gave_up(self) -> bool:
         """True when so many calls of the handler hang that only a new process helps."""
-        return sum(call.hangs for call in self._calls.overdue) >= self.policy.max_hung
-
-    def held(self) -> Held:
-        """Return which parked messages are not to be tried, because they are in calls that did not come back."""
-        return self._hung.held()
-
-    def unanswered(self, messages: Iterable[Message], *, parked: bool) -> set[int | None]:
-        """Return the log ids of messages that may have arrived: their calls hang, or have outcomes not settled yet.
-
-        `parked`: these messages were read from where they are parked.
-        """
-        return self._hung.unanswered(messages, parked=parked)
-
-    def read_from(self, incarnation: str) -> None:
-        """Note the incarnation of the server that the messages are read from."""
-        self._hung.read_from(incarnation)
+        return sum(call.hangs for call in self._calls.caller.overdue) >= self.policy.max_hung
 
     def keep(self, done: Sequence[Message], parkings: Sequence[tuple[Message, Parking]], *, parked: bool) -> None:
         """Remember outcomes that could not be settled, for the next lease.
 
         `parked`: the messages were read from where they are parked.
         """
-        self._hung.note(self._calls.lease, done, parkings, parked=parked)
-
-    def forget(self, ids: Collection[int]) -> None:
-        """Forget the outcomes of the messages with these log ids, because a person has decided about them."""
-        self._hung.known.forget(ids)
+        self.hung.note(self._calls.held.lease, done, parkings, parked=parked)
 
     def run(
-        self,
-        messages: list[Message],
-        *,
-        wait_for_destination: bool,
-        quota: int,
-        parked: bool = False,
-        clock: Clock | None = None,
-    ) -> Steps:
+        self, messages: list[Message], *, quota: int, parked: bool = False, now: datetime | None = None
+    ) -> Generator[Wait | Look | Outcome, None, None]:
         """Call the handler until every message has an outcome, or a stop is asked; yield the outcomes.
 
-        They come in parts when the batch takes long, so that each part can be settled before the next. A `Wait` is
-        yielded while there is nothing to do, and a `Look` before messages are parked that nothing else could be tried
-        beside.
+        A batch that takes long comes in parts, so that each part can be settled before the next. A `Wait` is yielded
+        while there is nothing to do, and a `Look` before messages are parked because no other could be tried. While the
+        destination accepts nothing of the log, the batch waits, with growing pauses; `parked` messages stay open, and
+        their topics count as sick.
 
-        `wait_for_destination`: wait for an unavailable destination, with growing pauses; otherwise the topic counts as
-        sick and its messages stay open. `quota`: how many messages may be parked as waiting. `parked`: the messages
-        were read from where they are parked. `clock`: by which messages expire meanwhile.
+        `quota`: how many messages may be parked as waiting. `parked`: the messages were read from where they are
+        parked. `now`: by the database's clock; messages expire meanwhile. None: they do not.
         """
-        batch = Pending(messages, quota, parked=parked, clock=clock)
+        batch = Pending(messages, quota, parked=parked, now=now)
         try:
-            yield from self._work_through(batch, wait_for_destination=wait_for_destination)
+            yield from self._work_through(batch)
             batch.leave_all()
             yield self._part(batch)
         except BaseException:
@@ -128,17 +152,18 @@ class BatchHandler:
             raise
 
     def _part(self, batch: Pending, *, pauses: bool = False) -> Outcome:
-        """Return the outcomes since the part before; `pauses`: none of the messages that are left is accepted now."""
+        """Return the outcomes since the previous part; `pauses`: none of the remaining messages is accepted now."""
         self._tell_what_waits(batch)
         part = batch.next_part(away=pauses or batch.findings.away is not None)
+        if self._outages:
+            self._outages.accepted(part.accepted_topics)
         self._blame.forget(part.done)
         self._blame.forget(message for message, parking in part.parked if parking.state != "retry")
         return part
 
-    def _work_through(self, batch: Pending, *, wait_for_destination: bool) -> Steps:
-        """Give messages their outcomes."""
+    def _work_through(self, batch: Pending) -> Generator[Wait | Look | Outcome, None, None]:
         while batch.messages and not self._stop.asked:
-            self._look_after_hung(batch, wait_for_destination=wait_for_destination)
+            self._look_after_hung(batch)
             if not batch.messages or self.gave_up:
                 break
             chunk, tried = self._choose(batch), list[Message]()
@@ -146,33 +171,38 @@ class BatchHandler:
                 # Every remaining message hangs, or was tried since the destination accepted something: start over.
                 tried = [message for message in batch.messages if message.id in batch.findings.tried]
                 batch.findings.tried.clear()
-            elif (call := (yield from self._call(chunk))) is None:
+            elif (call := (yield from self._call(batch, chunk))) is None:
                 break
+            elif call.late:
+                self._let_expire(batch)
+                continue
             elif self._judge(batch, call):
                 self._let_expire(batch)
                 if batch.has_part(after=self._part_seconds):
                     yield self._part(batch)
                 continue
-            if wait_for_destination:
+            if not batch.parked:
                 yield from self._wait_for_destination(batch, others_help=not chunk)
             elif self._leaves_all(batch, chunk, tried):
                 break
 
-    def _wait_for_destination(self, batch: Pending, *, others_help: bool) -> Steps:
-        """Pause, after the outcomes so far. `others_help`: after it, only other messages could be tried."""
+    def _wait_for_destination(
+        self, batch: Pending, *, others_help: bool
+    ) -> Generator[Wait | Look | Outcome, None, None]:
+        """Pause, after the outcomes so far. `others_help`: only other messages could be tried afterwards."""
         self._tell(batch, batch.findings.errors_by_topic(batch.messages), pauses=True)
-        batch.outcome.paused = True
         if batch.has_part():
             yield self._part(batch, pauses=True)
-        yield self._pause()
+        self._blame.pauses += 1
+        yield Wait(time.monotonic() + seconds_to_wait(self.policy.pause, self._blame.pauses), stop=self._stop)
         if not self._stop.asked:
             self._let_expire(batch)
-            if others_help and not self._hung:
+            if others_help and not self.hung:
                 yield from self._let_pass(batch)
 
     @staticmethod
     def _leaves_all(batch: Pending, chunk: list[Message], tried: list[Message]) -> bool:
-        """Leave the topics that are not accepted; return whether nothing else is worth a try."""
+        """Leave the topics that are not accepted; return whether no other message is worth a try."""
         if batch.findings.away is not None and len(chunk) == 1:
             # The destination accepts nothing at all: to try another message now would show nothing new.
             batch.leave_topics(list(batch.messages))
@@ -185,16 +215,16 @@ class BatchHandler:
         return False
 
     def _let_expire(self, batch: Pending) -> None:
-        """Park as dead the messages that have expired by now, except those that may have arrived."""
+        """Park expired messages as dead, unless they may have arrived."""
         if timed := batch.timed():
-            unanswered = self.unanswered(timed, parked=batch.parked)
+            unanswered = self.hung.unanswered(timed, parked=batch.parked)
             batch.expire(message for message in timed if message.id not in unanswered)
 
     def _let_pass(self, batch: Pending) -> Generator[Look, None, None]:
-        """Park the head of each key as `waiting`, if there are others to try and the quota allows it.
+        """Park the head of each key as `waiting`, if there are other messages to try and the quota allows it.
 
-        Every remaining message has failed in a call of its own. Later messages can show whether the destination
-        accepts anything.
+        Every remaining message has failed in a call of its own. Later messages can show whether the destination accepts
+        any.
         """
         look = Look()
         yield look
@@ -214,52 +244,51 @@ class BatchHandler:
 
     def _tell(self, batch: Pending, errors: dict[str, str], *, pauses: bool = False) -> None:
         by_all = (batch.findings.away or batch.findings.error_of_all(errors.values())) if errors else None
-        self.outages.refused(errors, by_all=by_all, pauses=pauses)
+        self._outages.refused(errors, by_all=by_all, pauses=pauses)
 
-    def _call(self, chunk: list[Message]) -> Generator[Wait, None, Call | None]:
-        """Call the handler; return the call when it has come back or is past its deadline, or None after a stop.
+    def _call(self, batch: Pending, chunk: list[Message]) -> Generator[Wait, None, Call | None]:
+        """Call the handler; return the call when it has come back, is past its deadline or is too late.
 
-        While the call waits for its turn, a stop ends it. Past its deadline, it gives up its turn: the handler may be
-        called again while this call still runs.
+        None: a stop was asked before. Past the deadline, the handler may be called again beside the call.
         """
-        while True:
-            while not self._calls.may_begin():
-                if self._stop.asked:
+        calls = self._calls
+        while not calls.may_begin():
+            if self._stop.asked:
+                return None
+            yield Wait(time.monotonic() + _RENEWED_SECONDS, stop=self._stop)
+        self.hung.known.hand_over(chunk)
+        call = calls.begin(chunk, until=clock() + batch.seconds_to_expiry(chunk))
+        try:
+            until = calls.caller.look(call)
+            while not call.over:
+                if call.started is None and self._stop.asked and calls.caller.withdraw(call):
                     return None
-                yield Wait(time.monotonic() + _RENEWED_SECONDS, stop=self._stop)
-            self._hung.known.hand_over(chunk)
-            call = self._calls.begin(chunk)
-            try:
-                until = self._calls.look(call)
-                while not call.over:
-                    if call.started is None and self._stop.asked and self._calls.withdraw(call):
-                        return None
-                    yield Wait(until, call, self._stop if call.started is None else None)
-                    until = self._calls.look(call)
-            except BaseException:
-                # Once it has begun, its verdicts count, whether it has come back by now or not.
-                if not self._calls.withdraw(call):
-                    self._hung.add(call, self._calls.lease)
-                raise
-            if not call.finished:
-                self._hung.add(call, self._calls.lease)
-            if not call.late:
-                return call
+                yield Wait(until, call, self._stop if call.started is None else None)
+                until = calls.caller.look(call)
+        except BaseException:
+            # Once it has begun, its verdicts count, whether it has come back by now or not.
+            if not calls.caller.withdraw(call):
+                self.hung.add(call, calls.held.lease)
+            raise
+        if not call.finished:
+            self.hung.add(call, calls.held.lease)
+        return call
 
     def _choose(self, batch: Pending) -> list[Message]:
-        """Return the messages of the next call: none that hangs or was tried already, nor a later one of its key.
+        """Return the messages of the next call: none that hangs or was tried already, nor a later message of such a
+        key.
 
-        A message that has failed alone is called alone again, because a failure can be blamed on it only then. All
-        other messages go before it, and of several such messages the one that was tried longest ago goes first. So
-        every message is tried some time, although the one in front of it is never accepted.
+        A message that has failed alone is called alone again, because only then can a failure be blamed on the message.
+        All other messages go first, then the suspect that was tried longest ago. So every message is tried some time,
+        although the message in front is never accepted.
         """
-        if len(self._calls.overdue) >= self.policy.max_hung:
+        if len(self._calls.caller.overdue) >= self.policy.max_hung:
             return []
-        if not (batch.findings.tried or self._hung or self._blame.some_suspects):
+        if not (batch.findings.tried or self.hung or self._blame.some_suspects):
             return batch.messages[: self._size.next]
         chunk: list[Message] = []
         suspects: list[Message] = []
-        held, hanging = self._hung.keys, self._hung.ids
+        held, hanging = self.hung.keys, self.hung.ids
         for message in batch.messages:
             if message.id in hanging or message.id in batch.findings.tried or message.key in held:
                 held |= {message.key} if message.key else set()
@@ -274,7 +303,7 @@ class BatchHandler:
         return chunk or self._blame.next_suspect(suspects)
 
     def _judge(self, batch: Pending, call: Call) -> bool:
-        """Decide about the messages of a call; return False when none of them got an outcome."""
+        """Decide about the messages of a call; return False when none got an outcome."""
         if not call.finished:
             logger.warning("a call with %d messages did not come back in time", len(call.messages))
             self._size.hung()
@@ -302,9 +331,9 @@ class BatchHandler:
         return False
 
     def _apply(self, batch: Pending, messages: Sequence[Message], verdicts: Sequence[Verdict]) -> bool:
-        """Give messages the outcomes that the verdicts demand; return False when none got one.
+        """Give messages the outcomes that the verdicts demand; return False when none got an outcome.
 
-        After the first verdict of a key that is not `Done`, later ones of that key that are not `Done` are ignored.
+        After the first verdict of a key other than `Done`, later verdicts of the key count only if they are `Done`.
         """
         if verdicts.count(DONE) == len(messages):
             self._accepted(batch, len(messages))
@@ -345,27 +374,27 @@ class BatchHandler:
                     batch.findings.refused_alone(message)
         return None
 
-    def _look_after_hung(self, batch: Pending, *, wait_for_destination: bool) -> None:
+    def _look_after_hung(self, batch: Pending) -> None:
         if self._use_late_answers(batch):
             self._let_expire(batch)
-        if wait_for_destination:
+        if not batch.parked:
             self._leave_hopeless(batch)
 
     def _use_late_answers(self, batch: Pending) -> bool:
-        """Use the verdicts of calls that hung and have come back; return whether there were such calls.
+        """Use the verdicts of hung calls that have come back; return whether there were any.
 
-        For a message that still hangs alone, an attempt is counted when others were accepted since.
+        For a message alone in a call that still hangs, an attempt is counted when other messages were accepted since.
         """
-        known = self._hung.known
+        known = self.hung.known
         if known:
             in_turn = batch.in_turn(known.among(batch.messages, parked=batch.parked))
             done, parkings = known.take(in_turn, parked=batch.parked)
             batch.findings.some_accepted |= bool(done)
             batch.resolve(done, parkings)
-        finished = self._hung.take_finished()
+        finished = self.hung.take_finished()
         for hung in finished:
             self._use_answers(batch, hung)
-        for hung in self._hung.unfinished:
+        for hung in self.hung.unfinished:
             # Found by id, because a message that was parked meanwhile was read again. One call counts only once.
             message = None if hung.alone is None else batch.by_id().get(hung.alone.id)
             if message is not None and self._blame.accepted_since_failure(message):
@@ -374,21 +403,21 @@ class BatchHandler:
         return bool(finished)
 
     def _use_answers(self, batch: Pending, hung: HungCall) -> None:
-        """Use the verdicts of a call that came back late, except for messages behind one that has to be sent again."""
+        """Use the verdicts of a late call, except for messages behind a message that has to be sent again."""
         answers = hung.call.answers
         verdicts = {identity_of(message): verdict for message, verdict in answers}
         used = batch.in_turn(verdicts)
         now = set(map(identity_of, used))
-        self._hung.known.note(m for m, v in answers if isinstance(v, Done) and identity_of(m) not in now)
+        self.hung.known.note(m for m, v in answers if isinstance(v, Done) and identity_of(m) not in now)
         if used:
             self._apply(batch, used, [verdicts[identity_of(message)] for message in used])
 
     def _leave_hopeless(self, batch: Pending) -> None:
-        """Park messages that hang for too long, and the rest of their keys, so that the position can pass them.
+        """Park messages that hang for too long, and the rest of their keys, so that the position can pass.
 
-        They stay held until the call ends.
+        The messages stay held until the call ends.
         """
-        for call in [hung.call for hung in self._hung.unfinished if hung.call.hangs]:
+        for call in [hung.call for hung in self.hung.unfinished if hung.call.hangs]:
             ids = {message.id for message in call.messages}
             keys = {message.key for message in call.messages if message.key is not None}
             stuck = [message for message in batch.messages if message.id in ids or message.key in keys][: batch.quota]
@@ -402,8 +431,3 @@ class BatchHandler:
         self._blame.accepted(count)
         self._size.accepted(count)
         batch.findings.accepted()
-
-    def _pause(self) -> Wait:
-        """Return a pause, longer than the one before, which a stop ends."""
-        self._blame.pauses += 1
-        return Wait(time.monotonic() + seconds_to_wait(self.policy.pause, self._blame.pauses), stop=self._stop)

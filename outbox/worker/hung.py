@@ -1,4 +1,4 @@
-"""Calls that are past their deadline: what they have is held until they come back, and their answers may count late."""
+"""Calls past their deadline: their messages are held until the calls come back, and late answers may count."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from outbox.model.lease import Lease
-from outbox.model.message import Message
+from outbox.model.lease import Lease, Partition
+from outbox.model.message import Message, slot_of
 from outbox.model.parking import Held, Parking
 from outbox.model.verdict import Done
 from outbox.runtime.fork import in_child
@@ -17,10 +17,10 @@ from outbox.worker.known import KnownOutcomes
 
 @dataclass(eq=False, slots=True)
 class HungCall:
-    """A call past its deadline, and the lease under which it was made.
+    """A call past its deadline, and the lease under which the call was made.
 
-    `void`: its verdicts do not count, because others may have handled its messages since. `blamed`: an attempt of its
-    message was counted while it hung.
+    `void`: the verdicts do not count, because another process may have handled the messages. `blamed`: an attempt was
+    counted meanwhile.
     """
 
     call: Call
@@ -30,27 +30,27 @@ class HungCall:
 
     @property
     def alone(self) -> Message | None:
-        """The message of the call if it has only one and no attempt was counted for it yet."""
+        """The only message of the call, if no attempt was counted yet."""
         return self.call.messages[0] if len(self.call.messages) == 1 and not self.blamed else None
 
 
 class HungCalls:
-    """Calls that are past their deadline, over all leases and all relays of a subscription in this process.
+    """Calls past their deadline, over all leases of a partition in this process.
 
-    A slow call cannot be distinguished from one that hangs. Until it comes back, its messages and their keys are held:
-    none of them is handled beside it. Its verdicts count while its lease stands, and under the next leases if all of
-    them were taken by this process.
+    A slow call cannot be distinguished from a call that hangs. Until a call comes back, its messages and keys are held:
+    none is handled beside the call. Verdicts count while the lease of the call stands, and under the next leases if
+    this process took them all.
     """
 
     def __init__(self, earlier: Iterable[Call] = ()) -> None:
-        """`earlier`: calls for other partitions, whose keys may be of this one by now. Their answers do not count."""
+        """`earlier`: calls for other partitions, whose keys may be here by now. Their answers do not count."""
         self._reset()
         self._calls.extend(HungCall(call, void=True, blamed=True) for call in earlier)
         in_child(self._reset)
 
     def _reset(self) -> None:
-        """Begin with no calls; also in a fork, because the threads of these calls stay with the parent."""
-        # Two relays of one name may both be at work for a moment, when one has not noticed yet that its lease is lost.
+        """Begin with no calls; also in a fork, because the threads of the calls stay with the parent."""
+        # Two relays of one name may both work for a moment, when one has not noticed yet that its lease is lost.
         self._lock = threading.Lock()
         self._calls: list[HungCall] = []
         self._lease: Lease | None = None
@@ -61,8 +61,7 @@ class HungCalls:
     def taken(self, lease: Lease) -> None:
         """Note under which lease messages are handled from now on.
 
-        If another process had a lease since the last one, it may have sent earlier messages of a key again. Then no
-        outcome from before counts.
+        After a lease of another process no earlier outcome counts: messages of a key may have been sent again.
         """
         with self._lock:
             if self._lease is None or not lease.follows(self._lease):
@@ -70,7 +69,7 @@ class HungCalls:
             self._lease = lease
 
     def read_from(self, incarnation: str) -> None:
-        """Note the server's incarnation. After a crash, or a failover, what a handler has stored there may be gone."""
+        """Note the server's incarnation. After a crash, or a failover, rows of a handler may be gone."""
         with self._lock:
             if incarnation != self._incarnation:
                 self._forget_outcomes()
@@ -82,7 +81,7 @@ class HungCalls:
             hung.void = True
 
     def add(self, call: Call, lease: Lease | None = None) -> None:
-        """Hold the messages of this call, and their keys. `lease`: the one under which it was made."""
+        """Hold the messages of a call, and their keys. `lease`: under which the call was made."""
         with self._lock:
             self._calls.append(HungCall(call, lease, void=lease != self._lease))
 
@@ -94,10 +93,7 @@ class HungCalls:
         *,
         parked: bool = False,
     ) -> None:
-        """Remember outcomes that were not settled under this lease, unless a newer one was taken already.
-
-        `parked`: the messages were read from where they are parked.
-        """
+        """Remember outcomes that were not settled under a lease, unless a newer lease was taken already."""
         with self._lock:
             if lease == self._lease:
                 self.known.note(done, parkings, parked=parked)
@@ -112,18 +108,18 @@ class HungCalls:
 
     @property
     def ids(self) -> set[int | None]:
-        """The log ids of the messages that are held."""
+        """The log ids of the held messages."""
         return {message.id for hung in self._calls for message in hung.call.messages}
 
     @property
     def keys(self) -> set[str | None]:
-        """The keys that are held."""
+        """The held keys."""
         return {message.key for hung in self._calls for message in hung.call.messages if message.key is not None}
 
     def held(self) -> Held:
-        """Return which parked messages are not to be tried, because they are in these calls.
+        """Return which parked messages are not to be tried, because calls have them.
 
-        A message that hangs alone in its call is not among them, because an attempt of it may have to be counted.
+        A message alone in a call that hangs is left out, because an attempt may have to be counted.
         """
         for hung in self.take_finished():
             self.known.note(message for message, verdict in hung.call.answers if isinstance(verdict, Done))
@@ -131,15 +127,34 @@ class HungCalls:
         return Held(ids=self.ids - alone, keys=self.keys, but=alone)
 
     def unanswered(self, messages: Iterable[Message], *, parked: bool) -> set[int | None]:
-        """Return the log ids of messages that are held, and of those of these whose outcome is known and not settled.
-
-        `parked`: they were read from where they are parked.
-        """
+        """Return the log ids of messages that may have arrived: a call has them, or the outcome is not settled."""
         return self.ids | {id for id, _ in self.known.among(messages, parked=parked)}
 
     def take_finished(self) -> list[HungCall]:
-        """Return the calls that have come back by now and whose verdicts count; hold no messages of finished calls."""
+        """Return the finished calls whose verdicts count; hold no messages of finished calls."""
         with self._lock:
             finished = [hung for hung in self._calls if hung.call.finished]
             self._calls = [hung for hung in self._calls if hung not in finished]
         return [hung for hung in finished if not hung.void]
+
+
+def hung_calls_of(all: dict[Partition, HungCalls], partition: Partition, slots: int) -> HungCalls:
+    """Return the hung calls of a partition, with calls of earlier generations whose keys are here by now.
+
+    `all`: the hung calls of one process. Earlier generations without any are dropped.
+    """
+    if partition in all:
+        return all[partition]
+    calls: dict[Call, None] = {}
+    for each, hung_calls in list(all.items()):
+        if each.subscription == partition.subscription and each.generation != partition.generation:
+            unfinished = hung_calls.unfinished
+            calls |= dict.fromkeys(hung.call for hung in unfinished)
+            if not unfinished:
+                all.pop(each, None)
+
+    def may_be_here(message: Message) -> bool:
+        # A message without a key may be of any partition.
+        return message.key is None or partition.owns(slot_of(message.key, slots))
+
+    return all.setdefault(partition, HungCalls(call for call in calls if any(map(may_be_here, call.messages))))

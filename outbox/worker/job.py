@@ -1,11 +1,11 @@
-"""A job: what a worker is to do for one subscription."""
+"""A job: the work for one subscription."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from outbox.model.subscription import Declaration, Start
-from outbox.worker.calls import Caller
+from outbox.worker.calls import Caller, Handler
 from outbox.worker.deferral import Deferral
 from outbox.worker.policy import HandlerPolicy
 
@@ -14,13 +14,14 @@ from outbox.worker.policy import HandlerPolicy
 class Job:
     """A subscription, and how its messages are handled.
 
-    `caller`: calls the handler; jobs with the same handler have the same caller. `start`: where a new subscription
-    begins; None: somebody else creates it, and what goes wrong with it does not end the worker. `deferral`: what the
-    handler asks to leave the lease to other processes.
+    `caller`: makes the calls; jobs for the same destination share a caller. `start`: where a new subscription begins;
+    None: another process creates the subscription, and its errors do not end the worker. `deferral`: by which the
+    handler leaves the lease to other processes.
     """
 
     declared: Declaration
-    caller: Caller
+    handler: Handler
+    caller: Caller = field(default_factory=Caller)
     policy: HandlerPolicy = field(default_factory=HandlerPolicy)
     start: Start | None = "earliest"
     deferral: Deferral | None = None

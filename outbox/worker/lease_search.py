@@ -1,16 +1,24 @@
-"""The search for leases: looks who holds those that a worker wants, and takes the free ones. It never waits."""
+"""The search for leases: the holders, the share of a worker, and the free leases. Nothing here waits."""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import timedelta
 
+from outbox.errors import LeaseLostError
+from outbox.model.barrier import has_arrived
 from outbox.model.lease import Holder, Lease, Partition
+from outbox.model.shares import fair_shares
+from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.worker.notice import Notice
 
 #: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and
@@ -22,7 +30,9 @@ class LeaseSearch:
     """Looks for the leases of one subscription, over all connections of a worker."""
 
     def __init__(self, subscription: str, length: timedelta, notice: Notice) -> None:
-        """`length`: for how long a lease is taken each time."""
+        """`length`: for how long a lease is taken each time, and a worker counts as alive."""
+        #: The partitions that this worker is to have.
+        self.own: set[Partition] = set()
         self._subscription = subscription
         self._length = length
         self._notice = notice
@@ -30,36 +40,92 @@ class LeaseSearch:
         #: Of the last look.
         self._holders: Mapping[Partition, Holder] = {}
         self._claims: dict[Partition, Holder | None] = {}
-        self._stands_by = self._leases_differ = False
+        self._stands_by = self._is_known = False
+        self._told: tuple[int, int, int] | None = None
 
     @staticmethod
     def pause() -> float:
         """Return for how many seconds to wait between two looks."""
         return random.uniform(0.2, 0.4)
 
-    def look(self, channel: Channel, partitions: Collection[Partition]) -> Mapping[Partition, Holder]:
-        """Return who holds these leases, as far as they are there; each look counts for the claims of `take`."""
+    def look(self, channel: Channel, stored: Subscription, owner: str, *, alone: bool) -> set[Partition] | None:
+        """Look who holds the leases, and which of them this worker is to have; each look counts for the claims.
+
+        `alone`: the worker is to have all.
+
+        Returns:
+            The partitions that have come to where all are to meet, and were given back. None: there are new partitions.
+
+        Raises:
+            LeaseLostError: the subscription was dropped.
+        """
+        partitions = stored.all_partitions()
         self._holders = Leases(channel).look_all(partitions)
         watches = {each: self._watches.get(each) or LeaseWatch(self._length) for each in self._holders}
         self._claims = {each: watch.look(self._holders[each]) for each, watch in watches.items()}
         self._watches = watches
         for holder in self._holders.values():
             self._notice.seen(holder.notice)
-        return self._holders
+        met = self._met(channel, stored)
+        if self._has_changed(channel, stored, met):
+            return None
+        self.own = set(partitions) if alone or len(partitions) == 1 else self._share(channel, partitions, owner)
+        return met
 
     def take(self, channel: Channel, wanted: Collection[Partition], owner: str) -> dict[Lease, float]:
-        """Take the leases that were free at the last look; return each with a moment before it was taken."""
+        """Take the leases that were free at the last look; return each with a moment before."""
         leases, taken = Leases(channel), dict[Lease, float]()
         for partition in wanted:
             holder, before = self._holders[partition], clock()
             claim = self._claims[partition]
             lease = None if holder.wanted else leases.acquire(partition, owner, self._length, claim)
-            if lease is not None:
-                self._say_that_it_takes_over()
-                taken[lease] = before
-            else:
+            if lease is None:
                 self._say_that_it_stands_by(holder)
+                continue
+            if self._stands_by:
+                self._stands_by = False
+                lease_logger.info("%s: the lease is free; taking over", self._subscription)
+            taken[lease] = before
         return taken
+
+    def leave(self, channel: Channel, owner: str) -> None:
+        """Tell other workers that the worker stops, so that they take the partitions soon."""
+        if self._is_known:
+            self._is_known = False
+            with suppress(Exception):
+                LiveWorkers(channel, self._subscription).gone(owner)
+
+    def _met(self, channel: Channel, stored: Subscription) -> set[Partition]:
+        if stored.stop_at is None:
+            return set()
+        standing = zip(stored.all_partitions(), ProgressLog(channel).standing(stored), strict=True)
+        arrived = {partition for partition, progress in standing if has_arrived(progress, stored.stop_at)}
+        return {each for each in arrived if each in self._holders and self._holders[each].owner is None}
+
+    def _has_changed(self, channel: Channel, stored: Subscription, met: Collection[Partition]) -> bool:
+        """Return whether the subscription has new partitions; if all have met, the next ones begin."""
+        if len(self._holders) == stored.partitions:
+            all_met = len(met) == stored.partitions
+            return all_met and Subscriptions(channel).begin_next_generation(stored.name)
+        found = Subscriptions(channel).find(stored.name)
+        if found is None or found.generation == stored.generation:
+            raise LeaseLostError(f"subscription {stored.name!r} was dropped")
+        return True
+
+    def _share(self, channel: Channel, partitions: Collection[Partition], owner: str) -> set[Partition]:
+        """Tell other workers that the worker is alive; return the share among all live workers."""
+        workers = LiveWorkers(channel, self._subscription)
+        workers.seen(owner)
+        self._is_known = True
+        live = workers.live(self._length) | {owner}
+        dealt = fair_shares([self._holders[each].owner if each in self._holders else None for each in partitions], live)
+        share = {partition for partition, worker in zip(partitions, dealt, strict=True) if worker == owner}
+        numbers = len(share), len(partitions), len(live) - 1
+        if self._told != numbers:
+            self._told = numbers
+            text = "%s: a share of %d of %d partitions, beside %d other workers"
+            lease_logger.info(text, self._subscription, *numbers)
+        return share
 
     def _say_that_it_stands_by(self, holder: Holder) -> None:
         """Log that this worker stands by; only once, over any number of lost connections."""
@@ -69,15 +135,3 @@ class LeaseSearch:
             held = "another worker holds the lease; standing by"
             left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
             lease_logger.info("%s: %s", self._subscription, held if holder.live else left)
-        differs = bool(holder.renewals) and not holder.is_command and holder.length != self._length
-        if differs and holder.length is not None and not self._leases_differ:
-            self._leases_differ = True
-            here = f"that of the worker which stands by {self._length.total_seconds():g} s"
-            differ = f"its lease is {holder.length.total_seconds():g} s long, {here}; give both the same --lease"
-            lease_logger.warning("%s: %s", self._subscription, differ)
-            self._notice.write(differ)
-
-    def _say_that_it_takes_over(self) -> None:
-        if self._stands_by:
-            self._stands_by = False
-            lease_logger.info("%s: the lease is free; taking over", self._subscription)

@@ -1,4 +1,4 @@
-"""The maintenance by a lease holder: deletes rows that are not needed any more, a portion at a time."""
+"""The maintenance by a lease holder: deletes rows that are no longer needed, a portion at a time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
 from outbox.store.subscriptions.workers import LiveWorkers
-from outbox.telemetry.teller import PartitionTeller
-from outbox.worker.done_already import Finished
+from outbox.telemetry.events import Teller, UpkeepRefused
+from outbox.worker.outcome import Finished
 from outbox.worker.settings import Upkeep
 from outbox.worker.settle import Settlement
 
 
 @dataclass(slots=True)
 class _Chore:
-    """A task: done at `at`, then `every` so many seconds, or soon again when `do` returns that there is more."""
+    """A task: done at `at`, then `every` so many seconds, or soon again when `do` returns True."""
 
     name: str
     every: float
@@ -30,7 +30,7 @@ class _Chore:
 
 
 class Maintenance:
-    """Runs the chores of one lease. A step in which nothing is due costs little."""
+    """Runs the chores of one lease. A step without a due chore costs little."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Maintenance:
         settlement: Settlement,
         finished: Finished | None,
         upkeep: Upkeep,
-        teller: PartitionTeller,
+        teller: Teller,
     ) -> None:
-        """`finished`: knows which messages of the subscription are done already; None: nobody else does them."""
+        """`finished`: knows which messages of the subscription are done already."""
         now = time.monotonic()
         self._database = channel.database
         self._teller = teller
@@ -66,7 +66,7 @@ class Maintenance:
             )
 
     def step(self, stored_base: Position) -> None:
-        """Do the chores that are due; `stored_base` is the base that the database has."""
+        """Do the chores that are due; `stored_base`: the base in the database."""
         now = time.monotonic()
         for chore in self._chores:
             if now >= chore.at:
@@ -74,7 +74,7 @@ class Maintenance:
                 chore.at = time.monotonic() + (self._again if more else chore.every)
 
     def _done(self, chore: _Chore, stored_base: Position) -> bool:
-        """Do a chore; return whether there is more of it. When it is refused, messages are sent all the same."""
+        """Do a chore; return whether there is more to do. When a chore is refused, messages are sent all the same."""
         try:
             return chore.do(stored_base)
         except LeaseLostError:
@@ -82,5 +82,5 @@ class Maintenance:
         except Exception as error:
             # A lost connection is noticed by the next read.
             if not self._database.transient(error):
-                self._teller.upkeep_refused(chore.name, in_one_line(error)[0])
+                self._teller.tell(UpkeepRefused, what=chore.name, error=in_one_line(error)[0])
             return False

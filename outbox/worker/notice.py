@@ -9,7 +9,7 @@ from outbox.runtime.text import one_line, without_server
 from outbox.store.database import Channel, Database
 from outbox.store.subscriptions.leases import Leases
 from outbox.telemetry.events import DestinationAway, Event
-from outbox.telemetry.failure_words import Words
+from outbox.telemetry.failure_log import Words
 
 _MOST = 500
 #: A shorter pause is written to the log of the process, but not to the database.
@@ -17,10 +17,10 @@ _PAUSE_SECONDS = 1.0
 
 
 class Notice:
-    """The notice of one subscription, on its leases. It listens to what the worker waits for."""
+    """The notice of one subscription, on its leases; listens to the waits of the worker."""
 
     def __init__(self, database: Database, subscription: str, words: Words) -> None:
-        """`words`: the sentences for this subscription."""
+        """`words`: the sentences for the subscription."""
         self._database = database
         self._subscription = subscription
         self._words = words
@@ -30,7 +30,7 @@ class Notice:
         self._waits = False
 
     def told(self, event: Event) -> None:
-        """Write what the worker waits for, once for each pause."""
+        """Write why the worker waits, once for each pause."""
         if isinstance(event, DestinationAway) and event.pauses and not self._waits:
             outage = max(event.outages, key=lambda each: each.seconds)
             if outage.seconds >= _PAUSE_SECONDS:
@@ -39,7 +39,7 @@ class Notice:
                 self.write(f"{self._words.awaited(outage.topic)}: {why}", outage.seconds)
 
     def write(self, text: str, since: float = 0.0) -> None:
-        """Say why this worker does not work. `since`: for how many seconds it does not work already."""
+        """Say why the worker does not work. `since`: for how many seconds already."""
         self._written = True
         with suppress(Exception), closing(self._database.open()) as channel:
             Leases(channel).note(self._subscription, describe(text)[:_MOST], since=since)

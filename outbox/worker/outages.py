@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from outbox.runtime.clock import clock as monotonic
-from outbox.telemetry.events import Outage
-from outbox.telemetry.teller import Teller
+from outbox.telemetry.events import DestinationAway, DestinationBack, Outage, Teller
 
 #: So many topics are kept in mind.
 _MOST_TOPICS = 10_000
 
 
 class Outages:
-    """The outages of one subscription, over all its leases. Listeners are told of them."""
+    """The outages of one subscription, over all leases. Listeners are told of each."""
 
     def __init__(self, teller: Teller, destination: str, *, clock: Callable[[], float] = monotonic) -> None:
         self._teller = teller
@@ -28,13 +27,13 @@ class Outages:
     def refused(self, errors: Mapping[str, str], *, by_all: str | None = None, pauses: bool = False) -> None:
         """Note which topics are not accepted, with the destination's error.
 
-        `by_all`: why the destination accepts nothing at all, if that is so. `pauses`: the worker waits now. Then, if
-        there are no errors, it waits for the outages that are known.
+        `by_all`: why the destination accepts nothing at all, if so. `pauses`: the worker waits now, without errors for
+        the known outages.
         """
         topics = self._noted(errors, by_all) if errors else [*self._known] if pauses else []
         if topics:
             found = [self._outage(topic) for topic in topics]
-            self._teller.destination_away(self._destination, found, pauses=pauses)
+            self._teller.tell(DestinationAway, destination=self._destination, outages=found, pauses=pauses)
 
     def _noted(self, errors: Mapping[str, str], by_all: str | None) -> list[str | None]:
         known = self._known.get(None)
@@ -50,17 +49,11 @@ class Outages:
             self._known[topic] = (self._known[topic][0] if topic in self._known else now, error)
         return [*refused]
 
-    def over(self, topics: Collection[str]) -> list[Outage]:
-        """Return the outages that are over, now that messages of these topics were accepted, and forget them."""
-        ended = [topic for topic in self._known if topic is None or topic in topics]
-        found = [self._outage(topic) for topic in ended]
-        for topic in ended:
+    def accepted(self, topics: Collection[str]) -> None:
+        """Tell which outages are over, now that messages of these topics were accepted, and forget them."""
+        for topic in [each for each in self._known if topics and (each is None or each in topics)]:
+            self._teller.tell(DestinationBack, destination=self._destination, outage=self._outage(topic))
             del self._known[topic]
-        return found
-
-    def back(self, outage: Outage, waited: int, *, or_more: bool) -> None:
-        """Tell that an outage is over. `waited`: how many messages have waited for that, or more."""
-        self._teller.destination_back(self._destination, outage, waited, or_more=or_more)
 
     def _outage(self, topic: str | None) -> Outage:
         since, error = self._known[topic]

@@ -1,69 +1,77 @@
-"""The outcome of a batch or of a part of it, and the messages of a batch that have none yet."""
+"""The outcome of a batch or of a part of a batch, and the messages of a batch without an outcome."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.parking import Parking
+from outbox.model.position import Position
 from outbox.worker.blame import Findings
 from outbox.worker.known import Identity, identity_of
 from outbox.worker.policy import BLOCKED, EXPIRED
 
 
+class Finished(Protocol):
+    """Knows which messages of a subscription are done already, by their writer or by a transaction's verdict."""
+
+    def finished(self, messages: Sequence[Message]) -> set[int]:
+        """Return the log ids of messages that are done already."""
+
+    def dead(self, subscription: str, limit: int) -> list[tuple[int, str | None]]:
+        """Return log id and key of dead letters of a subscription that are done by now, `limit` at most."""
+
+    def prune(self, lease: Lease, stored_base: Position) -> bool:
+        """Delete rows about messages before the stored base; return whether there may be more."""
+
+
 @dataclass(slots=True)
 class Outcome:
-    """The result of a batch, or of a part of it.
+    """The result of a batch, or of a part of a batch.
 
-    `open`: without a result, because the worker was stopped or the topic is in `sick`. `next`: the first message that
-    has no result yet; None in the last part.
+    `open`: without a result, because the worker was stopped or the topic is in `sick`. `next`: the first message
+    without a result; None in the last part.
     """
 
     done: list[Message] = field(default_factory=list)
     parked: list[tuple[Message, Parking]] = field(default_factory=list)
     open: list[Message] = field(default_factory=list)
     sick: set[str] = field(default_factory=set)
-    #: `paused`: the batch waited for the destination. `away`: the destination accepts nothing at the end.
-    paused: bool = False
+    #: True when the destination accepts nothing at the end.
     away: bool = False
     next: Message | None = None
 
     @property
     def accepted_topics(self) -> set[str]:
-        """The topics that the destination accepts, as far as is known at the end of the batch."""
+        """The topics that the destination accepts, as far as known at the end of the batch."""
         waiting = {message.topic for message, parking in self.parked if parking.state == "waiting"}
         return set() if self.away else {message.topic for message in self.done} - waiting - self.sick
 
 
-class Clock(Protocol):
-    """The clock of the database, as far as it is known here."""
-
-    @property
-    def now(self) -> datetime:
-        """The moment now."""
-
-
 class Pending:
-    """The messages of one batch that have no outcome yet, and the outcomes since the last part."""
+    """The messages of one batch without an outcome, and the outcomes since the last part."""
 
-    def __init__(self, messages: list[Message], quota: int, *, parked: bool, clock: Clock | None = None) -> None:
+    def __init__(self, messages: list[Message], quota: int, *, parked: bool, now: datetime | None = None) -> None:
         """`quota`: how many messages may be parked as waiting. `parked`: the messages were read from where they are
-        parked. `clock`: by which messages expire; None: they do not.
+        parked. `now`: by the database's clock; None: messages do not expire.
         """
         self.messages = messages
         self.quota = quota
         self.parked = parked
-        self._clock = clock
+        #: The database's clock at the moment 0 of ours.
+        self._zero = None if now is None else now - timedelta(seconds=time.monotonic())
         self.findings = Findings()
         self.outcome = Outcome()
         self._part_began = time.monotonic()
 
     def has_part(self, *, after: float = 0.0) -> bool:
-        """Return whether messages got outcomes since the last part, which began so many seconds ago, and others not."""
+        """Return whether some messages got outcomes and some did not, `after` so many seconds of the present part."""
         some = bool(self.outcome.done or self.outcome.parked) and bool(self.messages)
         return some and time.monotonic() - self._part_began >= after
 
@@ -72,11 +80,11 @@ class Pending:
         part, self._part_began = self.outcome, time.monotonic()
         part.away = away
         part.next = self.messages[0] if self.messages else None
-        self.outcome = Outcome(open=list(part.open), sick=set(part.sick), paused=part.paused)
+        self.outcome = Outcome(open=list(part.open), sick=set(part.sick))
         return part
 
     def in_turn(self, identities: Container[Identity]) -> list[Message]:
-        """Return those of these messages that have no other message of their key before them."""
+        """Return the messages with an identity among these, if no other message of the key is in front."""
         found: list[Message] = []
         held: set[str | None] = set()
         for message in self.messages:
@@ -98,18 +106,28 @@ class Pending:
 
     def timed(self) -> list[Message]:
         """Return the messages that expire some time, if there is a clock."""
-        return [] if self._clock is None else [message for message in self.messages if message.expires_at is not None]
+        return [] if self._zero is None else [message for message in self.messages if message.expires_at is not None]
+
+    def seconds_to_expiry(self, messages: Iterable[Message]) -> float:
+        """Return the seconds until the first message expires; infinite if none does."""
+        moments = [each.expires_at for each in messages if each.expires_at is not None] if self._zero else []
+        return (min(moments) - self._now).total_seconds() if moments else math.inf
 
     def expire(self, messages: Iterable[Message]) -> None:
-        """Park as dead those of these messages that are expired by now."""
-        if self._clock is not None:
-            now = self._clock.now
-            late = [(message, EXPIRED) for message in messages if message.expires_at and message.expires_at <= now]
-            if late:
-                self.resolve([], late)
+        """Park expired messages as dead."""
+        now = self._now
+        late = [(message, EXPIRED) for message in messages if message.expires_at and message.expires_at <= now]
+        if late:
+            self.resolve([], late)
+
+    @property
+    def _now(self) -> datetime:
+        """The database's clock; without one, a moment before all others."""
+        zero = datetime.min.replace(tzinfo=UTC) if self._zero is None else self._zero
+        return zero + timedelta(seconds=time.monotonic())
 
     def resolve(self, done: Sequence[Message], parked: list[tuple[Message, Parking]]) -> None:
-        """Give messages their outcome; park as `blocked` the rest of each key that one of them blocks."""
+        """Give messages their outcome; park as `blocked` the rest of each blocked key."""
         self.outcome.done.extend(done)
         if len(done) == len(self.messages):
             self.messages = []
@@ -129,7 +147,7 @@ class Pending:
         self.messages = []
 
     def leave_topics(self, messages: Iterable[Message]) -> None:
-        """Leave all messages of these messages' topics open, and other messages of the same keys."""
+        """Leave all messages of the topics of some messages open, and other messages of the same keys."""
         self.outcome.sick.update(message.topic for message in messages)
         left = [message for message in self.messages if message.topic in self.outcome.sick]
         keys = {message.key for message in left if message.key is not None}

@@ -1,12 +1,11 @@
-"""Parked messages: the worker retries and unblocks them, and carries out requests on them, beside the log."""
+"""Parked messages: retried and unblocked beside the log, with the requests of people."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Generator, Iterable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from tenacity.wait import wait_exponential
 
@@ -14,21 +13,17 @@ from outbox.model.message import Message
 from outbox.model.retry import seconds_to_wait
 from outbox.runtime.text import one_line
 from outbox.store.subscriptions.parked import Parked, Ready, Request
-from outbox.telemetry.teller import PartitionTeller
-from outbox.worker.done_already import Finished
-from outbox.worker.handle import BatchHandler
-from outbox.worker.outcome import Outcome
+from outbox.telemetry.events import Teller
+from outbox.worker.hung import HungCalls
+from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.policy import BLOCKED, EXPIRED
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
-from outbox.worker.waiting import Wait
 
 logger = logging.getLogger("outbox")
 
 #: So many requests are carried out in one transaction, and so many dead letters that are done are removed in one.
 MOST_REQUESTS = _MOST_BURIED = 1000
-#: When an outage is over, messages that waited are counted up to this number.
-_MOST_WAITED = 10_000
 #: How often to look for requests and due messages when none is known to be due sooner.
 _LOOK_SECONDS = 1.0
 #: How often to look for dead letters that are done by now.
@@ -39,7 +34,7 @@ _SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
 
 
 class ParkedKeys:
-    """The keys that are held back, in memory: that is safe, because only the lease holder changes parked rows."""
+    """The held keys, in memory: only the lease holder changes parked rows."""
 
     def __init__(self, parked: Parked, most: int) -> None:
         """`most`: so many keys are kept in memory; if there are more, the database is asked."""
@@ -51,13 +46,13 @@ class ParkedKeys:
         self._keys: set[str] | None = None if keys is None else keys | self.released
 
     def among(self, messages: Sequence[Message]) -> Collection[str | None]:
-        """Return the keys that are held back, at least those of these messages."""
+        """Return the held keys, at least those of these messages."""
         if self._keys is not None:
             return self._keys
         return self._parked.held_among({m.key for m in messages if m.key is not None})
 
     def hold(self, keys: Iterable[str | None]) -> None:
-        """Hold these keys back from now on."""
+        """Hold keys back from now on."""
         new = {key for key in keys if key is not None}
         self.released -= new
         if self._keys is not None:
@@ -66,7 +61,7 @@ class ParkedKeys:
                 self._keys = None
 
     def fell_due(self, key: str | None) -> None:
-        """Note that a delayed message of this key fell due; it may be handled now if nothing else holds the key."""
+        """Note that a delayed message of a key fell due, and may be handled now if nothing else holds the key."""
         if key is None:
             return
         if self._keys is None or key not in self._keys:
@@ -75,7 +70,7 @@ class ParkedKeys:
             self._keys.add(key)
 
     def reconsider(self, keys: Collection[str]) -> None:
-        """Ask the database which of these keys are still held, after messages were done, discarded or replayed."""
+        """Ask the database which keys are still held, after messages were done, discarded or replayed."""
         still = self._parked.held_among(keys) if keys else set()
         if self._keys is not None:
             self._keys -= set(keys) - still
@@ -87,6 +82,17 @@ class ParkedKeys:
 class _Sick:
     until: float
     failures: int
+
+
+@dataclass(slots=True)
+class _Round:
+    """From `begin` to `end`: outcomes for the next settle, and topics that were accepted or not."""
+
+    worked: bool = False
+    done: list[Message] = field(default_factory=list)
+    changed: Parkings = field(default_factory=list)
+    well: set[str] = field(default_factory=set)
+    sick: set[str] = field(default_factory=set)
 
 
 def carry_out(requests: Sequence[Request], parked: Parked, settlement: Settlement) -> None:
@@ -101,21 +107,21 @@ def carry_out(requests: Sequence[Request], parked: Parked, settlement: Settlemen
 
 
 class ParkedQueue:
-    """Handles parked messages, whenever some of them are due."""
+    """The parked messages of one partition. Between `begin` and `end` the ready ones are handled."""
 
     def __init__(
         self,
         parked: Parked,
         settlement: Settlement,
-        batch_handler: BatchHandler,
+        hung: HungCalls,
         settings: Settings,
-        teller: PartitionTeller,
+        teller: Teller,
         finished: Finished | None = None,
     ) -> None:
-        """`finished`: knows which messages are done already."""
+        """`hung`: calls that did not come back. `finished`: knows which messages are done already."""
         self._parked = parked
         self._settlement = settlement
-        self._batch_handler = batch_handler
+        self._hung = hung
         self._limits = settings.limits
         self._teller = teller
         self._finished = finished
@@ -125,6 +131,7 @@ class ParkedQueue:
         self._look_at = 0.0
         #: Whether messages may wait for their destination, with or without keys.
         self._some_wait = True
+        self._round = _Round()
 
     @property
     def due_in(self) -> float:
@@ -150,27 +157,64 @@ class ParkedQueue:
         self._some_wait = waiting > 0
         return most - waiting
 
-    def step(self) -> Generator[Wait, None, bool]:
-        """Carry out requests, let delayed messages fall due, handle what is ready; False when nothing was done."""
-        if self.due_in > 0:
-            return False
+    def begin(self) -> list[Message] | None:
+        """Carry out requests, and let delayed messages fall due; return the messages to handle, if there are any."""
         worked = self._carry_out_requests() + self._bury() + self._fall_due() > 0
+        self._round = _Round(worked)
         ready = self._parked.ready(
-            self.keys.released,
-            self._sick_topics(),
-            self._limits.rows,
-            self._limits.bytes,
-            held=self._batch_handler.held(),
+            self.keys.released, self._sick_topics(), self._limits.rows, self._limits.bytes, held=self._hung.held()
         )
-        if ready:
-            worked = (yield from self._handle(ready)) or worked
-        self._look_at = time.monotonic() if worked else self._next_look()
-        return worked
+        return self._sorted_out(ready) if ready else None
+
+    def _sorted_out(self, ready: list[Ready]) -> list[Message]:
+        """Return the messages to handle. Expired ones, and those done already, are settled with the first part."""
+        # Messages of calls that hang may have arrived: they do not expire, but wait for the answer of the call.
+        unanswered = self._hung.unanswered([r.message for r in ready if r.expired], parked=True)
+        late = {r.message.id for r in ready if r.expired} - unanswered
+        to_send = [r.message for r in ready if r.message.id not in late]
+        finished = self._finished.finished(to_send) if self._finished is not None and to_send else set()
+        self._round.changed = [(r.message, EXPIRED) for r in ready if r.message.id in late]
+        self._round.done = [message for message in to_send if message.id in finished]
+        return [message for message in to_send if message.id not in finished]
+
+    def settle(self, outcome: Outcome) -> None:
+        """Write a part of the outcome."""
+        done, changed = self._round.done + outcome.done, self._round.changed
+        # Messages that are blocked by their key are parked as blocked already.
+        changed += [each for each in outcome.parked if each[1] is not BLOCKED]
+        self._round.well |= {message.topic for message in outcome.done}
+        self._round.sick, self._round.done, self._round.changed = outcome.sick, [], []
+        if done or changed:
+            self._write(done, changed)
+            self._round.worked = True
+
+    def _write(self, done: list[Message], changed: Parkings) -> None:
+        began = time.monotonic()
+        try:
+            self._settlement.settle_parked([message.id or 0 for message in done], changed)
+        except BaseException:
+            self._hung.note(self._settlement.lease, done, changed, parked=True)
+            raise
+        self.keys.reconsider({m.key for m in (*done, *(m for m, _ in changed)) if m.key is not None})
+        self.keys.hold(message.key for message, parking in changed if parking.blocks)
+        self._teller.tell_settled(done, changed, time.monotonic() - began)
+
+    def end(self) -> bool:
+        """Note when to look again; return whether there was anything to do."""
+        for topic in self._round.sick:
+            # Some messages of the topic are accepted, so it is only slow: its pauses do not grow.
+            again = topic in self._sick and topic not in self._round.well
+            failures = self._sick[topic].failures + 1 if again else 1
+            self._sick[topic] = _Sick(time.monotonic() + seconds_to_wait(_SICK_PAUSE, failures), failures)
+        for topic in self._round.well - self._round.sick:
+            self._sick.pop(topic, None)
+        self._look_at = time.monotonic() if self._round.worked else self._next_look()
+        return self._round.worked
 
     def _next_look(self) -> float:
         """Return the moment when a message falls due, or a topic may be tried again.
 
-        Messages that are due, and could not be handled, do not shorten it: they wait for a change.
+        Messages that are due, and could not be handled, count for nothing: they wait for a change.
         """
         now, due = time.monotonic(), self._parked.next_due()
         moments = [sick.until for sick in self._sick.values() if sick.until > now]
@@ -182,7 +226,7 @@ class ParkedQueue:
         requests = self._parked.requests(MOST_REQUESTS)
         if requests:
             # Before the requests are written, because the answer to that may be lost as well.
-            self._batch_handler.forget({request.id for request in requests})
+            self._hung.known.forget({request.id for request in requests})
             carry_out(requests, self._parked, self._settlement)
             self.keys.hold(request.key for request in requests if request.verb == "replay")
             self.keys.reconsider({request.key for request in requests if request.key is not None})
@@ -208,69 +252,5 @@ class ParkedQueue:
             self.keys.fell_due(key)
         return len(keys)
 
-    def _handle(self, ready: list[Ready]) -> Generator[Wait, None, bool]:
-        """Handle what is ready, and write the outcome; return False when no message got one."""
-        # Messages of calls that hang may have arrived: they do not expire, but wait for the answer of the call.
-        unanswered = self._batch_handler.unanswered([r.message for r in ready if r.expired], parked=True)
-        late = {r.message.id for r in ready if r.expired} - unanswered
-        expired: Parkings = [(r.message, EXPIRED) for r in ready if r.message.id in late]
-        to_send = [r.message for r in ready if r.message.id not in late]
-        done = self._finished.finished(to_send) if self._finished is not None and to_send else set()
-        # Messages that are done already, or are expired, are settled with the first part.
-        already, worked = [message for message in to_send if message.id in done], False
-        well: set[str] = set()
-        left = [message for message in to_send if message.id not in done]
-        sick: set[str] = set()
-        with closing(self._batch_handler.run(left, wait_for_destination=False, quota=0, parked=True)) as handling:
-            for outcome in handling:
-                if isinstance(outcome, Wait):
-                    yield outcome
-                if not isinstance(outcome, Outcome):
-                    continue
-                if self._batch_handler.outages and outcome.accepted_topics:
-                    self.tell_accepted(outcome.accepted_topics)
-                # Messages that are blocked by their key are parked as blocked already.
-                changed = expired + [each for each in outcome.parked if each[1] is not BLOCKED]
-                worked = self._settle(outcome.done + already, changed) or worked
-                expired, already = [], []
-                well |= {message.topic for message in outcome.done}
-                sick = outcome.sick
-        self._note_sick(sick, well)
-        return worked
-
-    def _settle(self, done: list[Message], changed: Parkings) -> bool:
-        """Write the outcomes of parked messages; return whether there were any."""
-        if not (done or changed):
-            return False
-        began = time.monotonic()
-        try:
-            self._settlement.settle_parked([message.id or 0 for message in done], changed)
-        except BaseException:
-            self._batch_handler.keep(done, changed, parked=True)
-            raise
-        self.keys.reconsider({m.key for m in (*done, *(m for m, _ in changed)) if m.key is not None})
-        self.keys.hold(message.key for message, parking in changed if parking.blocks)
-        self._teller.settled(done, changed, time.monotonic() - began)
-        return True
-
-    def tell_accepted(self, topics: Collection[str], beside: Sequence[Message] = (), *, or_more: bool = False) -> None:
-        """Tell which outages are over, now that messages of these topics were accepted.
-
-        Called before the settle, while the messages that were parked for the destination can be counted. `beside`:
-        messages of the log that have waited as well, `or_more`.
-        """
-        for outage in self._batch_handler.outages.over(topics):
-            inside = sum(outage.topic in (None, each.topic) for each in beside)
-            waited = self._parked.waited(outage.topic, _MOST_WAITED) + inside
-            self._batch_handler.outages.back(outage, waited, or_more=or_more or waited >= _MOST_WAITED)
-
     def _sick_topics(self) -> list[str]:
         return [topic for topic, sick in self._sick.items() if sick.until > time.monotonic()]
-
-    def _note_sick(self, sick: Collection[str], well: Collection[str]) -> None:
-        for topic in sick:
-            # Some messages of the topic are accepted, so it is only slow: its pauses do not grow.
-            failures = self._sick[topic].failures + 1 if topic in self._sick and topic not in well else 1
-            self._sick[topic] = _Sick(time.monotonic() + seconds_to_wait(_SICK_PAUSE, failures), failures)
-        for topic in set(well) - set(sick):
-            self._sick.pop(topic, None)

@@ -1,14 +1,13 @@
-"""A worker's time with a partition: fetch, handle, settle, until the lease or the connection is lost."""
+"""A worker's time with a partition: fetch, handle, settle, in turn with the worker's other partitions."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar, cast
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.barrier import has_arrived
@@ -16,25 +15,50 @@ from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.position import Progress
 from outbox.store.database import Channel
+from outbox.store.dialects.dialect import Hint
 from outbox.store.log.cursor import Batch, Reading
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.telemetry.teller import PartitionTeller
-from outbox.worker.done_already import Finished
+from outbox.telemetry.events import BatchRead, Teller
+from outbox.worker.calls import HeldLease
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.handle import BatchHandler, Look
+from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance
-from outbox.worker.outcome import Outcome
+from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, sort_out
-from outbox.worker.settings import Settings
+from outbox.worker.polling import Polling
+from outbox.worker.settings import Settings, Until
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Wait
 
-logger = logging.getLogger("outbox")
+_NOW = Wait(0.0)
 
 
-T = TypeVar("T")
+@dataclass(slots=True)
+class _Handled:
+    """Handled batches that are not settled: up to which progress, and when to settle."""
+
+    end: Progress | None = None
+    done: list[Message] = field(default_factory=list)
+    bytes: int = 0
+    settle_at: float = math.inf
+
+    def add(self, end: Progress, done: list[Message], size: int, settle_at: float) -> None:
+        """Add a batch, of `size` bytes."""
+        self.end, self.settle_at = end, min(self.settle_at, settle_at)
+        self.done += done
+        self.bytes += size
+
+
+@dataclass(slots=True)
+class _Stored:
+    """The progress in the database, since when, and whether rows were passed since then."""
+
+    progress: Progress
+    at: float = field(default_factory=time.monotonic)
+    passed: bool = False
 
 
 class PartitionWorker:
@@ -51,56 +75,47 @@ class PartitionWorker:
         batch_handler: BatchHandler,
         settings: Settings,
         *,
-        teller: PartitionTeller,
+        teller: Teller,
         finished: Finished | None = None,
         unsettled: Unsettled | None = None,
     ) -> None:
-        """`finished`: knows which messages are done already. `unsettled`: what the worker could not write before."""
+        """`finished`: knows which messages are done already. `unsettled`: the writes that failed before."""
         self._channel = channel
-        self._lease = lease
         self._batch_handler = batch_handler
         self._incarnation = reading.log.now(channel).incarnation
-        batch_handler.read_from(self._incarnation)
+        batch_handler.hung.read_from(self._incarnation)
         newest = ProgressLog(channel).newest(lease.partition)
         if newest is None:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
         self._settlement = Settlement(channel, lease, self._incarnation, unsettled)
         self._settlement.rehearse(newest.progress)
         parked = Parked(channel, lease.partition.subscription, lease.partition)
-        self._parked_queue = ParkedQueue(parked, self._settlement, batch_handler, settings, teller, finished)
+        self._parked_queue = ParkedQueue(parked, self._settlement, batch_handler.hung, settings, teller, finished)
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
         self._teller = teller
-        self._stored, self._stop = newest.progress, reading.stop
-        self._passed = False
-        self._stored_at = time.monotonic()
-        #: Batches that were handled and are not settled: up to which progress, their messages, and how large.
-        #: `_settle_at`: when to settle them.
-        self._handled: Progress | None = None
-        self._handled_messages: list[Message] = []
-        self._handled_bytes = 0
-        self._settle_at = math.inf
+        self._stored, self._stop = _Stored(newest.progress), reading.stop
+        self._handled = _Handled()
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
-        self._limits = settings.limits
-        self._upkeep = settings.upkeep
-        self._settle_within = settings.settle_within.total_seconds()
+        self._settings = settings
         self._maintenance = Maintenance(channel, lease, self._settlement, finished, settings.upkeep, teller)
 
     def close(self) -> None:
-        """End the thread that reads ahead, and keep the outcomes that are not settled for the next lease."""
+        """End the reading thread, and keep the outcomes that are not settled for the next lease."""
         self._prefetcher.close()
-        self._batch_handler.keep(self._handled_messages + self._outcome.done, self._outcome.parked, parked=False)
+        self._batch_handler.keep(self._handled.done + self._outcome.done, self._outcome.parked, parked=False)
 
     @property
     def arrived(self) -> bool:
-        """True when the partition stands where all of them meet, and handles nothing more."""
-        return self._stop is not None and has_arrived(self._stored, self._stop)
+        """True when the partition stands where all partitions meet, and handles nothing more."""
+        return self._stop is not None and has_arrived(self._stored.progress, self._stop)
 
     @property
     def due_in(self) -> float:
-        """Seconds until something is due for messages that are parked, wait for their grace, or are not settled."""
-        return min(self._parked_queue.due_in, self._prefetcher.due_in, max(0.0, self._settle_at - time.monotonic()))
+        """Seconds until messages are due that are parked, wait for their grace, or are not settled."""
+        settle_in = max(0.0, self._handled.settle_at - time.monotonic())
+        return min(self._parked_queue.due_in, self._prefetcher.due_in, settle_in)
 
     def awaits_grace(self) -> bool:
         """Return whether messages from before the first step still wait for their grace; called after an idle step."""
@@ -109,13 +124,13 @@ class PartitionWorker:
     def step(self, *, postpone: bool = False) -> Generator[Wait, None, int]:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
 
-        `postpone`: a few messages may be settled a moment later, together with those that follow.
+        `postpone`: a few messages may be settled a moment later, together with the following ones.
         """
         if self._batch_handler.gave_up:
             raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
-        if self._settle_at <= time.monotonic():
+        if self._handled.settle_at <= time.monotonic():
             self.settle_handled()
-        worked = yield from self._meanwhile(self._parked_queue.step())
+        worked = (yield from self._handle_parked()) if self._parked_queue.due_in <= 0 else False
         batch = self._prefetcher.read()
         if batch.incarnation not in (None, self._incarnation):
             raise LeaseLostError("the server was restarted: positions in memory are void")
@@ -123,25 +138,27 @@ class PartitionWorker:
             # A window is open, so there is more: the server reads it while we handle this batch.
             self._prefetcher.read_ahead()
         if batch.messages:
-            self._teller.batch_read(batch.messages, batch.now)
+            self._teller.tell(BatchRead, messages=batch.messages, now=batch.now)
             yield from self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             self._store_in_passing(batch)
-        self._maintenance.step(self._stored.base)
-        return int(worked) + batch.seen
+        self._maintenance.step(self._stored.progress.base)
+        return worked + batch.seen
 
-    def _meanwhile(self, steps: Generator[Wait, None, T]) -> Generator[Wait, None, T]:
-        """Run `steps`, and settle what was handled before while they wait; return what they return."""
-        with closing(steps):
-            while True:
-                try:
-                    wait = next(steps)
-                except StopIteration as end:
-                    return cast("T", end.value)
-                yield from self._waited(wait)
+    def _handle_parked(self) -> Generator[Wait, None, bool]:
+        """Handle parked messages that are due, and requests of people; return whether there were any."""
+        messages = self._parked_queue.begin()
+        if messages is not None:
+            with closing(self._batch_handler.run(messages, quota=0, parked=True)) as handling:
+                for each in handling:
+                    if isinstance(each, Wait):
+                        yield from self._waited(each)
+                    elif isinstance(each, Outcome):
+                        self._parked_queue.settle(each)
+        return self._parked_queue.end()
 
     def _waited(self, wait: Wait) -> Generator[Wait, None, None]:
-        """Wait. Messages that were handled before are settled in a long wait, because an outage may take hours."""
+        """Wait. Handled messages are settled in a long wait, because an outage may take hours."""
         if wait.call is not None:
             yield wait.at_most(SOON_SECONDS)
         if not wait.over:
@@ -149,9 +166,9 @@ class PartitionWorker:
             yield wait
 
     def settle_handled(self) -> None:
-        """Settle the messages that were handled and are not settled yet."""
-        if self._handled is not None:
-            self._store(self._handled)
+        """Settle the handled messages that are not settled yet."""
+        if self._handled.end is not None:
+            self._store(self._handled.end)
 
     def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         messages = self._left(batch.messages)
@@ -159,30 +176,28 @@ class PartitionWorker:
             self._store_in_passing(batch)
             return
         to_send, parkings = self._sort_out(messages, batch.now)
-        size = sum(len(message.body) for message in to_send) if self._handled or postpone else 0
-        most = self._limits
-        if len(self._handled_messages) + len(to_send) > most.rows or self._handled_bytes + size > most.bytes:
+        before, most = self._handled, self._settings.limits
+        size = sum(len(message.body) for message in to_send) if before.end or postpone else 0
+        if len(before.done) + len(to_send) > most.rows or before.bytes + size > most.bytes:
             # A crash must never repeat more than one batch.
             self.settle_handled()
-        settle_at = time.monotonic() + self._settle_within
+        settle_at = time.monotonic() + self._settings.settle_within.total_seconds()
         self._outcome = outcome = Outcome(parked=parkings)
         if to_send:
             outcome = yield from self._hand_over(to_send, batch)
         if outcome.open:
             self._settle_partly(batch, outcome.open)
         elif postpone and not self._outcome.parked and time.monotonic() < settle_at:
-            self._handled, self._settle_at = batch.end, min(self._settle_at, settle_at)
-            self._handled_messages += self._outcome.done
-            self._handled_bytes += size
-            self._outcome = Outcome()
+            self._handled.add(batch.end, self._outcome.done, size, settle_at)
         else:
-            self._settle(batch.end, self._outcome)
+            self._store(batch.end, self._outcome)
+        self._outcome = Outcome()
 
     def _hand_over(self, to_send: list[Message], batch: Batch) -> Generator[Wait, None, Outcome]:
-        """Call the handler, settle in parts while that takes long, and return the last part."""
+        """Call the handler, settle in parts if a call takes long, and return the last part."""
         outcome = Outcome()
         quota = self._parked_queue.quota(self._batch_handler.policy.max_waiting)
-        with closing(self._batch_handler.run(to_send, wait_for_destination=True, quota=quota, clock=batch)) as handling:
+        with closing(self._batch_handler.run(to_send, quota=quota, now=batch.now)) as handling:
             for each in handling:
                 if isinstance(each, Wait):
                     yield from self._waited(each)
@@ -190,62 +205,45 @@ class PartitionWorker:
                     each.others = self._more_available()
                 else:
                     outcome = each
-                    self._take(outcome, to_send, batch)
+                    self._outcome.done += outcome.done
+                    self._outcome.parked += outcome.parked
+                    if outcome.next is not None:
+                        self._settle_before(outcome.next, batch)
         return outcome
 
-    def _take(self, outcome: Outcome, to_send: list[Message], batch: Batch) -> None:
-        """Note a part of the outcome of a batch; settle it if the batch goes on."""
-        if self._batch_handler.outages and outcome.accepted_topics:
-            waited, or_more = (to_send, batch.end.target is not None) if outcome.paused else ([], False)
-            self._parked_queue.tell_accepted(outcome.accepted_topics, waited, or_more=or_more)
-        self._outcome.done += outcome.done
-        self._outcome.parked += outcome.parked
-        if outcome.next is not None:
-            self._settle_before(outcome.next, batch)
-
     def _left(self, messages: list[Message]) -> list[Message]:
-        """Return the messages that are not done already.
-
-        Called as late as possible, because a message may become done at any moment.
-        """
+        """Return the messages that are not done already; called late, because messages become done at any moment."""
         if self._finished is None or not messages:
             return messages
         done = self._finished.finished(messages)
         return [message for message in messages if message.id not in done] if done else messages
 
     def _more_available(self) -> bool:
-        """Return whether other messages could be tried: later ones of the log, or parked ones."""
+        """Return whether other messages could be tried: later ones of the log, or parked messages."""
         return self._parked_queue.due_in <= 0 or self._prefetcher.more()
 
     def _sort_out(self, messages: list[Message], now: datetime) -> tuple[list[Message], Parkings]:
-        """Separate the messages that can be handled from those that have to be parked at once."""
+        """Separate the messages to be handled from messages to be parked at once."""
         held = self._parked_queue.keys.among(messages)
         timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
         if not held and not timed:
             return messages, []
         # What may have arrived does not expire.
-        unanswered = self._batch_handler.unanswered(timed, parked=False) if timed else set()
+        unanswered = self._batch_handler.hung.unanswered(timed, parked=False) if timed else set()
         return sort_out(messages, now, held=held, unanswered=unanswered)
 
-    def _settle(self, end: Progress, outcome: Outcome) -> None:
-        """Settle what came of a batch."""
-        self._store(end, outcome)
-        self._outcome = Outcome()
-
     def _store(self, end: Progress, outcome: Outcome | None = None) -> None:
-        """Store an outcome, and progress that is behind it and behind all batches that were handled before."""
+        """Store an outcome, and progress behind all batches that were handled before."""
         began, outcome = time.monotonic(), outcome or Outcome()
         self._settlement.settle(end, outcome.parked)
-        done = self._handled_messages + outcome.done if self._handled_messages else outcome.done
-        self._handled, self._settle_at = None, math.inf
-        self._handled_messages, self._handled_bytes = [], 0
+        done = self._handled.done + outcome.done if self._handled.done else outcome.done
+        self._handled, self._stored = _Handled(), _Stored(end)
         if outcome.parked:
             self._parked_queue.parked(outcome.parked)
-        self._stored, self._passed, self._stored_at = end, False, time.monotonic()
-        self._teller.settled(done, outcome.parked, self._stored_at - began)
+        self._teller.tell_settled(done, outcome.parked, self._stored.at - began)
 
     def _settle_before(self, next: Message, batch: Batch) -> None:
-        """Settle the messages before the first that is not handled yet, while the batch goes on."""
+        """Settle the messages before `next`, which is not handled yet, while the batch goes on."""
         last = (next.id or 0) - 1
         settled, left = _split(self._outcome, last)
         if settled.done or settled.parked:
@@ -253,7 +251,7 @@ class PartitionWorker:
             self._outcome = left
 
     def _settle_partly(self, batch: Batch, open: list[Message]) -> None:
-        """After a stop within a batch, settle up to the last message that was handled; park the open ones before it."""
+        """After a stop within a batch, settle up to the last handled message; park the open messages before."""
         self.settle_handled()
         handled = [m.id or 0 for m in self._outcome.done] + [
             m.id or 0 for m, parking in self._outcome.parked if parking not in (BLOCKED, EXPIRED, DELAYED)
@@ -264,26 +262,136 @@ class PartitionWorker:
             self._outcome.parked += [
                 (m, self._batch_handler.policy.waiting(m, why)) for m in open if (m.id or 0) < last
             ]
-            settled, _ = _split(self._outcome, last)
-            self._settle(batch.upto(last), settled)
+            self._store(batch.upto(last), _split(self._outcome, last)[0])
         # The other open messages will be read again from the stored progress.
-        self._outcome = Outcome()
-        self._prefetcher.forget().move_to(self._stored)
+        self._prefetcher.forget().move_to(self._stored.progress)
 
     def _store_in_passing(self, batch: Batch) -> None:
         """Store the progress of a batch without messages for us, only once in a while to save writes."""
-        idle = time.monotonic() - self._stored_at
-        self._passed = self._passed or batch.seen > 0
-        every = self._upkeep.store_passed if self._passed else self._upkeep.store_idle
+        self._stored.passed = self._stored.passed or batch.seen > 0
+        upkeep = self._settings.upkeep
+        every = upkeep.store_passed if self._stored.passed else upkeep.store_idle
         arrives = self._stop is not None and has_arrived(batch.end, self._stop)
-        if batch.end != self._stored and (idle >= every or arrives):
+        if batch.end != self._stored.progress and (time.monotonic() - self._stored.at >= every or arrives):
             self._store(batch.end)
             if not batch.seen:
                 self._prefetcher.forget().move_to(batch.end)
 
 
+class Turn:
+    """One partition at work, and its wait."""
+
+    def __init__(
+        self,
+        held: HeldLease,
+        work: PartitionWorker,
+        hung: HungCalls,
+        polling: Polling,
+        *,
+        until: Until,
+        hears: bool,
+    ) -> None:
+        """`hung`: calls for this partition that did not come back. `hears`: looks for more when a hint comes."""
+        self.held = held
+        self.wait = _NOW
+        #: True between two steps. `pauses`: the step under way waits for its destination, and not for a call alone.
+        self.between, self.pauses = True, False
+        #: True at the end, if `until` is reached.
+        self.finished = False
+        self._work = work
+        self._hung = hung
+        self._polling = polling
+        self._until = until
+        self._hears = hears
+        self._steps = self._all_steps()
+
+    def step(self) -> bool:
+        """Go on until the next wait; return False at the end, when all handled messages are settled."""
+        try:
+            self.wait = next(self._steps)
+        except StopIteration:
+            return False
+        self.pauses = not self.between and (self.pauses or self.wait.call is None)
+        return True
+
+    @property
+    def arrived(self) -> bool:
+        """True when the partition stands where all partitions meet."""
+        return self._work.arrived
+
+    @property
+    def hangs(self) -> bool:
+        """True while a call for the partition hangs."""
+        return any(hung.call.hangs for hung in self._hung.unfinished)
+
+    @property
+    def due(self) -> bool:
+        """True when there is work to do. Under a lost lease, a step under way still waits for its call."""
+        return self.wait.over or (self.between and self.held.lost)
+
+    @property
+    def idle(self) -> bool:
+        """True while nothing has come, and a hint would cause a look."""
+        return self.between and self._hears and not self.wait.over
+
+    def hinted(self, hint: Hint) -> None:
+        """Look for more at once, because messages may have come."""
+        self._polling.hinted(hint.pause)
+        self.wait = _NOW
+
+    def close(self) -> None:
+        """End the turn at any point; keep the outcomes that are not settled for the next lease."""
+        self._steps.close()
+        self._work.close()
+
+    def _all_steps(self) -> Generator[Wait, None, None]:
+        while not self._ends():
+            self.between = False
+            found = yield from self._work.step(postpone=self._until == "stopped" and self._polling.many)
+            self.between = True
+            if self._until == "stopped":
+                yield self._look_again(found)
+            elif found and self._until == "empty":
+                yield _NOW
+            elif not found and self._work.awaits_grace():
+                yield self._pause(self._work.due_in)
+            elif not self.held.stop.asked:
+                self._require_all_handled()
+                self.finished = True
+                break
+        self._work.settle_handled()
+
+    def _look_again(self, found: int) -> Wait:
+        """Return how long to wait for a hint: for a short time at first, for longer when nothing comes."""
+        if found:
+            self._polling.came(found)
+            return _NOW
+        return self._pause(min(self._polling.pause(), self._work.due_in))
+
+    def _pause(self, seconds: float) -> Wait:
+        return Wait(time.monotonic() + seconds, stop=self.held.stop)
+
+    def _require_all_handled(self) -> None:
+        """Raise if everything else is handled, and a call hangs that has some messages."""
+        if self._until == "empty" and self.hangs:
+            raise HungHandlerError("a call of the handler never came back; what it has is held until the process ends")
+
+    def _ends(self) -> bool:
+        """Return whether the worker stops, or the lease is given back, also because all partitions meet.
+
+        While a call of the handler hangs, the lease is kept: a command would change rows beside the call.
+        """
+        if self.held.lost:
+            raise LeaseLostError(f"{self.held.lease.partition.subscription}: another worker has the lease now")
+        if self._hung.unfinished:
+            # Forgotten, until it is asked again, unless the worker stops.
+            self.held.stop.withdraw()
+            return self.held.stop.asked
+        return self.held.stop.asked or self._work.arrived
+
+
 def _split(outcome: Outcome, upto: float) -> tuple[Outcome, Outcome]:
-    """Return what came of the messages up to a log id, and of those after it."""
+    """Return the outcomes up to a log id, and those after."""
     before, after = Outcome(), Outcome()
     for message in outcome.done:
         (before if (message.id or 0) <= upto else after).done.append(message)

@@ -1,4 +1,4 @@
-"""What is done about failures: when a message is tried again, is parked, or becomes a dead letter."""
+"""The rules for failures: when a message is tried again, is parked, or becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _MAX_ERROR = 2000
 class HandlerPolicy:
     """The rules for failures.
 
-    `deadline`: of one call. `least`: a call has at least so many messages, if there are so many, however long calls
-    take; after a failure whose cause is not known it has one all the same. `max_hung`: when so many calls are past
-    their deadline no further one is made, and when so many have not come back after three deadlines the worker gives
-    up. `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
-    seconds.
+    `deadline`: of one call. `least`: messages in a call, however long calls take; after a failure of unknown cause a
+    call has one message all the same. `max_hung`: with so many calls past their deadline no further call is made, and
+    with so many past three deadlines the worker gives up. `max_waiting`: so many messages are parked as waiting before
+    the partition pauses. `pause`: between probes, in seconds.
 
     Raises:
         TypeError: the deadline is no timedelta above 0.
@@ -51,9 +50,9 @@ class HandlerPolicy:
         return Parking(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
 
     def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Parking:
-        """Return the parking of a message that failed: `retry`, or `dead` when it has no attempts left.
+        """Return the parking of a message that failed: `retry`, or `dead` without attempts left.
 
-        `after`: until it is tried again; None: as `retry` says. `counts`: whether the failure counts as an attempt.
+        `after`: until the next try; None: as `retry` says. `counts`: whether the failure counts as an attempt.
         """
         if counts and self.retry.exhausted(message.attempt):
             return self.dead(message, error)
@@ -70,9 +69,9 @@ class HandlerPolicy:
 def sort_out(
     messages: Sequence[Message], now: datetime, *, held: Container[str | None], unanswered: Container[int | None]
 ) -> tuple[list[Message], list[tuple[Message, Parking]]]:
-    """Separate the messages that can be handled from those that have to be parked at once.
+    """Separate the messages to be handled from messages to be parked at once.
 
-    `held`: keys that are held back. `unanswered`: ids of messages that may have arrived, which do not expire.
+    `held`: keys that are held back. `unanswered`: ids of messages that may have arrived, and so do not expire.
     """
     to_send: list[Message] = []
     parkings: list[tuple[Message, Parking]] = []

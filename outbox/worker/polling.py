@@ -1,4 +1,4 @@
-"""The pauses of a worker: how long it waits for a hint before it looks at the log without one."""
+"""The pauses of a worker: how long to wait for a hint before a look at the log without a hint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AVERAGED = 8
 
 
 class Polling:
-    """The pauses between looks: from `shortest` to `longest` seconds, doubled after each look that finds nothing.
+    """The pauses between looks: from `shortest` to `longest` seconds, doubled after each look without a find.
 
     A writer that commits often pauses between its hints, and says so in each. While messages are many and no hint is
     expected, a pause is an eighth of the average time between two messages.
@@ -45,7 +45,7 @@ class Polling:
         return self._between < _MANY_SECONDS and self._clock() - self._came_at < _PATIENCE_SECONDS
 
     def came(self, messages: int) -> None:
-        """Note that a look has found this number of messages."""
+        """Note a look that found so many messages."""
         at = self._clock()
         between = min(at - self._came_at, _PATIENCE_SECONDS) / messages
         self._between += (between - self._between) / _AVERAGED
@@ -63,7 +63,7 @@ class Polling:
             self._pause_ends = self._clock() + _LATE * pause
 
     def pause(self) -> float:
-        """Return for how many seconds to wait, after a look that found nothing."""
+        """Return for how many seconds to wait, after a look without a find."""
         if self._clock() < self._pause_ends and self.many:
             return min(max(self._between / _LOOKS, _SHORTEST_SECONDS), self._shortest)
         pause, self._next = self._next, min(2 * self._next, self._longest)

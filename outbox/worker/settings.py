@@ -1,18 +1,23 @@
-"""The settings of a worker: its pace, and how much it takes at a time."""
+"""The settings of a worker: pace and portions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Literal
 
 from outbox.store.log.limits import Limits
+
+#: Until when a worker works: until it is stopped; until all is handled that was committed before now, and nothing that
+#: is parked is due; or until each partition has handled one batch, if there is one.
+Until = Literal["stopped", "empty", "once"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upkeep:
-    """How often a worker does what no message waits for, in seconds; and how much it keeps in mind.
+    """How often a worker does chores for which no message waits, in seconds; and how many keys stay in memory.
 
-    Nobody has to change these numbers; tests do, because they cannot wait for ten minutes.
+    Nobody has to change these numbers; tests do, because tests cannot wait for ten minutes.
     """
 
     #: Progress without messages for the subscription is stored so often: where rows were passed, and where none were.
@@ -37,16 +42,16 @@ class Upkeep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The pace and the limits of a worker; the defaults are what `outbox relay` uses.
+    """The pace and the limits of a worker; the defaults are those of `outbox relay`.
 
     Args:
-        limits: how much one read may bring.
+        limits: of one read.
         poll: the shortest and the longest pause between two looks at an idle log, where no hint comes.
         lease: for how long a worker that died holds back the others.
         renew_every: how often a lease is renewed; at least twice within its length.
-        settle_within: messages that come in quick succession are settled together, at most so long after the handler
-            was called with the first. A crash repeats them, and never more than one batch.
-        upkeep: how often it does what no message waits for.
+        settle_within: messages in quick succession are settled together, at most so long after the first call of the
+            handler. A crash repeats them, and never more than one batch.
+        upkeep: how often chores are done for which no message waits.
 
     Raises:
         ValueError: `renew_every` leaves no second try within a lease.

@@ -1,4 +1,4 @@
-"""Settling: all that a lease holder writes, in short transactions that fail when its epoch is no longer the newest."""
+"""Settling: all writes of a lease holder, in short transactions that fail when its epoch is no longer the newest."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class ParkedChanges:
 class Unsettled:
     """The changes that could not be written after messages were handled, over all leases of a worker.
 
-    Reads may still work where writes fail: on a full disk, or without a privilege. A worker that forgot that would
-    send the same batch again with each connection that it makes.
+    Reads may still work where writes fail: on a full disk, or without a privilege. A forgetful worker would send the
+    same batch again with each new connection.
     """
 
     def __init__(self) -> None:
@@ -45,15 +45,12 @@ class Unsettled:
         return self.changes is not None
 
     def explains(self, error: Exception) -> bool:
-        """Return whether this error is why the changes could not be written."""
+        """Return whether an error is why the changes could not be written."""
         return error is self._error
 
     @contextmanager
     def unless_written(self, changes: ParkedChanges) -> Iterator[None]:
-        """Remember these changes if they cannot be written.
-
-        When the lease is lost they are forgotten, because another worker handles their messages.
-        """
+        """Remember changes that cannot be written; not after a lost lease, because another worker takes over."""
         self.changes = changes
         try:
             yield
@@ -76,13 +73,13 @@ class Unsettled:
 
 
 class Settlement:
-    """The writes of one lease, on the server incarnation that it read from."""
+    """The writes of one lease, on the server incarnation of its reads."""
 
     def __init__(self, channel: Channel, lease: Lease, incarnation: str, unsettled: Unsettled | None = None) -> None:
         self._unsettled = Unsettled() if unsettled is None else unsettled
         self._channel = channel
-        self._check_now = channel.database.dialect.check_now
-        self._lease = lease
+        self._check_now = channel.database.dialect.locks.check_now
+        self.lease = lease
         self._incarnation = incarnation
         self._leases = Leases(channel)
         self._progress = ProgressLog(channel)
@@ -90,7 +87,7 @@ class Settlement:
         self._n = 0
 
     def settle(self, end: Progress, parkings: Parkings) -> None:
-        """Park these messages and append the progress; all or nothing.
+        """Park messages and append the progress; all or nothing.
 
         Raises:
             LeaseLostError: the partition has another owner, or the server was restarted; nothing was written.
@@ -109,7 +106,7 @@ class Settlement:
         crash_point("worker.after_settle")
 
     def settle_parked(self, done: list[int], parkings: Parkings) -> None:
-        """Remove parked messages that are done, and give the others their new parking; errors as in `settle`."""
+        """Remove parked messages that are done, and give others their new parking; errors as in `settle`."""
         changes = ParkedChanges(removed=done, changed=by_parking(parkings))
         with self._unsettled.unless_written(changes), self.held():
             self._write(changes)
@@ -131,15 +128,15 @@ class Settlement:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Begin a transaction during which nobody else can take the lease; errors as in `settle`."""
+        """Begin a transaction during which no other worker can take the lease; errors as in `settle`."""
         with self._channel.transaction():
-            if not self._leases.hold(self._lease, self._incarnation):
-                raise _lost(self._lease)
+            if not self._leases.hold(self.lease, self._incarnation):
+                raise _lost(self.lease)
             yield
 
     def prune(self) -> None:
-        """Delete progress that no longer counts."""
-        self._progress.prune(self._lease.partition)
+        """Delete old progress."""
+        self._progress.prune(self.lease.partition)
 
     def _write(self, changes: ParkedChanges) -> None:
         self._parked.park(changes.parked)
@@ -151,9 +148,9 @@ class Settlement:
     def _append(self, end: Progress) -> None:
         # One statement locks the lease row, checks epoch, incarnation and the last message, and writes.
         self._n += 1
-        if not self._progress.settle(self._lease, self._n, end, self._incarnation):
-            self._progress.require_same_ids(self._lease.partition.subscription)
-            raise _lost(self._lease)
+        if not self._progress.settle(self.lease, self._n, end, self._incarnation):
+            self._progress.require_same_ids(self.lease.partition.subscription)
+            raise _lost(self.lease)
 
 
 class _TakenBack(Exception):  # noqa: N818 - it is no error, it ends a transaction that is not to be committed
@@ -161,7 +158,7 @@ class _TakenBack(Exception):  # noqa: N818 - it is no error, it ends a transacti
 
 
 def by_parking(parkings: Iterable[tuple[Message, Parking]]) -> dict[Parking, list[int]]:
-    """Return the log ids by parking, so that one statement writes all messages with the same parking."""
+    """Return the log ids by parking, because one statement writes all messages with the same parking."""
     grouped: dict[Parking, list[int]] = defaultdict(list)
     for message, parking in parkings:
         grouped[parking].append(message.id or 0)

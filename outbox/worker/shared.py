@@ -1,22 +1,27 @@
-"""The sender of an Outbox: its relays and its direct sends call one sender in turns."""
+"""The sender of an Outbox: relays and direct sends call one sender in turns."""
 
 from __future__ import annotations
 
-from outbox.senders.opening import OpenedSender
+from outbox.senders.opening import Destination, OpenedSender
 from outbox.worker.calls import Caller
 
 
 class SharedSender(OpenedSender):
-    """A sender that several use: each calls it through a `Caller` beside `caller`, and none of them closes it."""
+    """A sender of several users: each calls through `caller`, and none closes the sender."""
 
     def __init__(self, sender: OpenedSender) -> None:
         super().__init__(sender, sender.destination)
-        self.caller = Caller(self.send, concurrency=self.concurrency)
+        self.caller = Caller(self.concurrency)
 
     def close(self) -> None:
-        """Do nothing, because others may still use the sender: `release` closes it."""
+        """Do nothing, because others may still use the sender: `release` is the end."""
 
     def release(self) -> None:
         """Close the sender for good."""
         self.caller.close()
         super().close()
+
+
+def caller_of(destination: Destination, sender: OpenedSender) -> Caller:
+    """Return the caller of a destination: of a shared sender the shared caller, in turns with all users."""
+    return destination.caller if isinstance(destination, SharedSender) else Caller(sender.concurrency)

@@ -1,4 +1,4 @@
-"""One subscription in a worker: its partitions, and what is kept of it over leases and connections."""
+"""One subscription in a worker: its partitions, and its state over leases and connections."""
 
 from __future__ import annotations
 
@@ -29,30 +29,23 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.telemetry.activity_log import Activity
-from outbox.telemetry.events import Listeners
-from outbox.telemetry.failure_log import FailureLog
-from outbox.telemetry.failure_words import words_of
-from outbox.telemetry.teller import Teller
-from outbox.worker.calls import LeasedCaller
+from outbox.telemetry.events import LeaseLost, LeaseTaken, Listeners, Teller
+from outbox.telemetry.failure_log import FailureLog, words_of
+from outbox.worker.calls import HeldLease
 from outbox.worker.connection import Connection, ConnectionLostError
 from outbox.worker.declaring import Declaring
 from outbox.worker.deferral import DEFERRED_SECONDS
-from outbox.worker.done_already import Finished
-from outbox.worker.failures import Failures
-from outbox.worker.generation import has_changed, met
-from outbox.worker.handle import BatchHandler
-from outbox.worker.heartbeat import HeldLease
-from outbox.worker.hung import HungCalls
+from outbox.worker.failures import Failures, Tries
+from outbox.worker.handle import BatchHandler, LeasedCaller
+from outbox.worker.hung import HungCalls, hung_calls_of
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
-from outbox.worker.partition import PartitionWorker
+from outbox.worker.outcome import Finished
+from outbox.worker.partition import PartitionWorker, Turn
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
-from outbox.worker.share import Share
-from outbox.worker.tries import Tries
-from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
 
@@ -68,9 +61,9 @@ class SubscriptionWorker:
         hung: dict[Partition, HungCalls],
         listeners: Listeners,
     ) -> None:
-        """`hung`: the calls that did not come back, also those of earlier workers. `listeners`: those of the worker."""
+        """`hung`: calls that did not come back, also of earlier workers. `listeners`: of the worker."""
         declared = job.declared
-        name, destination, words = declared.name, declared.destination or "its destination", words_of(declared)
+        name, words = declared.name, words_of(declared)
         self.job = job
         self.turns: dict[Partition, Turn] = {}
         #: When to look for leases again, by `time.monotonic`.
@@ -81,16 +74,13 @@ class SubscriptionWorker:
         notice = Notice(database, name, words)
         self._search = LeaseSearch(name, settings.lease, notice)
         self._failures = Failures(name, notice, optional=job.start is None)
-        self._share = Share(name, settings.lease)
-        #: The partitions that this worker is to have.
-        self._own: set[Partition] = set()
         done = "sent" if declared.destination else "done"
         self._activity = Activity(name, done=done, every=settings.upkeep.log_activity)
         own = Listeners(listeners)
         for told in (FailureLog(name, words).told, self._activity.told, notice.told):
             own.listen(told)
-        self._teller = Teller(own, database, name)
-        self._outages = Outages(self._teller, destination)
+        self._teller = Teller(own, {"database": database, "subscription": name})
+        self._outages = Outages(self._teller, declared.destination or "its destination")
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
 
@@ -101,7 +91,7 @@ class SubscriptionWorker:
 
     @property
     def finished(self) -> bool:
-        """True when each partition has handled what it was to handle, or nobody has created the subscription."""
+        """True when each partition has handled everything it was to handle, or the subscription is not there."""
         if self._stored is None:
             return self._failures.tries().finished
         return all(self._failures.tries(each).finished for each in self._stored.all_partitions())
@@ -111,7 +101,7 @@ class SubscriptionWorker:
         self._failures.begin()
 
     def look(self, connection: Connection) -> None:
-        """Declare the subscription and take the leases that are free, when it is time to look; wait for nothing."""
+        """Declare the subscription and take free leases, when it is time to look; wait for nothing."""
         if time.monotonic() < self.look_at:
             return
         self.look_at, taken = math.inf, dict[Lease, float]()
@@ -136,36 +126,31 @@ class SubscriptionWorker:
                 self._release(connection, lease)
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
-        """Take the leases of this worker's share that are free; return each with a moment before it was taken."""
+        """Take the free leases of this worker's share; return each with a moment before."""
         if stored.stop_at is None:
-            self._go_on(connection)
+            # Turns that stand where partitions were to meet, and kept their lease because a call hangs, begin anew.
+            for partition in [each for each, turn in self.turns.items() if turn.arrived]:
+                self._end(connection, partition)
         elif self._take_back_if_hung(connection, stored):
             self._stored, self.look_at = None, 0.0
             return {}
-        channel, partitions = connection.channel, stored.all_partitions()
-        holders = self._search.look(channel, partitions)
-        waiting = met(channel, stored, holders)
-        if has_changed(channel, stored, holders, waiting):
+        channel, owner, partitions = connection.channel, connection.owner, stored.all_partitions()
+        met = self._search.look(channel, stored, owner, alone=connection.until != "stopped")
+        if met is None:
             self._stored, self.look_at = None, 0.0
             return {}
-        alone = connection.until != "stopped"
-        self._own = set(partitions) if alone else self._share.look(channel, stored, holders, connection.owner)
-        for turn in self.turns.values():
-            if turn.held.lease.partition not in self._own:
+        for partition, turn in self.turns.items():
+            if partition not in self._search.own:
                 turn.held.stop.ask()
-        open = [
-            each
-            for each in partitions
-            if each in self._own - waiting and each not in self.turns and not self._failures.tries(each).finished
-        ]
+        tries = {each: self._failures.tries(each) for each in partitions if each in self._search.own - met}
+        open = [each for each, tried in tries.items() if each not in self.turns and not tried.finished]
         if any(each.generation != stored.generation for each in self.turns):
             # Their calls end first, or are left behind: until then the keys that they have are not known here.
             open = []
         now, soon = time.monotonic(), time.monotonic() + self._search.pause()
-        wanted = [partition for partition in open if self._failures.tries(partition).again_at <= now]
-        taken = self._search.take(channel, wanted, connection.owner) if wanted else {}
+        taken = self._search.take(channel, [each for each in open if tries[each].again_at <= now], owner)
         left = set(open) - {lease.partition for lease in taken}
-        again = [max(soon, self._failures.tries(each).again_at) for each in left]
+        again = [max(soon, tries[each].again_at) for each in left]
         # Also with all of its share this worker looks whether others have come, and whether all partitions have met.
         if stored.stop_at is not None:
             again.append(soon)
@@ -175,7 +160,7 @@ class SubscriptionWorker:
         return taken
 
     def step(self, connection: Connection) -> None:
-        """Step each partition that has something to do, until it waits for something."""
+        """Step each partition with work to do, until each waits."""
         for partition, turn in list(self.turns.items()):
             if turn.due:
                 with self._tried(connection, partition):
@@ -195,16 +180,16 @@ class SubscriptionWorker:
             self._end(connection, partition)
 
     def _note_step(self, connection: Connection, tries: Tries) -> None:
-        """Note that a step has come to its end."""
+        """Note the end of a step."""
         if not tries.unsettled:
             tries.failures = 0
             connection.worked = True
             if not self._failures.some and not any(turn.pauses for turn in self.turns.values()):
-                self._failures.withdraw_note(connection.channel)
+                self._failures.notice.withdraw(connection.channel)
         self._activity.tell_if_due(partial(parked_counts, connection.channel, self.job.declared.name))
 
     def _leave(self, connection: Connection, turn: Turn) -> None:
-        """Leave the lease to whoever wants it."""
+        """Leave the lease to other workers and commands."""
         tries, deferral = self._failures.tries(turn.held.lease.partition), self.job.deferral
         if deferral is not None and deferral.asked:
             tries.again_at = time.monotonic() + DEFERRED_SECONDS
@@ -217,20 +202,20 @@ class SubscriptionWorker:
         number = turn.held.lease.partition.partition
         if turn.arrived:
             return f"partition {number} has come to where all partitions meet"
-        if turn.held.lease.partition not in self._own:
+        if turn.held.lease.partition not in self._search.own:
             return f"another worker is to have partition {number}"
         return f"a command wants the lease of partition {number}"
 
     def close(self, connection: Connection) -> None:
-        """Give all leases back, and drop what belongs to this connection."""
-        self._share.leave(connection.channel, connection.owner)
+        """Give all leases back, and drop the state of this connection."""
+        self._search.leave(connection.channel, connection.owner)
         for partition in list(self.turns):
             self._end(connection, partition)
         self._stored, self.look_at = None, 0.0
 
     def note(self, line: str) -> None:
         """Write why the worker does not work to where `outbox status` reads it."""
-        self._failures.note(line)
+        self._failures.notice.write(line)
 
     def _end(self, connection: Connection, partition: Partition) -> None:
         turn = self.turns.pop(partition)
@@ -244,13 +229,14 @@ class SubscriptionWorker:
         self._release(connection, held.lease)
         error = sys.exception()
         why = in_one_line(error)[0] if isinstance(error, Exception) else None
-        self._teller.of_partition(held.lease.partition.partition).lease_lost(held.lease.epoch, why)
+        self._teller.of_partition(held.lease.partition.partition).tell(LeaseLost, epoch=held.lease.epoch, error=why)
 
     def _release(self, connection: Connection, lease: Lease) -> None:
         if connection.stop.asked:
-            self._share.leave(connection.channel, connection.owner)
+            self._search.leave(connection.channel, connection.owner)
         # While calls hang it expires instead, or another worker would send their messages beside them.
-        if not self._hung_of(lease.partition).unfinished:
+        hung = self._hung.get(lease.partition)
+        if hung is None or not hung.unfinished:
             with suppress(Exception):
                 Leases(connection.channel).release(lease)
 
@@ -263,36 +249,38 @@ class SubscriptionWorker:
     def _begin(self, connection: Connection, lease: Lease, taken: float) -> Turn:
         """Begin the turn of a partition whose lease was taken; `taken`: a moment before."""
         stop = Stop(connection.stop, wake=connection.wake.set)
-        self._hung_of(lease.partition).taken(lease)
+        hung = hung_calls_of(self._hung, lease.partition, connection.channel.database.slots)
+        hung.taken(lease)
         try:
             held = connection.heartbeat.hold(lease, taken, stop)
         except BaseException:
             self._release(connection, lease)
             raise
-        self._teller.of_partition(lease.partition.partition).lease_taken(lease.epoch)
+        self._teller.of_partition(lease.partition.partition).tell(LeaseTaken, epoch=lease.epoch)
         try:
             # Declared again, because somebody may have altered the subscription while this worker waited for the lease.
             self._stored = subscription = self._declare(connection)
             if subscription is None:
                 raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
-            return self._turn(connection, held, subscription)
+            return self._turn(connection, held, hung, subscription)
         except BaseException:
             self._give_back(connection, held)
             raise
 
-    def _turn(self, connection: Connection, held: HeldLease, subscription: Subscription) -> Turn:
-        settings, hung, grace = self._settings, self._hung_of(held.lease.partition), subscription.grace
+    def _turn(self, connection: Connection, held: HeldLease, hung: HungCalls, subscription: Subscription) -> Turn:
+        settings, grace, partition = self._settings, subscription.grace, held.lease.partition
         ProgressLog(connection.channel).require_same_ids(subscription.name)
         if not grace:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
             connection.channel.listen()
         policy = replace(self.job.policy, block_on_dead=subscription.on_dead != "continue")
         calls = LeasedCaller(
-            self.job.caller,
-            held,
+            caller=self.job.caller,
+            handler=self.job.handler,
+            held=held,
             needs=min(policy.deadline, settings.lease / 2).total_seconds(),
             deadline=policy.deadline.total_seconds(),
-            wake=connection.wake,
+            wake=connection.wake.set,
             teller=self._teller,
         )
         batch_handler = BatchHandler(
@@ -308,15 +296,15 @@ class SubscriptionWorker:
             connection.channel,
             held.lease,
             Reading(
-                log=Log(settings.limits, subscription.selection, held.lease.partition),
+                log=Log(settings.limits, subscription.selection, partition),
                 grace=Grace(grace, settings.poll) if grace else None,
                 stop=subscription.stop_at,
             ),
             batch_handler,
             settings,
             finished=_finished_of(connection.channel, subscription),
-            unsettled=self._failures.tries(held.lease.partition).unsettled,
-            teller=self._teller.of_partition(held.lease.partition.partition),
+            unsettled=self._failures.tries(partition).unsettled,
+            teller=self._teller.of_partition(partition.partition),
         )
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
         if self.job.deferral is not None:
@@ -324,46 +312,27 @@ class SubscriptionWorker:
         polling = Polling(*(pause.total_seconds() for pause in settings.poll))
         return Turn(held, partition_worker, hung, polling, until=connection.until, hears=not grace)
 
-    def _hung_of(self, partition: Partition) -> HungCalls:
-        """Return the hung calls of a partition: with a new number of partitions, those of all earlier ones."""
-        if partition not in self._hung:
-            earlier = (
-                hung.call
-                for each, calls in list(self._hung.items())
-                if each.subscription == partition.subscription and each.generation != partition.generation
-                for hung in calls.unfinished
-            )
-            self._hung[partition] = HungCalls(dict.fromkeys(earlier))
-        return self._hung[partition]
-
     def _take_back_if_hung(self, connection: Connection, stored: Subscription) -> bool:
-        """Take the order of another number of partitions back if a call hangs; return whether it did.
+        """Take the order of another number of partitions back if a call hangs; return whether the order was taken back.
 
         The lease of such a partition is not given back, so the partitions would never meet, and all others would wait.
         """
-        hanging = [each for each in self.turns if any(hung.call.hangs for hung in self._hung_of(each).unfinished)]
-        if not hanging or not Subscriptions(connection.channel).take_back_number(stored):
+        hangs = any(turn.hangs for turn in self.turns.values())
+        if not hangs or not Subscriptions(connection.channel).take_back_number(stored):
             return False
         number = counted(stored.partitions, "partition")
         self._failures.warn(f"a call hangs, and the partitions cannot meet meanwhile; there are still {number}")
         return True
 
-    def _go_on(self, connection: Connection) -> None:
-        """Begin the turns anew that stand where partitions were to meet, and kept their lease because a call hangs."""
-        for partition in [each for each, turn in self.turns.items() if turn.arrived]:
-            self._end(connection, partition)
-
     # Errors
 
     @contextmanager
     def _tried(self, connection: Connection, partition: Partition | None) -> Iterator[None]:
-        """Try something inside for one partition; after an error that may pass, try again later.
-
-        None: for the subscription.
+        """Try work for one partition, or for the subscription; after an error that may pass, try again later.
 
         Raises:
             ConnectionLostError: the connection is lost, so the other partitions of the worker begin again as well.
-            Exception: what a person has to mend, or only a new process.
+            Exception: only a person can mend the error, or only a new process.
         """
         tries = self._failures.tries(partition)
         try:
@@ -374,7 +343,10 @@ class SubscriptionWorker:
         except LeaseLostError as error:
             self._failures.lease_lost(error, tries)
         except Exception as error:
-            self._failures.explain_or_raise(error, tries, connection, known=self.known)
+            endless = connection.until == "stopped"
+            self._failures.explain_or_raise(
+                error, tries, connection.channel.database, known=self.known, endless=endless
+            )
             connection.require(error)
         # Declared again before the next try, because somebody may have altered the subscription, or dropped it.
         self._stored = None

@@ -18,14 +18,13 @@ from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
 from outbox.telemetry.events import EVERYWHERE, DatabaseAway, DatabaseBack, Listeners
-from outbox.worker.connection import Connection, ConnectionLostError, Until
-from outbox.worker.heartbeat import Heartbeat
+from outbox.worker.connection import Connection, ConnectionLostError, Heartbeat
+from outbox.worker.failures import passes, pause
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
-from outbox.worker.settings import Settings
+from outbox.worker.partition import Turn
+from outbox.worker.settings import Settings, Until
 from outbox.worker.subscription import SubscriptionWorker
-from outbox.worker.tries import passes, pause
-from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
 
@@ -36,9 +35,9 @@ _SLEEP_SECONDS = 60.0
 class Worker:
     """Works for any number of subscriptions in one thread, on one connection.
 
-    It steps each partition whose lease it has, and waits for none alone: neither for a lease, nor for a call of a
-    handler, nor for the pause of one that waits for its destination. A database that goes away is waited for; nothing
-    has to be done by hand.
+    A worker steps each partition whose lease it has, and waits for none alone: neither for a lease, nor for a call of a
+    handler, nor for the pause of a partition whose destination is away. A worker also waits for a database that is
+    away; nothing has to be done by hand.
     """
 
     def __init__(
@@ -47,12 +46,12 @@ class Worker:
         jobs: Sequence[Job],
         settings: Settings | None = None,
         *,
-        stop: Stop | None = None,
+        stop: Stop,
         hung: dict[Partition, HungCalls] | None = None,
         listeners: Listeners | None = None,
     ) -> None:
-        """`stop`: this worker is one of those that it stops. `hung`: the calls of earlier workers that did not come
-        back, by partition. `listeners`: told what happens.
+        """`stop`: finish the work under way, and give the leases back. `hung`: calls of earlier workers that did not
+        come back, by partition. `listeners`: told of events.
         """
         self._database = database
         self._settings = settings or Settings()
@@ -69,86 +68,40 @@ class Worker:
         self._stop = Stop(stop, wake=self.wake.set)
         self._throttled_log = ThrottledLog(logger)
 
-    @property
-    def stopping(self) -> bool:
-        """True from when a stop is asked until the worker has stopped."""
-        return self._stop.asked
-
-    @property
-    def owner(self) -> str:
-        """The name under which this worker holds its leases.
-
-        Host and process, for people, and a random part that is new after each start and each fork, so that nobody takes
-        this worker for an earlier one.
-        """
-        return self._owner
-
     def _new_owner(self) -> None:
-        self._owner = unique_name()
+        #: The name under which this worker holds its leases: host and process, for people, and a random part that is
+        #: new after each start and each fork, so that nobody takes this worker for an earlier one.
+        self.owner = unique_name()
 
     def hint(self) -> None:
         """Look for messages at once, because some may have come. May be called from anywhere."""
         self._hinted = True
         self.wake.set()
 
-    def run(self) -> None:
-        """Work until `stop` is called, also beside calls that hang, whose messages are held until they come back.
-
-        Raises:
-            HungHandlerError: so many calls of the handler hang that only a new process helps; `once` and `until_empty`
-                raise it too. The lease is not given back, because another worker would send their messages beside them.
-        """
-        self.work("stopped")
-
-    def until_empty(self) -> None:
-        """Work until everything committed before now is handled, and nothing that is parked is due.
-
-        It also waits for messages whose grace is not over.
-
-        Raises:
-            HungHandlerError: everything else is handled, and a call hangs that has some messages.
-        """
-        self.work("empty")
-
-    def once(self) -> None:
-        """Handle one batch of each partition, if there is one."""
-        self.work("once")
-
-    def stop(self) -> None:
-        """Finish what is under way, give the leases back, and return from `run`. May be called from anywhere.
-
-        While a call of the handler hangs, its lease is not given back: it expires.
-        """
-        self._stop.ask()
-
-    def reset(self) -> None:
-        """Forget a stop that was not followed."""
-        self._stop.withdraw()
-
-    # The stages
-
     def work(self, until: Until) -> None:
-        """Do as `run`, `until_empty` or `once`, over any number of lost connections."""
+        """Work until there, or until a stop is asked, over any number of lost connections.
+
+        "empty" also waits for messages whose grace is not over. Messages of hanging calls are held until the calls come
+        back; their lease is not given back but expires, because another worker would send the messages beside the call.
+
+        Raises:
+            HungHandlerError: so many calls of the handler hang that only a new process helps. Or, until "empty",
+                everything else is handled, and a call hangs.
+        """
         for each in self._subscriptions:
             each.begin()
         failures = 0
-        try:
-            while not self._stop.asked:
-                worked = False
-                try:
-                    with closing(self._open()) as channel:
-                        connection = self._connection(channel, until)
-                        try:
-                            self._work_on(connection)
-                        finally:
-                            worked = connection.worked
-                    return
-                except ConnectionLostError as lost:
-                    self._tell_away(lost.error)
-                failures = 1 if worked else failures + 1
-                self._stop.rest(pause(failures))
-        finally:
-            self._stop.withdraw()
+        while not self._stop.asked:
+            connection = None
+            try:
+                with closing(self._open()) as channel:
+                    connection = self._connection(channel, until)
+                    self._work_on(connection)
+                return
+            except ConnectionLostError as lost:
+                self._tell_away(lost.error)
+            failures = 1 if connection is not None and connection.worked else failures + 1
+            self._stop.rest(pause(failures))
 
     def _connection(self, channel: Channel, until: Until) -> Connection:
         length, every = self._settings.lease, self._settings.renew_every
@@ -158,7 +111,7 @@ class Worker:
         )
 
     def _work_on(self, connection: Connection) -> None:
-        """Work until a stop was followed, or everything is handled that is to be handled."""
+        """Work until a stop was followed, or everything is handled."""
         try:
             while True:
                 # First all looks: one that finds the connection lost would end calls that others have begun.
@@ -178,7 +131,7 @@ class Worker:
             connection.heartbeat.close()
 
     def _sleep(self, channel: Channel, turns: Sequence[Turn]) -> None:
-        """Sleep until there is something to do, or until a hint comes, which those hear that are idle."""
+        """Sleep until there is work to do, or until a hint comes, which idle partitions hear."""
         idle = [turn for turn in turns if turn.idle]
         hint = self._hint(channel) if idle else None
         if hint is None and not any(turn.due for turn in turns):
@@ -217,7 +170,7 @@ class Worker:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Log an error after which another try may succeed, and raise `ConnectionLostError`; note any other one."""
+        """Log an error after which another try may succeed, and raise `ConnectionLostError`; note any other error."""
         try:
             yield
         except Exception as error:

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from outbox import Message, Outbox, Reject, Retry, Unavailable, create_engine
 from outbox.direct import delivery
-from outbox.direct import dispatcher as rounds
+from outbox.direct import sends as rounds
 from outbox.direct.sends import DirectSends
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Log

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -76,7 +77,7 @@ class Handler:
         messages: list[Any] = list(items)
         handled = Handled([], [])
         quota = 0 if parked else 100
-        for step in self._handler.run(messages, wait_for_destination=not parked, quota=quota, parked=parked):
+        for step in self._handler.run(messages, quota=quota, parked=parked):
             if isinstance(step, Look):
                 step.others = others()
             elif isinstance(step, Outcome):
@@ -113,13 +114,17 @@ def judged(policy: HandlerPolicy, items: Sequence[Item], verdicts: Sequence[Verd
 class _Calls:
     """The calls of a lease that is good for ever: each is under way until somebody finishes it."""
 
-    lease = None
+    held = SimpleNamespace(lease=None)
     overdue: tuple[Call, ...] = ()
+
+    @property
+    def caller(self) -> _Calls:
+        return self
 
     def may_begin(self) -> bool:
         return True
 
-    def begin(self, messages: Sequence[Any]) -> Call:
+    def begin(self, messages: Sequence[Any], *, until: float) -> Call:
         call = Call(messages)
         call.started = time.monotonic()
         return call

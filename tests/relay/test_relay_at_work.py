@@ -104,7 +104,8 @@ def test_a_fork_in_the_middle_of_a_call_leaves_the_child_its_own_turn(pg_engine)
             destination.hanging = lambda _: False
             call = Call([Message("orders", b"of the child")])
             with relay._alone():
-                relay._worker._subscriptions[0].job.caller.begin(call)
+                job = relay._worker._subscriptions[0].job
+                job.caller.begin(call, job.handler)
                 assert eventually(lambda: call.finished)
                 os._exit(0)
         finally:

@@ -15,7 +15,7 @@ from outbox import Outbox, SchemaError, create_engine, migrate
 from outbox.relay.supervisor import Relays
 from outbox.runtime.stop import Stop
 from outbox.store.label import label_of, told_apart
-from outbox.worker.connection import Until
+from outbox.worker.settings import Until
 from tests.conftest import adopt
 from tests.support.destination import Destination, relay_to
 from tests.support.servers.proxy import TcpProxy

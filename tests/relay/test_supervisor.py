@@ -10,7 +10,7 @@ from tenacity import wait_fixed
 from outbox import SubscriptionError
 from outbox.relay.supervisor import Supervisor
 from outbox.runtime.stop import Stop
-from outbox.worker.connection import Until
+from outbox.worker.settings import Until
 from tests.support.waiting import eventually
 
 

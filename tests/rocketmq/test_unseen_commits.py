@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox
 from outbox.errors import DatabaseError
 from outbox.rocketmq import TransactionMQProducer, TransactionResolution
+from outbox.store.dialects.statements import Sql, Telling
 from outbox.store.half_messages.op import Ops
 from tests.rocketmq.parts import arrived, check_back, producer_of, verdicts
 from tests.support.orders import Base, customers
@@ -148,9 +149,9 @@ def test_a_message_that_another_transaction_has_delivered_is_restored_as_well(en
     """Each of them has its copy."""
     message = Message("orders", "1")
     transaction = producer.begin_transaction(verdict="join")
-    transaction.send_message(message)
+    transaction.store(message)
     with producer.begin_transaction(verdict="join") as other:
-        other.send_message(message)
+        other.store(message)
         with Session(engine) as session, session.begin():
             other.join(session)
     with transaction, Session(engine) as session:
@@ -260,7 +261,7 @@ def test_a_restoring_that_fails_when_the_block_is_left_leaves_it_to_check_back(e
     with Session(engine) as session:
         joined(producer, session, transaction, by_driver)
     with monkeypatch.context() as broken:
-        broken.setattr(producer._broker.ops, "_restore", "SELECT no_column_of_this_name")
+        broken.setattr(producer._broker.ops, "_restore", Telling(Sql("SELECT no_column_of_this_name")))
         with pytest.raises(DatabaseError, match="no_column_of_this_name"), transaction:
             pass
     check_back(outbox)
@@ -276,7 +277,7 @@ def test_a_restoring_that_fails_before_a_commit_after_one_that_nobody_saw_leaves
     transaction.send("orders", "1")
     with Session(engine) as session, monkeypatch.context() as broken:
         joined(producer, session, transaction, by_driver)
-        broken.setattr(producer._broker.ops, "_restore", "SELECT no_column_of_this_name")
+        broken.setattr(producer._broker.ops, "_restore", Telling(Sql("SELECT no_column_of_this_name")))
         with pytest.raises(Exception, match="no_column_of_this_name"):
             session.commit()
     check_back(outbox)

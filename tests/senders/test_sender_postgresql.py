@@ -254,7 +254,7 @@ def test_an_inbox_with_the_name_of_the_sender_takes_everything_for_handled(other
 
     with Session(other.engine) as session, session.begin():
         names = ("outbox", "billing", "billing")
-        handled = [Inbox(other.engine).once(session, sent, name) for name in names]
+        handled = [Inbox(other.engine, name).once(session, sent) for name in names]
 
     assert handled == [False, True, False]
 
@@ -484,8 +484,8 @@ def test_a_missing_schema_is_told_with_its_name(postgres):
     ("change", "reason"),
     [
         (
-            "UPDATE outbox_meta SET version = 5",
-            f"the outbox tables are of version 5, this is {VERSION}; run there: outbox db upgrade",
+            "UPDATE outbox_meta SET version = 0",
+            f"the outbox tables are of version 0, this is {VERSION}; run there: outbox db upgrade",
         ),
         (
             "UPDATE outbox_meta SET version = 99",

@@ -73,7 +73,9 @@ def test_what_the_page_grants_is_enough_to_register(engines, tmp_path):
 
 
 @pytest.mark.parametrize("granted", [[], ["GRANT SELECT ON outbox_meta TO reader;"]])
-def test_a_right_that_is_missing_is_told_with_those_that_are_needed(engines, tmp_path, granted):
+def test_a_right_that_is_missing_is_told_with_those_that_are_needed(engines, tmp_path, monkeypatch, granted):
+    """By the command before Spark is started."""
+    monkeypatch.setattr("outbox.cli.spark.session", lambda **_: pytest.fail("Spark is started"))
     owner, guest = engines
     send(owner, "a")
     grant(owner, guest, *granted)

@@ -31,7 +31,7 @@ class World:
     def __init__(self, outbox: Outbox, channel: Channel, stack: ExitStack, seed: int) -> None:
         self.outbox, self.channel = outbox, channel
         self.random = random.Random(seed)
-        many = 1 if outbox.database.dialect.one_writer else 3
+        many = 1 if outbox.database.dialect.locks.one_writer else 3
         self.writers = [stack.enter_context(outbox.engine.connect()) for _ in range(many)]
         self.subscriptions = Subscriptions(channel)
         self.subscriptions.declare(Declaration(name="relay", destination="callable:tests", partitions=2))
@@ -46,7 +46,7 @@ class World:
         writer = self.writers[KEYS.index(key) % len(self.writers)]
         self.outbox.send(writer, "orders", f"{self.sent[key]:04}", key=key)
         self.sent[key] += 1
-        if self.outbox.database.dialect.one_writer:
+        if self.outbox.database.dialect.locks.one_writer:
             writer.commit()
 
     def commit(self) -> None:
@@ -325,7 +325,7 @@ def test_nobody_works_between_the_look_where_partitions_stand_and_the_next_gener
     shop, channel, relay, monkeypatch
 ):
     """What a worker settles in between would be read again by the next generation."""
-    if shop.database.dialect.one_writer:
+    if shop.database.dialect.locks.one_writer:
         pytest.skip("a single writer has the lock of all that declare")
     passed = apart(shop, channel)
     with Subscriptions(channel).changing():

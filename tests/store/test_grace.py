@@ -22,10 +22,9 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.servers import PostgresServer
 from outbox.worker.settings import Settings
-from outbox.worker.worker import Worker
 from tests.conftest import started
 from tests.support.direct import Timed, append, write
-from tests.support.readers import job, texts
+from tests.support.readers import Worker, job, texts
 from tests.support.waiting import eventually
 
 GRACE = timedelta(seconds=1)

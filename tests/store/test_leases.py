@@ -22,6 +22,7 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Settlement
+from tests.support.dialects import varied
 from tests.support.readers import Collector, declared, delivered, send, texts, worker
 from tests.support.waiting import eventually
 
@@ -96,7 +97,7 @@ CLOCKS = {
 def moved(engine: Engine, seconds: int) -> Database:
     """The same database, whose clock has been set forward or back."""
     dialect, clock = CLOCKS[engine.dialect.name]
-    return Database(engine, dialect=replace(dialect, now=clock.format(moved=f"{seconds:+d}")))
+    return Database(engine, dialect=varied(dialect, now=clock.format(moved=f"{seconds:+d}")))
 
 
 def acquired(database: Database, owner: str) -> Lease | None:

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.store.operations import probe
 from outbox.store.subscriptions.workers import LiveWorkers
+from tests.support import probe
 from tests.support.leases import step_clock
 
 WITHIN = timedelta(seconds=10)

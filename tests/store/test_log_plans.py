@@ -58,17 +58,17 @@ def cases(rows: int) -> dict[str, Case]:
     first = rows - rows // 7
     small_window = {"head": rows - 2000, "target": rows + 1, "open": [rows - 9], "late": [OLD]}
     return {
-        "steady": Case(POSTGRESQL.read_on, OBVIOUS_READ, near_head),
+        "steady": Case(POSTGRESQL.reads.read_on, OBVIOUS_READ, near_head),
         "rare topic": Case(
-            POSTGRESQL.read_on_chosen, OBVIOUS_CHOICE, {**near_head, "head": rows // 2, "topics": ["rare"]}
+            POSTGRESQL.reads.read_on_chosen, OBVIOUS_CHOICE, {**near_head, "head": rows // 2, "topics": ["rare"]}
         ),
         "rare pattern": Case(
-            POSTGRESQL.read_on_chosen,
+            POSTGRESQL.reads.read_on_chosen,
             OBVIOUS_PATTERN,
             {**near_head, "head": rows // 2, "topics": [], "patterns": ["ra%"], "exceptions": ["%x"]},
         ),
         "page of a pattern": Case(
-            POSTGRESQL.page,
+            POSTGRESQL.reads.page,
             OBVIOUS_PAGE,
             {
                 **backlog, "first": first, "after": first - 1, "upto": first + 2000, "topics": [], "patterns": ["ra%"],
@@ -76,12 +76,12 @@ def cases(rows: int) -> dict[str, Case]:
             },
         ),
         "first page": Case(
-            POSTGRESQL.page,
+            POSTGRESQL.reads.page,
             OBVIOUS_PAGE,
             {**backlog, "first": first, "after": first - 1, "upto": first + 2000, "topics": None, "limit": 1000},
         ),
         "page with one late row": Case(
-            POSTGRESQL.page_late,
+            POSTGRESQL.reads.page_late,
             OBVIOUS_LATE_PAGE,
             {
                 **backlog, "head": first + 5000, "first": first + 5000, "after": OLD - 1, "upto": first + 5500,
@@ -89,22 +89,22 @@ def cases(rows: int) -> dict[str, Case]:
             },
         ),
         "steady, of a partition": Case(
-            POSTGRESQL.read_on_chosen, OBVIOUS_SHARE, {**near_head, **PARTITION, "head": rows // 2}
+            POSTGRESQL.reads.read_on_chosen, OBVIOUS_SHARE, {**near_head, **PARTITION, "head": rows // 2}
         ),
         "page of a partition": Case(
-            POSTGRESQL.page,
+            POSTGRESQL.reads.page,
             OBVIOUS_PAGE,
             {**backlog, **PARTITION, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
         ),
         "page of a partition with one late row": Case(
-            POSTGRESQL.page_late,
+            POSTGRESQL.reads.page_late,
             OBVIOUS_LATE_PAGE,
             {
                 **backlog, **PARTITION, "head": first + 5000, "first": first + 5000, "after": OLD - 1,
                 "upto": first + 5500, "late": [OLD], "limit": 1000,
             },
         ),
-        "extent": Case(POSTGRESQL.extent, OBVIOUS_EXTENT, small_window),
+        "extent": Case(POSTGRESQL.reads.extent, OBVIOUS_EXTENT, small_window),
     }  # fmt: skip
 
 

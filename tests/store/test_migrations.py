@@ -11,7 +11,6 @@ from pathlib import Path
 import psycopg
 import pytest
 import sqlalchemy
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
@@ -20,6 +19,7 @@ from outbox import Outbox, Relay, migrate, schema
 from outbox.errors import DatabaseError, SchemaError
 from outbox.testing.servers import PostgresServer
 from tests.support.destination import Destination
+from tests.support.revisions import add_revision
 
 
 @pytest.fixture
@@ -147,38 +147,6 @@ def test_an_upgrade_and_the_metadata_make_the_same_in_the_words_of_the_database(
     migrate.upgrade(empty)
 
     assert definitions(empty) == wanted != []
-
-
-def test_an_upgrade_tells_compensations_from_relays(empty):
-    """Until version 3 the end of a name was all that told them apart."""
-    with empty.begin() as connection:
-        command.upgrade(migrate._config(connection=connection, schema=None, slots=256), "0003")
-    row = "INSERT INTO outbox_subscription (name, created_at) VALUES ('{}', '2026-01-31 12:00:00')"
-    for name in ("relay:compensation", "mail", "compensation"):
-        do(empty, row.format(name))
-
-    migrate.upgrade(empty)
-
-    with empty.connect() as connection:
-        found = connection.execute(text("SELECT name, kind, tags FROM outbox_subscription ORDER BY name")).all()
-    assert [tuple(each) for each in found] == [
-        ("compensation", "relay", None),
-        ("mail", "relay", None),
-        ("relay", "relay", None),
-        ("relay:compensation", "compensation", None),
-    ]
-    assert (differences(empty), meta(empty)) == ([], (schema.VERSION, 256))
-
-
-def test_an_upgrade_leaves_subscriptions_without_a_hold(empty):
-    with empty.begin() as connection:
-        command.upgrade(migrate._config(connection=connection, schema=None, slots=256), "0004")
-
-    migrate.upgrade(empty)
-
-    with empty.connect() as connection:
-        assert connection.execute(text("SELECT name, hold_ms FROM outbox_subscription")).all() == [("relay", None)]
-    assert (differences(empty), meta(empty)) == ([], (schema.VERSION, 256))
 
 
 @pytest.mark.parametrize(
@@ -342,9 +310,19 @@ def test_an_upgrade_refuses_tables_of_a_newer_version(empty):
         migrate.upgrade(empty)
 
 
-def test_an_upgrade_says_so_when_something_else_has_made_what_the_next_revision_makes(empty):
+def test_an_upgrade_runs_the_revisions_that_are_missing(empty, tmp_path, monkeypatch):
     migrate.upgrade(empty)
-    do(empty, f"UPDATE {schema.VERSION_TABLE} SET version_num = '0001'")
+    add_revision(tmp_path, monkeypatch)
+
+    migrate.upgrade(empty)
+
+    assert (migrate.current_revision(empty), inspect(empty).has_table("outbox_next")) == ("0002", True)
+
+
+def test_an_upgrade_says_so_when_something_else_has_made_what_the_next_revision_makes(empty, tmp_path, monkeypatch):
+    migrate.upgrade(empty)
+    add_revision(tmp_path, monkeypatch)
+    do(empty, "CREATE TABLE outbox_next (id int)")
 
     with pytest.raises(SchemaError, match=r"already .*let that revision call outbox.migrate.seed"):
         migrate.upgrade(empty)

@@ -1,12 +1,11 @@
 """An application's own Alembic beside our tables, and with our tables in its migrations, as the README says."""
 
-import os
+import io
 import re
 import sqlite3
-import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from textwrap import dedent, indent
 import psycopg
 import pytest
 import sqlalchemy
+from alembic import command
+from alembic.config import Config
 from sqlalchemy import URL, Engine, inspect
 from sqlalchemy.pool import NullPool
 
@@ -54,18 +55,17 @@ class Shop:
         """As the application makes it."""
         return sqlalchemy.create_engine(self.url, poolclass=NullPool)
 
-    def alembic(self, *arguments: str) -> str:
-        """Run Alembic in a process of its own, because it keeps its state in globals; return what it printed."""
-        program = [sys.executable, "-m", "alembic", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(TOP)}
-        ended = subprocess.run(program, check=False, cwd=self.folder, env=environment, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
+    def alembic(self, do: Callable[..., object], *arguments: str, **options: bool) -> str:
+        """Run a command of Alembic; return the script that it wrote."""
+        output = io.StringIO()
+        config = Config(self.folder / "alembic.ini", stdout=io.StringIO(), output_buffer=output)
+        do(config, *arguments, **options)
+        return output.getvalue()
 
     def autogenerate(self) -> Path:
         """The revision that Alembic writes by itself."""
         before = self._revisions()
-        self.alembic("revision", "--autogenerate")
+        self.alembic(command.revision, autogenerate=True)
         (made,) = self._revisions() - before
         return made
 
@@ -99,6 +99,12 @@ def kind(request: pytest.FixtureRequest) -> str:
     """A kind of database."""
     found: str = request.param
     return found
+
+
+@pytest.fixture(autouse=True)
+def path_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alembic adds the folder of an application to where modules are looked for."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture
@@ -140,13 +146,17 @@ def several_schemas(where: str | None) -> str:
 
 def start(shop: Shop, *, target: str, configure: str) -> Shop:
     """Run `alembic init`, and write into the files what an application writes there."""
-    (shop.folder / "shop.py").write_text(MODELS)
-    shop.alembic("init", "migrations")
+    models = f"shop_{uuid.uuid4().hex}"
+    (shop.folder / f"{models}.py").write_text(MODELS)
+    shop.alembic(command.init, str(shop.folder / "migrations"))
     ini, env = shop.folder / "alembic.ini", shop.folder / "migrations" / "env.py"
     url = shop.url.render_as_string(hide_password=False)
-    ini.write_text(re.sub("(?m)^sqlalchemy.url = .*$", lambda _: f"sqlalchemy.url = {url}", ini.read_text()))
-    imports = "import outbox.schema\nfrom shop import Base\n\n"
+    options = re.sub("(?m)^sqlalchemy.url = .*$", lambda _: f"sqlalchemy.url = {url}", ini.read_text())
+    ini.write_text(re.sub("(?m)^prepend_sys_path = .*$", f"prepend_sys_path = {shop.folder}", options))
+    imports = f"import outbox.schema\nfrom {models} import Base\n\n"
     written = env.read_text().replace("target_metadata = None", f"{imports}target_metadata = {target}")
+    # The process is that of the tests, which have a log of their own.
+    written = written.replace("fileConfig(config.config_file_name)", "pass")
     env.write_text(written.replace(CONFIGURE, f"{CONFIGURE}, {configure}"))
     assert target in env.read_text() and f"{CONFIGURE}, {configure}" in env.read_text()
     return shop
@@ -177,7 +187,7 @@ def test_an_application_has_the_tables_in_its_own_migrations(embedding):
     assert "outbox" not in revision.read_text().partition("def upgrade()")[0], "nothing of ours to be imported"
     add(revision, embedding.schema, seed=seed(embedding.schema))
 
-    embedding.alembic("upgrade", "head")
+    embedding.alembic(command.upgrade, "head")
 
     assert (embedding.tables(), embedding.delivered()) == (OURS, [b"placed"])
     assert embedding.outbox("db", "check").err == "everything is as it should be\n"
@@ -187,11 +197,11 @@ def test_an_application_has_the_tables_in_its_own_migrations(embedding):
 
 def test_its_migrations_go_down_and_up_again(embedding):
     add(embedding.autogenerate(), embedding.schema, seed=seed(embedding.schema))
-    embedding.alembic("upgrade", "head")
+    embedding.alembic(command.upgrade, "head")
 
-    embedding.alembic("downgrade", "base")
+    embedding.alembic(command.downgrade, "base")
     assert embedding.tables() == set()
-    embedding.alembic("upgrade", "head")
+    embedding.alembic(command.upgrade, "head")
 
     upgraded = embedding.outbox("db", "upgrade")
     assert upgraded.err == f"the tables are up to date ({migrate.head_revision()})\n"
@@ -202,7 +212,7 @@ def test_its_migrations_go_down_and_up_again(embedding):
 def test_its_tables_are_taken_over_where_it_has_not_seeded_them(embedding):
     """As the check advises."""
     add(embedding.autogenerate(), embedding.schema, seed="")
-    embedding.alembic("upgrade", "head")
+    embedding.alembic(command.upgrade, "head")
     (finding,) = embedding.outbox("db", "check", "--json").json["findings"]
     said = (finding["problem"], finding["fix"].partition(",")[0])
     assert said == ("is empty", f"run: outbox db upgrade{' --schema app' if embedding.schema else ''}")
@@ -217,7 +227,7 @@ def test_its_tables_are_taken_over_where_it_has_not_seeded_them(embedding):
 def test_its_migrations_may_be_written_as_a_script(embedding):
     add(embedding.autogenerate(), embedding.schema, seed=seed(embedding.schema))
 
-    script = embedding.alembic("upgrade", "head", "--sql")
+    script = embedding.alembic(command.upgrade, "head", sql=True)
 
     run(embedding.url, script)
     assert embedding.outbox("db", "check").err == "everything is as it should be\n"
@@ -240,10 +250,10 @@ def test_an_application_leaves_our_tables_alone(neighbour):
     neighbour.outbox("db", "upgrade")
 
     revision = neighbour.autogenerate()
-    neighbour.alembic("upgrade", "head")
+    neighbour.alembic(command.upgrade, "head")
 
     assert MADE.findall(revision.read_text()) == ["orders"]
     assert "op." not in neighbour.autogenerate().read_text()
-    neighbour.alembic("upgrade", "head")
-    neighbour.alembic("downgrade", "base")
+    neighbour.alembic(command.upgrade, "head")
+    neighbour.alembic(command.downgrade, "base")
     assert (neighbour.tables(), neighbour.outbox("db", "check").code, neighbour.delivered()) == (OURS, 0, [b"placed"])

@@ -229,6 +229,8 @@ class Explained:
         self.plans.append((plan if isinstance(plan, list) else json.loads(plan))[0]["Plan"])
         return self._channel.rows(statement, **parameters)
 
+    now = Channel.now
+
     def nodes(self):
         """All nodes of all plans."""
         pending = list(self.plans)

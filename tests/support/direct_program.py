@@ -111,7 +111,7 @@ def forked_child(outbox: Outbox) -> int:
     direct, shared = outbox._direct, outbox._shared
     assert direct is not None
     assert shared is not None
-    with direct._lock, shared.caller._turns._lock:
+    with direct._lock, shared.caller._lock:
         pid = os.fork()
         if pid:
             return pid

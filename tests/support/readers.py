@@ -13,12 +13,13 @@ from outbox import Outbox
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, Start
 from outbox.model.verdict import DONE, Verdict
+from outbox.runtime.stop import Stop
 from outbox.store.database import Database
-from outbox.worker.calls import Caller, Handler
+from outbox.worker.calls import Handler
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.settings import Settings
-from outbox.worker.worker import Worker
+from outbox.worker.settings import Settings, Until
+from outbox.worker.worker import Worker as LibraryWorker
 
 #: For tests that wait for a takeover.
 QUICK = Settings(lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=200))
@@ -85,7 +86,42 @@ def declared(name: str = "relay", **differing: Any) -> Declaration:
 
 def job(declared: Declaration, handler: Handler, **differing: Any) -> Job:
     """What a worker is to do with this handler."""
-    return Job(declared=declared, caller=Caller(handler), **differing)
+    return Job(declared=declared, handler=handler, **differing)
+
+
+class Worker(LibraryWorker):
+    """A worker that can be told to stop."""
+
+    def __init__(self, *given: Any, stop: Stop | None = None, **options: Any) -> None:
+        self._own_stop = Stop(stop)
+        super().__init__(*given, stop=self._own_stop, **options)
+
+    @property
+    def stopping(self) -> bool:
+        """From when a stop is asked until it has stopped."""
+        return self._own_stop.asked
+
+    def run(self) -> None:
+        """Work until `stop` is called."""
+        self._work("stopped")
+
+    def until_empty(self) -> None:
+        """Handle everything that was committed before now."""
+        self._work("empty")
+
+    def once(self) -> None:
+        """Handle one batch of each partition."""
+        self._work("once")
+
+    def stop(self) -> None:
+        """Finish what is under way, and return."""
+        self._own_stop.ask()
+
+    def _work(self, until: Until) -> None:
+        try:
+            self.work(until)
+        finally:
+            self._own_stop.withdraw()
 
 
 def worker(

@@ -2,11 +2,12 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, cast
 
 from tenacity import wait_fixed
 
@@ -15,13 +16,12 @@ from outbox.model.lease import Lease
 from outbox.model.verdict import DONE
 from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
-from outbox.telemetry.events import Listeners
-from outbox.telemetry.teller import Teller
-from outbox.worker.calls import Caller, LeasedCaller
-from outbox.worker.handle import BatchHandler, Look
+from outbox.telemetry.events import Listeners, Teller
+from outbox.worker.calls import Caller, HeldLease
+from outbox.worker.handle import BatchHandler, LeasedCaller, Look
 from outbox.worker.hung import HungCalls
 from outbox.worker.outages import Outages
-from outbox.worker.outcome import Clock, Outcome
+from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.waiting import Wait
 
@@ -36,9 +36,34 @@ HASTY = replace(POLICY, deadline=timedelta(seconds=0.1))
 EARLIER = Unavailable("an earlier message of its key was not stored")
 
 
+T = TypeVar("T")
+
+
+def teller_to(listeners: Listeners) -> Teller:
+    """What tells of the subscription `relay`."""
+    return Teller(listeners, {"database": NO_DATABASE, "subscription": "relay"})
+
+
+def drive(steps: Generator[Wait, None, T], wake: Wake) -> T:
+    """Run steps to their end, asleep during their waits; return what they return."""
+    with closing(steps):
+        while True:
+            try:
+                wait = next(steps)
+            except StopIteration as end:
+                return cast("T", end.value)
+            sleep_through(wait, wake)
+
+
+def sleep_through(wait: Wait, wake: Wake) -> None:
+    """Sleep until a wait is over."""
+    while not wait.over:
+        wake.wait(min(max(0.0, wait.until - time.monotonic()), 3600.0))
+
+
 def outages_told_to(listeners: Listeners) -> Outages:
     """The outages of a subscription; those who listen are told of them."""
-    return Outages(Teller(listeners, NO_DATABASE, "relay"), DESTINATION)
+    return Outages(teller_to(listeners), DESTINATION)
 
 
 def messages(*keys: str | None, first: int = 1, topic: str = "orders") -> list[Message]:
@@ -78,11 +103,12 @@ class Handler:
         return verdicts
 
 
-class Held:
+class Held(HeldLease):
     """A lease that lasts, unless a test says otherwise."""
 
     def __init__(self, lease: Lease | None = None) -> None:
-        self.lease = lease
+        # Without a database there is no lease.
+        super().__init__(cast("Lease", lease), math.inf, Stop())
         #: Until when it lasts, at each look; the last one for ever.
         self.moments = [math.inf]
         #: After so many calls it is lost.
@@ -134,16 +160,24 @@ class Stage:
         self.listeners = Listeners()
         self.stop = StopAfter(looks)
         self.wake = Wake()
-        self.caller = Caller(handler)
+        self.caller = Caller()
         self._others = others
-        deadline, teller = policy.deadline.total_seconds(), Teller(self.listeners, NO_DATABASE, "relay")
+        calls = LeasedCaller(
+            caller=self.caller,
+            handler=handler,
+            held=held or Held(),
+            needs=1.0,
+            deadline=policy.deadline.total_seconds(),
+            wake=self.wake.set,
+            teller=teller_to(self.listeners),
+        )
         self.batch_handler = BatchHandler(
-            LeasedCaller(self.caller, held or Held(), needs=1.0, deadline=deadline, wake=self.wake, teller=teller),
+            calls,
             policy,
             stop=self.stop,
             most=most,
             part_seconds=part_seconds,
-            hung=hung,
+            hung=HungCalls() if hung is None else hung,
             outages=outages_told_to(self.listeners),
         )
 
@@ -151,16 +185,13 @@ class Stage:
         self,
         messages: Sequence[Message],
         *,
-        wait_for_destination: bool = True,
         quota: int = 1000,
         parked: bool = False,
-        clock: Clock | None = None,
+        now: datetime | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[Outcome]:
         """The parts of one batch; `meanwhile` is called in each of its waits."""
-        handling = self.batch_handler.run(
-            list(messages), wait_for_destination=wait_for_destination, quota=quota, parked=parked, clock=clock
-        )
+        handling = self.batch_handler.run(list(messages), quota=quota, parked=parked, now=now)
         with closing(handling):
             for each in handling:
                 if isinstance(each, Look):
@@ -168,9 +199,7 @@ class Stage:
                 elif isinstance(each, Wait):
                     meanwhile()
                     # Without its stop, whose looks are counted.
-                    wait = replace(each, stop=None)
-                    while not wait.over:
-                        self.wake.wait(wait.seconds)
+                    sleep_through(replace(each, stop=None), self.wake)
                 else:
                     yield each
 

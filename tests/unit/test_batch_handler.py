@@ -11,8 +11,7 @@ from tenacity import wait_none
 
 from outbox import Message, Reject, Retry, Unavailable, Verdict
 from outbox.model.verdict import DONE
-from outbox.telemetry.failure_log import FailureLog
-from outbox.telemetry.failure_words import Sending
+from outbox.telemetry.failure_log import FailureLog, Sending
 from outbox.worker.calls import Call
 from outbox.worker.policy import HandlerPolicy
 from tests.support.stage import DESTINATION, HASTY, Handler, Held, Stage, again, ids, messages, only, raising, seen
@@ -275,7 +274,7 @@ def test_it_is_told_whether_the_server_or_a_topic_is_meant(caplog, answer, topic
     stage.listeners.listen(FailureLog("relay", Sending("relay", DESTINATION)).told)
     all = [each for n, topic in enumerate(accepted + topics) for each in messages(f"k{n}", topic=topic, first=n + 1)]
 
-    stage.run(all, wait_for_destination=True)
+    stage.run(all)
 
     assert f"relay: {DESTINATION} {said}" in [record.message for record in caplog.records]
 
@@ -285,10 +284,10 @@ def test_a_probe_of_a_server_that_is_away_costs_one_call_of_one_message():
     handler = Handler(lambda _: Unavailable("gone", everything=True))
     stage = Stage(handler)
     first = [messages(f"k{n}", topic=f"t{n}", first=n + 1)[0] for n in range(20)]
-    stage.run(first, wait_for_destination=False, quota=0)
+    stage.run(first, parked=True, quota=0)
     before = len(handler.calls)
 
-    outcome = stage.run(first, wait_for_destination=False, quota=0)
+    outcome = stage.run(first, parked=True, quota=0)
 
     assert (len(handler.calls) - before, len(handler.calls[-1]), len(outcome.open)) == (1, 1, 20)
 
@@ -299,7 +298,7 @@ def test_messages_that_are_refused_as_if_the_server_were_away_keep_nothing_behin
     stage, left = Stage(handler), messages("a", "b", "c", "a", None, "d")
 
     for _ in range(3):
-        outcome = stage.run(left, wait_for_destination=False, quota=0)
+        outcome = stage.run(left, parked=True, quota=0)
         left = [message for message in left if message not in outcome.done]
 
     assert ids(left) == [1, 2, 4]
@@ -310,7 +309,7 @@ def test_each_probe_of_a_server_that_is_away_is_another_message():
     stage, all = Stage(handler), messages("a", "b", "a", None)
 
     for _ in range(5):
-        stage.run(all, wait_for_destination=False, quota=0)
+        stage.run(all, parked=True, quota=0)
 
     assert handler.calls == [[1], [2], [4], [1], [2]]
 
@@ -328,7 +327,7 @@ def test_without_room_the_rest_pauses():
 
 def test_a_message_that_raises_does_not_keep_others_of_its_topic_from_their_turn():
     """The first of what is due raises and nothing else flows: the others get their turn all the same."""
-    outcome = Stage(Handler(raising(1))).run(messages("a", "b", "c"), wait_for_destination=False, quota=0)
+    outcome = Stage(Handler(raising(1))).run(messages("a", "b", "c"), parked=True, quota=0)
 
     assert ids(outcome.done) == [2, 3]
     assert seen(outcome)["aside"] == [(1, "retry", 1)]
@@ -338,7 +337,7 @@ def test_a_missing_topic_is_left_and_the_others_go_on():
     missing, present = messages("a", "b", "c", topic="gone"), messages("d", "e", first=10)
     handler = Handler(lambda message: Unavailable("no stream") if message.topic == "gone" else DONE)
 
-    outcome = Stage(handler).run([*missing, *present], wait_for_destination=False, quota=0)
+    outcome = Stage(handler).run([*missing, *present], parked=True, quota=0)
 
     assert seen(outcome) == {"done": [10, 11], "aside": [], "open": [1, 2, 3]}
     assert outcome.sick == {"gone"}
@@ -354,14 +353,12 @@ def test_a_missing_topic_is_left_and_the_others_go_on():
      lambda given: (DONE for _ in given), lambda given: [None] * len(given), lambda given: ["done"] * len(given)],
     ids=["too few", "too many", "none", "a generator", "not verdicts", "texts"],
 )  # fmt: skip
-@pytest.mark.parametrize("wait_for_destination", [True, False])
+@pytest.mark.parametrize("parked", [False, True])
 @pytest.mark.timeout(20)
-def test_a_sender_that_breaks_the_contract_gets_nothing_settled(answer, wait_for_destination):
+def test_a_sender_that_breaks_the_contract_gets_nothing_settled(answer, parked):
     stage = Stage(answer, looks=200)
 
-    outcome = stage.run(
-        messages("a", "b", "a"), wait_for_destination=wait_for_destination, quota=1000 if wait_for_destination else 0
-    )
+    outcome = stage.run(messages("a", "b", "a"), parked=parked, quota=0 if parked else 1000)
 
     assert seen(outcome) == {"done": [], "aside": [], "open": [1, 2, 3]}
 

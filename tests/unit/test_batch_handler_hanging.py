@@ -5,17 +5,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outbox import LeaseLostError, Message, Reject, Retry, RetryPolicy, Verdict
 from outbox.model.lease import Lease, Partition
+from outbox.model.message import slot_of
 from outbox.model.parking import Held as HeldParked
 from outbox.model.verdict import DONE
 from outbox.worker.calls import Call
-from outbox.worker.hung import HungCall, HungCalls
+from outbox.worker.hung import HungCall, HungCalls, hung_calls_of
 from outbox.worker.known import KnownOutcomes, identity_of
 from outbox.worker.policy import BLOCKED
 from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, seen
@@ -64,14 +64,65 @@ def test_a_later_batch_waits_for_the_keys_of_a_hung_call_until_it_ends():
 
 def test_what_hangs_does_not_expire():
     """It may have arrived; the others of its batch are dead when their time is over."""
-    handler, moment = Handler(), datetime.now(UTC)
-    found = messages("a", "b", "a", "c")
+    handler, found = Handler(), messages("a", "b", "a", "c")
     for message in found[0], found[3]:
-        message.expires_at = moment - timedelta(seconds=1)
+        message.expires_at = datetime.now(UTC) + LESS_HASTY.deadline / 2
     with hanging(handler, 1):
-        outcome = Stage(handler, LESS_HASTY).run(found, clock=SimpleNamespace(now=moment))
+        outcome = Stage(handler, LESS_HASTY).run(found, now=datetime.now(UTC))
 
     assert seen(outcome) == {"done": [2], "aside": [(4, "dead", 0), (1, "retry", 1), (3, "blocked", 0)], "open": []}
+
+
+def test_a_message_whose_time_ends_while_it_waits_for_its_turn_is_not_handed_over():
+    """Another partition has the turn for longer than that."""
+    handler, others = Handler(), threading.Event()
+    stage = Stage(handler)
+    stage.caller.begin(Call(messages("x")), lambda given: [DONE] if others.wait(30) else [])
+    found, now = messages("a", "b", "a"), datetime.now(UTC)
+    found[0].expires_at = now + timedelta(seconds=0.1)
+    threading.Timer(0.3, others.set).start()
+    outcome = stage.run(found, now=now)
+
+    assert flat(handler.calls) == [2, 3]
+    assert seen(outcome) == {"done": [2, 3], "aside": [(1, "dead", 0)], "open": []}
+
+
+def partitions_of(generation: int, number: int) -> list[Partition]:
+    """The partitions of one generation."""
+    return [Partition("relay", generation, each, number) for each in range(number)]
+
+
+def test_the_next_partitions_have_the_calls_that_hang_if_their_keys_may_be_there():
+    """A message without a key may be of any partition. Other subscriptions have calls of their own."""
+    (first,), all = partitions_of(1, 1), dict[Partition, HungCalls]()
+    calls = {name: Call(messages(key)) for name, key in (("keyed", "k"), ("keyless", None), ("back", "k"))}
+    for call in calls.values():
+        hung_calls_of(all, first, 256).add(call)
+    hung_calls_of(all, Partition("other"), 256).add(Call(messages("k")))
+    calls["back"].finish()
+    found = [hung_calls_of(all, each, 256).unfinished for each in partitions_of(2, 4)]
+
+    own = [each.partition for each in partitions_of(2, 4) if each.owns(slot_of("k", 256))]
+    assert [[each.call for each in hung] for hung in found] == [
+        [calls["keyed"]] * (number in own) + [calls["keyless"]] for number in range(4)
+    ]
+    assert all[first].unfinished
+
+
+def test_earlier_partitions_are_forgotten_when_their_calls_have_come_back():
+    """Or a number of partitions that is changed every night would be remembered for ever."""
+    all, call = dict[Partition, HungCalls](), Call(messages("k"))
+    hung_calls_of(all, partitions_of(1, 1)[0], 256).add(call)
+    for generation in range(2, 10):
+        for partition in partitions_of(generation, 3):
+            hung_calls_of(all, partition, 256)
+    held = [partition.generation for partition, hung in all.items() if hung.unfinished]
+    call.finish()
+    (last,) = partitions_of(10, 1)
+    hung_calls_of(all, last, 256)
+
+    assert held == list(range(1, 10))
+    assert list(all) == [last]
 
 
 def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():
@@ -100,9 +151,9 @@ def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
     (poison,) = messages("a")
     with hanging(handler, 1):
         stage = Stage(handler, HASTY)
-        first = stage.run([again(poison, 2)], wait_for_destination=False, quota=0)
+        first = stage.run([again(poison, 2)], parked=True, quota=0)
         stage.run(messages("b", "c", first=2))
-        second = stage.run([again(poison, 2)], wait_for_destination=False, quota=0)
+        second = stage.run([again(poison, 2)], parked=True, quota=0)
 
     assert seen(first) == {"done": [], "aside": [], "open": [1]}
     assert seen(second) == {"done": [], "aside": [(1, "retry", 2)], "open": []}
@@ -116,7 +167,7 @@ def test_one_hung_call_counts_once():
         stage = Stage(handler, HASTY)
         first = stage.run([poison, *messages("b", first=2)])
         stage.run(messages("c", first=3))
-        second = stage.run([again(poison, 2)], wait_for_destination=False, quota=0)
+        second = stage.run([again(poison, 2)], parked=True, quota=0)
 
     assert seen(first) == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
     assert seen(second) == {"done": [], "aside": [], "open": [1]}
@@ -129,13 +180,13 @@ def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
     with hanging(handler, *range(1, 20)):
         outcome = stage.run(messages(*"abcdefghijkl"))
         calls, gave_up = len(handler.calls), stage.batch_handler.gave_up
-    arrived = eventually(lambda: stage.batch_handler.held() == HeldParked(ids=set(), keys=set(), but=set()), 10)
-    second = stage.run([again(message, 1) for message, _ in outcome.parked], wait_for_destination=False, quota=0)
+    arrived = eventually(lambda: stage.batch_handler.hung.held() == HeldParked(ids=set(), keys=set(), but=set()), 10)
+    second = stage.run([again(message, 1) for message, _ in outcome.parked], parked=True, quota=0)
 
     assert (calls, gave_up) == (HASTY.max_hung, True)
     assert seen(outcome)["aside"] == [(id, "waiting", 0) for id in range(1, 9)]
     assert ids(outcome.open) == [9, 10, 11, 12]
-    unanswered = stage.batch_handler.unanswered([message for message, _ in outcome.parked], parked=True)
+    unanswered = stage.batch_handler.hung.unanswered([message for message, _ in outcome.parked], parked=True)
     assert (arrived, unanswered) == (True, set())
     assert (ids(second.done), len(handler.calls)) == (list(range(1, 9)), 8)
 
@@ -248,7 +299,7 @@ def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
         assert began.wait(30)
         if finished:
             released.set()
-            assert eventually(lambda: not stage.caller._turns._under_way)
+            assert eventually(lambda: not stage.caller._under_way)
         raise OSError("away")
 
     with hanging(handler, 1) as released:
@@ -393,7 +444,7 @@ def test_no_outcome_counts_for_what_a_person_decided_about(key):
     handler, hung, all = Handler(only(1, verdict=Reject("never"))), HungCalls(), messages(key, "b")
     hung.note(None, [], [(each, POLICY.dead(each, "never")) for each in all], parked=True)
     stage = Stage(handler, hung=hung)
-    stage.batch_handler.forget({1})
+    stage.batch_handler.hung.known.forget({1})
     outcome = stage.run(all, parked=True)
 
     assert (handler.calls, seen(outcome)["aside"]) == ([[1]], [(2, "dead", 1), (1, "dead", 1)])
@@ -421,8 +472,9 @@ class Outcomes(dict[Any, Any]):
 
     interrupted: Interrupted
 
-    def __iter__(self) -> Iterator[Any]:
-        for each in super().__iter__():
+    def items(self) -> Iterator[Any]:  # type: ignore[override]  # good enough for one who goes through it
+        """Interrupted at each."""
+        for each in super().items():
             self.interrupted.now()
             yield each
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 from hypothesis import HealthCheck, settings
@@ -23,8 +24,8 @@ from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
 from outbox.runtime.stop import Stop
 from outbox.telemetry.events import Listeners
-from outbox.worker.calls import Call, LeasedCaller
-from outbox.worker.handle import BatchHandler, Look
+from outbox.worker.calls import Call
+from outbox.worker.handle import BatchHandler, LeasedCaller, Look
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import BLOCKED, HandlerPolicy
@@ -71,7 +72,7 @@ class Line:
 
     def __init__(self, machine: Machine, lease: Lease) -> None:
         self._machine = machine
-        self.lease = lease
+        self.caller, self.held = self, SimpleNamespace(lease=lease)
 
     @property
     def overdue(self) -> list[Call]:
@@ -84,7 +85,7 @@ class Line:
             raise LeaseLostError("lost")
         return True
 
-    def begin(self, given: Sequence[Message]) -> Call:
+    def begin(self, given: Sequence[Message], *, until: float) -> Call:
         """Begin at once."""
         self._machine.check_call(given)
         call = ScriptedCall(given)
@@ -242,13 +243,13 @@ class Machine(RuleBasedStateMachine):
         self.outcome = Outcome(parked=[(each, BLOCKED) for each in batch if each.key in blocked])
         self.given = [each for each in batch if each.key not in blocked]
         self.batch = batch
-        self._start(wait_for_destination=True, quota=3)
+        self._start(quota=3)
 
     @precondition(lambda self: self.run is None and self.parked)
     @rule()
     def handle_parked(self) -> None:
         """Those that nothing holds: of each key the first, and what it blocks."""
-        held, stopped = self.handler.held(), set[str | None]()
+        held, stopped = self.hung.held(), set[str | None]()
         self.given = []
         for id, row in sorted(self.parked.items()):
             key, state = row.message.key, row.parking.state
@@ -260,12 +261,10 @@ class Machine(RuleBasedStateMachine):
                 # A message that hangs alone goes alone, and what it blocks stays.
                 stopped |= {key} if id in held.but else set()
         self.outcome, self.of_parked = Outcome(), True
-        self._start(wait_for_destination=False, quota=0)
+        self._start(quota=0)
 
-    def _start(self, *, wait_for_destination: bool, quota: int) -> None:
-        self.run = self.handler.run(
-            list(self.given), wait_for_destination=wait_for_destination, quota=quota, parked=self.of_parked
-        )
+    def _start(self, *, quota: int) -> None:
+        self.run = self.handler.run(list(self.given), quota=quota, parked=self.of_parked)
         self._step(others=False)
 
     def _step(self, *, others: bool) -> None:
@@ -458,7 +457,7 @@ class Machine(RuleBasedStateMachine):
         """A person replays a dead letter, between two batches."""
         if self.run is None:
             id = min(id for id, row in self.parked.items() if row.parking.state == "dead")
-            self.handler.forget({id})
+            self.handler.hung.known.forget({id})
             self.parked[id] = Row(self.parked[id].message, replace(self.parked[id].parking, state="retry", attempts=0))
 
     # What always holds

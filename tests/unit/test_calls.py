@@ -4,33 +4,33 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import Message, Verdict
+from outbox.model.lease import Lease, Partition
 from outbox.model.verdict import DONE
 from outbox.runtime.clock import clock
+from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
-from outbox.worker.calls import Call, Caller
+from outbox.worker.calls import Call, Caller, HeldLease
+from outbox.worker.calls import Handler as HandlerFunction
 from tests.support.stage import Handler, ids, messages
 from tests.support.waiting import eventually
 
 
-@dataclass
-class Until:
-    """A right that ends at a moment."""
-
-    until: float
+def lease_until(moment: float) -> HeldLease:
+    """A lease that ends at a moment."""
+    return HeldLease(Lease(Partition("relay"), 1, "us"), moment, Stop())
 
 
 @pytest.mark.parametrize(("until", "made"), [(-math.inf, False), (math.inf, True)])
-def test_a_call_is_made_only_while_its_right_lasts(until, made):
+def test_a_call_is_made_only_while_its_lease_lasts(until, made):
     """The thread that made it may have been suspended since the worker looked at its lease."""
     handler = Handler()
-    call = Call(messages("a"), Until(until))
+    call = Call(messages("a"), lease_until(until))
 
     call.perform(handler)
 
@@ -38,10 +38,10 @@ def test_a_call_is_made_only_while_its_right_lasts(until, made):
 
 
 @pytest.mark.parametrize(("needs", "late"), [(4.0, False), (5.0, True)])
-def test_a_right_that_ends_when_the_call_may_end_is_too_short(monkeypatch, needs, late):
+def test_a_lease_that_ends_when_the_call_may_end_is_too_short(monkeypatch, needs, late):
     moment = clock()
     monkeypatch.setattr("outbox.worker.calls.clock", lambda: moment)
-    call = Call(messages("a"), Until(moment + 5.0), needs=needs)
+    call = Call(messages("a"), lease_until(moment + 5.0), needs=needs)
 
     call.perform(Handler())
 
@@ -69,11 +69,11 @@ class Held:
             self._released.setdefault(id, threading.Event()).set()
 
 
-def asked(caller: Caller, count: int, *, deadline: float = math.inf) -> list[Call]:
+def asked(caller: Caller, handler: HandlerFunction, count: int, *, deadline: float = math.inf) -> list[Call]:
     """So many calls, each with a message, in the order of their numbers."""
     calls = [Call([message], deadline=deadline) for message in messages(*[None] * count)]
     for call in calls:
-        caller.begin(call)
+        caller.begin(call, handler)
     return calls
 
 
@@ -87,7 +87,7 @@ def after(condition: Callable[[], bool]) -> bool:
 @pytest.mark.parametrize("concurrency", [1, 2, 3])
 def test_turns_are_given_in_the_order_of_asking_and_so_many_at_once(concurrency):
     handler = Held()
-    calls = asked(Caller(handler, concurrency=concurrency), 5)
+    calls = asked(Caller(concurrency), handler, 5)
     after(lambda: len(handler.begun) == concurrency)
     at_first, waiting = sorted(handler.begun), [call.started is None for call in calls]
     handler.release(2 if concurrency > 1 else 1)
@@ -105,13 +105,13 @@ def test_turns_are_given_in_the_order_of_asking_and_so_many_at_once(concurrency)
 def test_whoever_asks_again_comes_after_those_who_wait():
     """Two partitions share a caller: none of them has two turns before the other has one."""
     handler = Held()
-    caller = Caller(handler)
+    caller = Caller()
     first, second, again = (Call([message]) for message in messages(None, None, None))
-    caller.begin(first)
-    caller.begin(second)
+    caller.begin(first, handler)
+    caller.begin(second, handler)
     handler.release(1)
     assert eventually(lambda: first.finished)
-    caller.begin(again)
+    caller.begin(again, handler)
     handler.release(2, 3)
     assert eventually(lambda: again.finished)
 
@@ -120,8 +120,8 @@ def test_whoever_asks_again_comes_after_those_who_wait():
 
 def test_a_call_past_its_deadline_gives_its_turn_up_and_takes_no_other_when_it_comes_back():
     handler = Held()
-    caller = Caller(handler)
-    hangs, second, third = asked(caller, 3, deadline=0.3)
+    caller = Caller()
+    hangs, second, third = asked(caller, handler, 3, deadline=0.3)
     beside = eventually(lambda: caller.look(second) and second.started is not None, 60)
     overdue, second.deadline = caller.overdue, 60.0
     handler.release(1)
@@ -136,8 +136,8 @@ def test_a_call_past_its_deadline_gives_its_turn_up_and_takes_no_other_when_it_c
 
 def test_a_deadline_begins_with_the_turn():
     handler = Held()
-    caller = Caller(handler)
-    first, second = asked(caller, 2, deadline=60.0)
+    caller = Caller()
+    first, second = asked(caller, handler, 2, deadline=60.0)
     waiting = (second.due, second.seconds, second.over)
     handler.release(1)
     assert eventually(lambda: second.started is not None)
@@ -150,8 +150,8 @@ def test_a_deadline_begins_with_the_turn():
 
 def test_a_call_that_waits_for_its_turn_can_be_withdrawn_and_one_that_has_begun_cannot():
     handler = Held()
-    caller = Caller(handler)
-    first, second = asked(caller, 2)
+    caller = Caller()
+    first, second = asked(caller, handler, 2)
     withdrawn = [caller.withdraw(first), caller.withdraw(second)]
     handler.release(1)
     assert after(lambda: first.finished)
@@ -161,10 +161,10 @@ def test_a_call_that_waits_for_its_turn_can_be_withdrawn_and_one_that_has_begun_
 
 def test_whoever_waits_is_woken_when_the_call_comes_back_and_when_its_turn_comes():
     handler, wakes = Held(), [Wake(), Wake()]
-    caller = Caller(handler)
-    calls = [Call([message], wake=wake) for message, wake in zip(messages(None, None), wakes, strict=True)]
+    caller = Caller()
+    calls = [Call([message], wake=wake.set) for message, wake in zip(messages(None, None), wakes, strict=True)]
     for call in calls:
-        caller.begin(call)
+        caller.begin(call, handler)
     handler.release(1)
     woken = [wakes[0].wait(60), wakes[1].wait(60)]
     begun = calls[1].started is not None
@@ -173,28 +173,42 @@ def test_whoever_waits_is_woken_when_the_call_comes_back_and_when_its_turn_comes
     assert (woken, begun, wakes[1].wait(60), calls[1].finished) == ([True, True], True, True, True)
 
 
-def test_a_call_beside_others_that_share_the_destination_begins_when_their_turn_is_over():
-    """So the time for which it waits is no part of its deadline, and its right is looked at afterwards."""
+def test_a_call_beside_others_of_the_destination_begins_when_their_turn_is_over():
+    """So the time for which it waits is no part of its deadline, and its lease is looked at afterwards."""
     handler, others, wake = Handler(), Held(), Wake()
-    first = Caller(others)
-    caller, right = Caller(handler, beside=first), Until(math.inf)
-    (theirs,) = asked(first, 1)
-    call = Call(messages("a"), right, wake=wake)
-    caller.begin(call)
+    caller, held = Caller(), lease_until(math.inf)
+    (theirs,) = asked(caller, others, 1)
+    call = Call(messages("a"), held, wake=wake.set)
+    caller.begin(call, handler)
     time.sleep(0.1)
-    before, right.until = call.started, -math.inf
+    before, held.lost = call.started, True
     others.release(1)
 
     assert (before, wake.wait(60), eventually(lambda: call.finished)) == (None, True, True)
     assert (theirs.verdicts, call.late, handler.calls) == ([DONE], True, [])
 
 
+def test_a_call_whose_turn_comes_after_its_moment_is_not_made():
+    """The time of a message may end while the call waits for its turn."""
+    handler, others = Handler(), Held()
+    caller = Caller()
+    (theirs,) = asked(caller, others, 1)
+    late, in_time = Call(messages("a"), until=clock() + 0.05), Call(messages("b"), until=clock() + 60)
+    for call in (late, in_time):
+        caller.begin(call, handler)
+    time.sleep(0.1)
+    others.release(1)
+
+    assert eventually(lambda: theirs.finished and in_time.finished)
+    assert (late.late, in_time.late, handler.calls) == (True, False, [[1]])
+
+
 def test_threads_without_a_call_end_when_the_caller_is_closed_and_others_are_made():
     handler = Handler()
-    caller = Caller(handler)
+    caller = Caller()
     threads = set(threading.enumerate())
     for _ in range(2):
-        (call,) = asked(caller, 1)
+        (call,) = asked(caller, handler, 1)
         assert eventually(lambda: call.finished)  # noqa: B023 - asked at once
         mine = set(threading.enumerate()) - threads
         caller.close()
@@ -218,11 +232,11 @@ def test_never_more_calls_than_allowed_and_each_that_is_not_withdrawn_is_made_on
             at_once -= 1
         return [DONE]
 
-    caller, calls, withdrawn = Caller(handler, concurrency=concurrency), list[Call](), set[int]()
+    caller, calls, withdrawn = Caller(concurrency), list[Call](), set[int]()
     for asks in steps:
         if asks:
             calls.append(Call(messages(None, first=len(calls) + 1)))
-            caller.begin(calls[-1])
+            caller.begin(calls[-1], handler)
         elif calls and caller.withdraw(calls[-1]):
             withdrawn.add(len(calls))
     assert eventually(lambda: all(call.finished for call in calls), 60)
@@ -249,13 +263,13 @@ def without_a_thread(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
 
 def test_a_call_without_a_thread_is_not_made_later_because_whoever_asked_knows(monkeypatch):
     handler = Handler()
-    caller = Caller(handler)
+    caller = Caller()
     without_a_thread(monkeypatch, 1)
     first, second = (Call([message]) for message in messages(None, None))
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        caller.begin(first)
-    caller.begin(second)
+        caller.begin(first, handler)
+    caller.begin(second, handler)
 
     assert eventually(lambda: second.finished)
     assert (handler.calls, first.finished, caller.overdue) == ([[2]], False, [])
@@ -264,8 +278,8 @@ def test_a_call_without_a_thread_is_not_made_later_because_whoever_asked_knows(m
 def test_a_call_of_others_waits_for_a_thread(monkeypatch):
     """A look gives the turn of a call that hangs to the next one, which is of another partition."""
     handler = Held()
-    caller = Caller(handler)
-    hangs, waits = asked(caller, 2, deadline=0.05)
+    caller = Caller()
+    hangs, waits = asked(caller, handler, 2, deadline=0.05)
     failed = without_a_thread(monkeypatch, 1)
     assert eventually(lambda: hangs.over and bool(caller.look(hangs)) and bool(failed))
     waiting = waits.started is None

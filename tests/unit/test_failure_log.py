@@ -6,10 +6,8 @@ import pytest
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
-from outbox.telemetry.events import Listeners
-from outbox.telemetry.failure_log import FailureLog
-from outbox.telemetry.failure_words import CheckingBack, Sending, Words
-from outbox.telemetry.teller import Teller
+from outbox.telemetry.events import Listeners, Teller, UpkeepRefused
+from outbox.telemetry.failure_log import CheckingBack, FailureLog, Sending, Words
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.policy import BLOCKED
@@ -33,17 +31,16 @@ class Told:
         listeners = Listeners()
         listeners.listen(FailureLog(subscription, words, clock=lambda: clock[-1]).told)
         listeners.listen(self.notice.told)
-        self.teller = Teller(listeners, database, subscription)
+        self.teller = Teller(listeners, {"database": database, "subscription": subscription})
         self.outages = Outages(self.teller, destination, clock=lambda: clock[-1])
 
-    def accepted(self, *topics: str, waited: int = 1, or_more: bool = False) -> None:
+    def accepted(self, *topics: str) -> None:
         """Messages of these topics are accepted again."""
-        for outage in self.outages.over(topics):
-            self.outages.back(outage, waited, or_more=or_more)
+        self.outages.accepted(topics)
 
     def settled(self, parkings: Iterable[tuple[Message, Parking]]) -> None:
         """What was parked is stored."""
-        self.teller.of_partition(0).settled([], list(parkings), 0.0)
+        self.teller.of_partition(0).tell_settled([], list(parkings), 0.0)
 
 
 @pytest.fixture
@@ -84,11 +81,11 @@ def test_a_server_that_is_away_is_told_as_such_and_so_is_the_end_of_it(caplog, c
     clock.append(110.0)
     told.outages.refused({"mail": away}, by_all=away)
     clock.append(152.0)
-    told.accepted("mail", waited=3)
+    told.accepted("mail")
 
     assert said(caplog) == [
         "relay: nats://h:4222/shop accepts nothing, messages wait: NATS: connection refused",
-        "relay: nats://h:4222/shop accepts messages again after 52 s; 3 messages had waited",
+        "relay: nats://h:4222/shop accepts messages again after 52 s",
     ]
     assert not told.outages
 
@@ -100,9 +97,9 @@ def test_a_topic_is_accepted_again_when_a_message_of_it_is(caplog, clock):
     assert told.outages
 
     clock.append(280.0)
-    told.accepted("orders", "mail", waited=10_000, or_more=True)
+    told.accepted("orders", "mail")
 
-    again = "relay: nats://h:4222 accepts topic orders again after 3 min; 10000 or more messages had waited"
+    again = "relay: nats://h:4222 accepts topic orders again after 3 min"
     assert said(caplog)[-1] == again
 
 
@@ -118,7 +115,7 @@ def test_a_topic_that_is_refused_by_a_server_that_is_back_is_another_outage(capl
     assert said(caplog) == [
         "relay: nats://h:4222 accepts nothing, messages wait: gone",
         "relay: nats://h:4222 does not accept topic orders, its messages wait: no stream",
-        "relay: nats://h:4222 accepts topic orders again after 20 s; 1 message had waited",
+        "relay: nats://h:4222 accepts topic orders again after 20 s",
     ]
 
 
@@ -155,7 +152,7 @@ def test_a_check_back_speaks_of_half_messages_of_its_group(caplog, clock):
     told.outages.refused({topic: "no answer in 20 s"})
     clock.append(165.0)
     told.outages.refused({topic: "no answer in 20 s"}, pauses=True)
-    told.accepted(topic, waited=2)
+    told.accepted(topic)
     told.settled((message, POLICY.dead(message, "UNKNOWN")) for message in messages("tx-1", "tx-2", "tx-1"))
 
     halves, decide = "half messages of producer group shop", "to decide, run: outbox half list --given-up --group shop"
@@ -163,7 +160,7 @@ def test_a_check_back_speaks_of_half_messages_of_its_group(caplog, clock):
     assert said(caplog) == [
         f"check:shop: nothing is found out about {halves}, they wait: no answer in 20 s",
         f"check:shop: nothing is found out about {halves}, they wait (since 1.1 min): no answer in 20 s",
-        f"check:shop: {halves} are decided on again after 1.1 min; 2 messages had waited",
+        f"check:shop: {halves} are decided on again after 1.1 min",
         f"check:shop: 2 more transactions were given up, the first is tx-1: UNKNOWN; {decide}",
     ]
 
@@ -186,7 +183,7 @@ def test_upkeep_that_is_refused_is_told_once_for_each(caplog, clock):
     told = Told(clock)
 
     for what in ("old progress", "old progress", "expired rows"):
-        told.teller.upkeep_refused(what, "permission denied")
+        told.teller.of_partition(0).tell(UpkeepRefused, what=what, error="permission denied")
 
     assert said(caplog) == [
         "relay: cannot delete old progress, going on: permission denied",

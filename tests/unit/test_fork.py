@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from outbox import Message, Outbox, create_engine
+from outbox import Message, Outbox, Verdict, create_engine
 from outbox.direct.sends import DirectSends
 from outbox.model.verdict import DONE
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.questions import Respondent, Unasked
 from outbox.runtime import fork
+from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
 from outbox.store.database import Database
 from outbox.worker.calls import Call, Caller
@@ -101,7 +102,7 @@ def test_what_fails_does_not_stop_the_others():
 
 def test_a_worker_has_another_owner_there():
     """Else the child would take its parent's lease for its own."""
-    worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database, [])
+    worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database, [], stop=Stop())
     owner = worker.owner
 
     assert in_a_child(lambda: worker.owner != owner)
@@ -119,12 +120,16 @@ def test_calls_that_hang_stay_with_the_parent():
 
 def test_a_turn_that_a_call_has_is_free_there():
     over = threading.Event()
-    caller = Caller(lambda messages: [DONE] if over.wait(60) else [])
-    caller.begin(Call([Message("orders", b"of the parent")]))
+    caller = Caller()
+
+    def handler(messages: Sequence[Message]) -> list[Verdict]:
+        return [DONE] if over.wait(60) else []
+
+    caller.begin(Call([Message("orders", b"of the parent")]), handler)
 
     def is_free() -> bool:
         call = Call([Message("orders", b"of the child")])
-        caller.begin(call)
+        caller.begin(call, handler)
         return call.started is not None
 
     assert in_a_child(is_free)

@@ -13,6 +13,13 @@ import outbox
 from outbox.store.dialects.kinds import KINDS
 
 PACKAGE = Path(outbox.__file__).parent
+#: SQL that not every database speaks.
+SPECIAL = re.compile(
+    r"\bRETURNING\b|\bON CONFLICT\b|\bON DUPLICATE\b|\b(?:json_each|unnest|strftime|julianday)\(|\bpg_\w+\("
+    r"|\bDISTINCT ON\b|\bLATERAL\b|::[a-z]|\bAS (?:text|bigint|integer|uuid)\)|\b(?:postgresql|sqlite)_where\b"
+)
+#: Files about one kind of database: a destination's, whatever that of the outbox is, and the servers of tests.
+OF_ONE_DATABASE = ("store/dialects/", "senders/", "testing/servers/")
 #: Files on the longest way down. It may become shorter.
 LONGEST = 16
 
@@ -65,6 +72,16 @@ def compares_a_kind(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Constant) and each.value in KINDS for each in ast.walk(node))
 
 
+def special(node: ast.AST) -> Iterator[str]:
+    """Words of SQL that not every database speaks, in the texts of a file; docstrings are no such texts."""
+    docstrings = {each.value for each in ast.walk(node) if isinstance(each, ast.Expr)}
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and each not in docstrings:
+            yield from SPECIAL.findall(each.value)
+        elif isinstance(each, ast.keyword) and each.arg is not None:
+            yield from SPECIAL.findall(each.arg)
+
+
 def takes_both(node: ast.AST) -> bool:
     """Whether a function takes a database and a channel, which knows its database."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -96,6 +113,27 @@ def test_only_dialects_compare_the_name_of_a_database():
     where = (f"{path}:{getattr(node, 'lineno', 0)}" for path, node in nodes() if compares_a_kind(node))
 
     assert [each for each in where if not each.startswith("store/dialects/")] == []
+
+
+def test_only_dialects_speak_what_not_every_database_speaks():
+    files = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    files |= {f"migrations/{path.name}": path for path in (PACKAGE.parent / "migrations").rglob("*.py")}
+
+    found = {name: list(special(ast.parse(path.read_text()))) for name, path in files.items()}
+
+    assert {name: words for name, words in found.items() if words and not name.startswith(OF_ONE_DATABASE)} == {}
+
+
+@pytest.mark.parametrize(("source", "words"), [
+    ("_DELETE = 'DELETE FROM {dedup} RETURNING key'", ["RETURNING"]),
+    ("sql = f'{insert} ON CONFLICT DO NOTHING'", ["ON CONFLICT"]),
+    ("Index('name', postgresql_where=condition)", ["postgresql_where"]),
+    ("sql = 'SELECT pg_sleep(1) FROM unnest(CAST(:n AS bigint))'", ["pg_sleep(", "unnest(", "AS bigint)"]),
+    ("text = 'run pg_upgrade; nothing is returned: on conflict'", []),
+    ("def f():\n    'Returns as RETURNING does.'", []),
+])  # fmt: skip
+def test_such_sql_would_be_seen(source, words):
+    assert list(special(ast.parse(source))) == words
 
 
 def test_a_function_takes_a_channel_or_a_database():

@@ -1,7 +1,6 @@
 """The messages of a batch: each gets one outcome, and what is blocked by its key goes with it."""
 
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +63,7 @@ def test_topics_are_left_with_what_is_in_their_keys():
 def test_only_expired_messages_are_parked_as_dead_and_by_the_clock_alone():
     now = datetime.now(UTC)
     without, batch = pending("a", "b", "c"), pending("a", "b", "c")
-    batch = Pending(batch.messages, 0, parked=False, clock=SimpleNamespace(now=now))
+    batch = Pending(batch.messages, 0, parked=False, now=now)
     for each in (without, batch):
         each.messages[0].expires_at, each.messages[1].expires_at = now, now + timedelta(seconds=1)
         each.expire(each.messages)

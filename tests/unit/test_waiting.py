@@ -1,6 +1,5 @@
 """Waits: over at their moment, by their call or by their stop; whoever drives a generator sleeps until then."""
 
-import math
 import threading
 import time
 from collections.abc import Generator
@@ -10,8 +9,8 @@ import pytest
 from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
 from outbox.worker.calls import Call, Caller
-from outbox.worker.waiting import Wait, drive
-from tests.support.stage import Handler, messages
+from outbox.worker.waiting import Wait
+from tests.support.stage import Handler, drive, messages
 from tests.support.waiting import eventually
 
 LATER = time.monotonic() + 1e6
@@ -35,19 +34,14 @@ def test_a_shorter_wait_ends_earlier_and_by_the_same():
     assert (wait.over, short.over, short.stop, wait.at_most(1e9)) == (False, True, stop, wait)
 
 
-@pytest.mark.parametrize(("until", "seconds"), [(-math.inf, 0.0), (math.inf, 3600.0)])
-def test_nobody_sleeps_for_longer_than_can_be_slept(until, seconds):
-    assert Wait(until).seconds == seconds
-
-
 def test_a_generator_is_driven_to_its_end_and_its_calls_wake_the_one_who_drives():
     handler, wake = Handler(), Wake()
-    caller = Caller(handler)
+    caller = Caller()
 
     def steps() -> Generator[Wait, None, str]:
         for number in range(3):
-            call = Call(messages("a", first=number), wake=wake)
-            caller.begin(call)
+            call = Call(messages("a", first=number), wake=wake.set)
+            caller.begin(call, handler)
             while not call.finished:
                 yield Wait(LATER, call)
         return "done"

@@ -13,7 +13,7 @@ from outbox import Message, Outbox, Relay, RetryPolicy, Route, Settings, Verdict
 from outbox.cli.options import Target
 from outbox.cli.relaying import Pace, _relayings, _supervisor_of
 from outbox.direct import delivery as courier
-from outbox.relay.routes import RouteSubscription
+from outbox.model.subscription import Declaration
 from outbox.senders.function import FunctionSender
 from outbox.senders.nats import NatsSender
 from outbox.senders.opening import open_sender
@@ -125,7 +125,7 @@ def test_a_deadline_of_the_relay_wins(sqlite_engine, caplog):
 def test_on_the_command_line_it_is_the_destinations_unless_it_is_given(url, given, seconds):
     pace = Pace(start="earliest", retry=RetryPolicy(), settings=Settings(), patience=timedelta.max)
     targets = [Target("sqlite:////tmp/a.db"), Target("sqlite:////tmp/b.db")]
-    plan = [(Route(to=url, deadline=given), RouteSubscription("relay", None, None))]
+    plan = [(Route(to=url, deadline=given), Declaration(name="relay", destination=None))]
 
     relayings = _relayings(targets, plan, pace)
     supervisor = _supervisor_of(relayings, timedelta(seconds=10))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -11,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,13 +24,13 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.waiting import Wait
+from tests.support import programs
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.leases import step_clock
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 PARTITION = Partition("relay")
 SECOND = timedelta(seconds=1)
 
@@ -144,6 +141,22 @@ def test_a_worker_that_knows_of_no_bids_is_waited_for_and_left_alone(outbox, cha
     holder = Leases(channel).look(PARTITION)
     assert holder is not None
     assert (holder.owner, holder.wanted) == ("w0rker", False)
+
+
+def test_a_command_that_loses_its_connection_gives_the_lease_back_at_once(outbox, channel):
+    """And not when the lease that it took has run out, for which all messages would wait."""
+    relay_to(Destination(), outbox).until_empty()
+    stored, its = Subscriptions(channel).get("relay"), outbox.database.open()
+
+    with pytest.raises(RuntimeError, match="lost"), borrowing.borrowed(its, [stored]):
+        held = Leases(channel).look(PARTITION)
+        its.close()
+        raise RuntimeError("lost")
+
+    after = Leases(channel).look(PARTITION)
+    assert held is not None
+    assert after is not None
+    assert (held.live, after.owner) == (True, None)
 
 
 def test_without_a_wait_nobody_is_asked(outbox, channel):
@@ -336,7 +349,7 @@ def test_a_command_that_is_killed_leaves_a_worker_that_goes_on(engine, outbox, p
     url = engine.url.render_as_string(hide_password=False)
     with running(relay_to(destination, outbox)):
         assert eventually(lambda: destination.calls)
-        killed = subprocess.run([sys.executable, "-c", KILLED, url, point], cwd=ROOT, check=False)
+        killed = programs.run(["-c", KILLED, url, point])
         fill(outbox, 500, first=500)
         assert eventually(lambda: len(destination.messages) >= 1_000)
 

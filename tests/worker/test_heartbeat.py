@@ -13,7 +13,8 @@ from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.heartbeat import Heartbeat, HeldLease
+from outbox.worker.calls import HeldLease
+from outbox.worker.connection import Heartbeat
 from tests.support.waiting import eventually
 
 
@@ -31,7 +32,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("outbox.worker.heartbeat.clock", clock)
+    for module in ("connection", "calls"):
+        monkeypatch.setattr(f"outbox.worker.{module}.clock", clock)
     return clock
 
 

@@ -16,13 +16,11 @@ from outbox.runtime import failpoints
 from outbox.store.log.limits import Limits
 from outbox.worker import partition
 from outbox.worker.calls import Call, Caller
-from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings, Upkeep
-from outbox.worker.worker import Worker
 from tests.support.parked import states
-from tests.support.readers import Collector, at_work, declared, send, texts, worker
+from tests.support.readers import Collector, Worker, at_work, declared, job, send, texts, worker
 from tests.support.waiting import eventually
 
 LATER = 1e9
@@ -144,10 +142,10 @@ def test_they_are_settled_before_a_turn_is_waited_for(engine, outbox):
     """Another worker's call of the same handler may take long."""
     handler, others = Handler(), threading.Event()
     handler.instead[b"other"] = lambda: DONE if others.wait(60) else Unavailable("never")
-    caller = Caller(handler)
-    with at_work(Worker(outbox.database, [Job(declared=declared(), caller=caller)], BRISK)):
+    caller = Caller()
+    with at_work(Worker(outbox.database, [job(declared(), handler, caller=caller)], BRISK)):
         handled(outbox, handler, "1")
-        caller.begin(Call([Message("orders", b"other")]))
+        caller.begin(Call([Message("orders", b"other")]), handler)
         send(outbox, "2")
         meanwhile = eventually(lambda: settles(engine) == 1, 20)
         before = texts(handler.messages)

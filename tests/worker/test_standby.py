@@ -17,7 +17,7 @@ from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.worker.calls import Call, Handler
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, fill, relay_to
-from tests.support.leases import epoch, notice, step_clock
+from tests.support.leases import epoch, step_clock
 from tests.support.waiting import eventually
 
 TEN = timedelta(seconds=10)
@@ -100,20 +100,17 @@ def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[t
             relay.join(20)
 
 
-def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog):
-    """A roll-out that changes the length has both at the same time; the log and `outbox status` say so."""
+def test_a_shorter_lease_takes_none_from_a_longer_one(engine):
+    """A roll-out that changes the length has both at the same time."""
     outbox = Outbox(engine)
     with two_at_work(engine, settings(6, 2), settings(1, 0.3)) as (destination, _, _):
         for n in range(60):
             fill(outbox, 1, first=n)
             threading.Event().wait(0.1)
-        differ = "its lease is 6 s long, that of the worker which stands by 1 s; give both the same --lease"
-        told = eventually(lambda: notice(engine) == differ, 20)
         arrived = eventually(lambda: len(destination.messages) >= 60, 20)
         taken = epoch(engine)
 
-    assert (arrived, told, taken) == (True, True, 1)
-    assert f"relay: {differ}" in caplog.text
+    assert (arrived, taken) == (True, 1)
     assert sorted(map(int, destination.bodies)) == list(range(60))
 
 

@@ -18,7 +18,7 @@ from outbox.runtime import failpoints
 from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
-from outbox.worker.heartbeat import Heartbeat
+from outbox.worker.connection import Heartbeat
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, failing, fill, relay_to
 from tests.support.leases import lease_left, step_clock
@@ -178,10 +178,12 @@ def test_a_worker_that_loses_its_connection_takes_its_own_lease_back(pg_engine):
 STOPPED_WHILE_IT_RESTS = """
 import random, signal
 from outbox import Outbox, create_engine
+from outbox.runtime.stop import Stop
 from outbox.worker.worker import Worker
 
-worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database, [])
-signal.signal(signal.SIGALRM, lambda *_: worker.stop())
+stop = Stop()
+worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database, [], stop=stop)
+signal.signal(signal.SIGALRM, lambda *_: stop.ask())
 for _ in range(600):
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0002))
     for _ in range(50):

@@ -40,8 +40,7 @@ PRUNING = replace(BRISK, upkeep=Upkeep(prune_progress=0.05, store_idle=NEVER))
 
 def ages(engine: Engine) -> list[tuple[int, int, int]]:
     """Epoch, number and age in hours of each progress row, the newest last."""
-    dialect = Database(engine).dialect
-    hours = dialect.seconds.format(since="settled_at", until=dialect.now)
+    hours = Database(engine).seconds(since="settled_at")
     question = f"SELECT epoch, n, {hours} / 3600 FROM outbox_progress ORDER BY epoch, n"
     with engine.connect() as connection:
         return [(epoch, n, round(age)) for epoch, n, age in connection.execute(text(question))]

@@ -1,4 +1,4 @@
-"""The differences between databases, as one value per dialect, and the port for a connection of our own."""
+"""The answers in which databases differ, as one value per dialect."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine, MetaData
 
 from outbox.model.lease import Partition
-from outbox.model.message import Message
-from outbox.model.topics import Topics
 from outbox.store.dialects.finding import Finding
 from outbox.store.dialects.statements import Parameters, Row, Script
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
-
-#: The columns of a message, in the order in which `Dialect.messages` takes them. `{body}` may leave the body out;
+#: The columns of a message, in the order in which `Reads.messages` takes them. `{body}` may leave the body out;
 #: copies that are parked have no `{direct}`.
 COLUMNS = (
     "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at, {direct}"
 )
 
-#: Whether the column `slot` is one of those that a partition owns.
-OF_SLOTS = "slot % CAST(:partitions AS integer) = CAST(:partition AS integer)"
+#: The column `slot` is one of those that a partition owns.
+OF_SLOTS = "slot % :partitions = :partition"
 
 #: The columns that an append writes of a message, in this order.
 APPENDED = (
@@ -43,7 +38,7 @@ class Hint(NamedTuple):
 
 
 class DriverChannel(Protocol):
-    """What a dialect says of a connection of our own; `Channel` makes its statements and uses it."""
+    """A connection of our own, in the way of one driver; `Channel` fills in the statements."""
 
     def rows(self, statement: str, parameters: Parameters) -> list[Row]:
         """Run a statement and return its rows."""
@@ -52,9 +47,9 @@ class DriverChannel(Protocol):
         """Run a statement and return how many rows it touched."""
 
     def rows_of_last(self, statements: Sequence[tuple[str, Parameters]]) -> list[Row]:
-        """Run statements in one transaction, or in the one that is open, and return the rows of the last one.
+        """Run statements in one transaction, or in the open one, and return the rows of the last statement.
 
-        Where statements cost round trips, they are sent together.
+        Where statements cost round trips, all are sent together.
         """
 
     def transaction(self, *, patience: float | None = None) -> AbstractContextManager[None]:
@@ -78,7 +73,7 @@ class DriverChannel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The place of a database: its name, and the servers, by host and port, of which one has it."""
+    """The place of a database: a name, and the servers, by host and port, of which one has the database."""
 
     name: str
     servers: frozenset[tuple[str, str]] = frozenset()
@@ -94,70 +89,65 @@ class Append(Protocol):
     def __call__(
         self, names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
     ) -> Script[list[tuple[int, bool]]]:
-        """Yield the statements that append the rows. `names`: what `Database.sql` fills in.
+        """Yield the statements that append the rows. `names`: the names of `Database.sql`.
 
-        `compensation`: a subscription; unless it exists, no message is marked as one that its writer sends. With it,
-        return the ids, each with whether that message is marked; without it, return an empty list.
+        `compensation`: a subscription; unless it exists, no message is marked as sent by its writer. With
+        `compensation`, return the ids, each with whether the message is marked; without, return an empty list.
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteAheadLog:
-    """Statements about the log from which a server recovers; a crash loses the part of it that is not on disk."""
-
-    #: Reads the timeline, and the end of what has been written into the log so far.
-    end: str
-    #: Reads whether the log is on disk up to `:lsn`.
-    flushed: str
-    #: Commits without changing anything; when it returns, the log up to it is on disk.
-    flush: str
+#: Given the names that `Database.sql` fills in, dedup keys with the ids of their messages, and for how many seconds
+#: they count: writes each key that is not there, or has expired, and returns the keys that were written.
+Claim = Callable[[Mapping[str, str], Sequence[tuple[str, UUID]], float], Script[set[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """The SQL, the functions and the facts in which one database differs from the others.
+class Clock:
+    """The database's clock, and moments in SQL."""
 
-    Statements are written once, with `:name` parameters, `{table}` names, and the parts below.
-    """
-
-    name: str
-    #: Whether tables may be in a schema.
-    schemas: bool
-    #: Whether a position counts the server's transactions, by the column `xact_id`; otherwise it counts rows, by their
-    #: ids, which are the file's own.
-    transaction_ids: bool
-    #: The database's clock as SQL: one value during one statement. Tests replace it.
+    #: The moment of now: one value during one statement. Tests replace it.
     now: str
-    #: That clock, moved by `{seconds}`.
+    #: That moment, moved by `{seconds}`.
     later: str
     #: The seconds between the moments `{since}` and `{until}`.
     seconds: str
+    #: A moment out of the text `{value}`, which holds milliseconds since 1970.
+    from_milliseconds: str
+    #: Makes a parameter of a moment, for any use.
+    bind: Callable[[datetime], Any]
+    #: Makes a moment of the value that the driver returned.
+    read: Callable[[Any], datetime | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """Types, lists and other values in SQL, and as parameters."""
+
+    #: The names of types in CAST: `text`, `bigint`, `smallint`.
+    types: Mapping[str, str]
     #: Conditions: `{value}` is in the list of whole numbers, or of texts, that is bound as `{list}`.
     among_numbers: str
     among_texts: str
-    #: Whether the column `topic` is one of those that `bind_topics` returns as parameters; half messages apart. Names,
+    #: Makes a parameter of a list, for these conditions.
+    bind_list: Callable[[Sequence[Any]], Any]
+    bind_uuid: Callable[[UUID], Any]
+    #: The list of rows `{rows}` as the right side of IN.
+    rows: str
+    #: The column `topic` is one of the `Topics` that `bind_topics` returns as parameters; half messages apart. Names,
     #: patterns and exceptions are three parameters, so that a selection of names alone is compared as one list.
     of_topics: str
-    bind_topics: Callable[[Topics], Parameters]
-    #: Make a parameter of a list, for the two conditions of lists, and of a moment, for any use.
-    bind_list: Callable[[Sequence[Any]], Any]
-    bind_moment: Callable[[datetime], Any]
-    #: Makes a moment of the value that the driver returned.
-    moment: Callable[[Any], datetime | None]
-    #: Makes messages of rows that begin with `COLUMNS`; if there is one more column, it is the attempt.
-    messages: Callable[[Sequence[Row]], list[Message]]
-    #: Whether hints reach other processes.
-    notifies: bool
-    #: Opens a channel, given an engine and the name of the wake-ups.
-    connect: Callable[[Engine, str], DriverChannel]
-    #: Whether an error of the driver means that the channel is gone, or busy, and a later try may work.
-    transient: Callable[[Exception], bool]
-    #: Whether an error of the driver means that another transaction had for too long what a statement needs.
-    locked: Callable[[Exception], bool]
-    #: Whether an error of the driver means that our tables are not there.
-    missing_table: Callable[[Exception], bool]
-    #: Whether an error of the driver means that a table, a column or an index cannot be made because it is there.
-    already_there: Callable[[Exception], bool]
+    bind_topics: Callable[[Any], Parameters]
+    #: The header `{name}` out of the `{headers}` of a stored message, as text; null without it.
+    header: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """The statements that read the log by position."""
+
+    #: True where a position counts the server's transactions, by the column `xact_id`; otherwise a position counts
+    #: rows, by their ids, which are the file's own.
+    transaction_ids: bool
     #: An SQL expression that differs between this incarnation of the server and the one before a crash.
     incarnation: str
     #: The position of now: snapshot, incarnation, the reason why it must not be used (or null), clock.
@@ -173,70 +163,163 @@ class Dialect:
     page_late: str
     #: First and last id of a window's fresh part, then of its late part.
     extent: str
+    #: `{columns}` of the rows of the transactions in `:open`; None where none can commit late.
+    late: str | None
+    #: Makes a `Message` of each row; rows begin with `COLUMNS`; if there is one more column, it is the attempt.
+    messages: Callable[[Sequence[Row]], list[Any]]
+    #: The message_id of the message `:last`, where a position counts ids, which may be given out again; else null.
+    last_message: str
+    #: The number below the head of the position in `{column}`; None where a position counts no ids.
+    below_head: str | None
+    #: A condition on the progress `p`: its last message is another one by now. None where a position counts no ids.
+    given_again: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writes:
+    """The parts of statements that write. How many rows a statement has written can be told everywhere."""
+
     append: Append
-    #: The header `{name}` out of the `{headers}` of a stored message, as text; null without it.
-    header: str
-    #: A moment out of the text `{value}`, which holds milliseconds since 1970.
-    from_milliseconds: str
-    #: Makes a parameter of a UUID.
-    bind_uuid: Callable[[UUID], Any]
-    #: Whether a statement that writes may be part of another one.
-    chains_writes: bool
-    #: In RETURNING: whether a row was inserted outside of every savepoint; true where the database cannot tell.
-    outermost: str
-    #: A table with the columns `name` and `id`, made of the parameters of `bind_pairs`.
-    pairs: str
-    bind_pairs: Callable[[Sequence[tuple[str, UUID]]], Parameters]
-    #: Makes other writers of the keys in `:keys` wait until the transaction ends; None where only one can write.
-    lock_keys: str | None
+    claim: Claim
+    #: The beginning and the end of an INSERT that leaves out rows whose primary key is there.
+    insert_once: str
+    unless_there: str
+    #: Set `{changes}` in the rows of `{table}` that `{source}` has by the condition `{joined}`.
+    update_from: str
+    #: The end of a statement that returns `{columns}` of the rows that it writes; None: these are read afterwards.
+    returning: str | None
+    #: A row was inserted outside of every savepoint, as one of these columns; None where the database cannot tell.
+    outermost: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locks:
+    """Who waits for whom. A lock is None where a transaction that writes has the only lock anyway."""
+
+    #: True if one transaction at a time can write, so that a second one of the same thread would wait for ever.
+    one_writer: bool
+    #: Returns whether this thread or task has a transaction open on the engine, for which our own would wait.
+    waits_for_itself: Callable[[Engine], bool]
+    #: Makes other writers of the keys in `:keys` wait until the transaction ends.
+    keys: str | None
     #: SQL expressions that lock the text `{text}` until the transaction ends; `{seed}` keeps apart texts of different
-    #: kinds. Many share the lock, or one has it alone. None where only one transaction can write.
+    #: kinds. Many share the lock, or one has it alone.
     share_text: str | None
     own_text: str | None
-    #: Whether one transaction at a time can write, so that a second one of the same thread would wait for ever.
-    one_writer: bool
-    #: Whether this thread or task has a transaction open on the engine, for which a connection of our own would wait.
-    waits_for_itself: Callable[[Engine], bool]
-    #: Whether a driver's connection commits every statement by itself, and whether it would answer COMMIT with a
-    #: rollback.
-    commits_every_statement: Callable[[Any], bool]
-    is_aborted: Callable[[Any], bool]
+    #: Makes others wait who declare or change subscriptions of the same tables, until the transaction ends. It draws no
+    #: transaction id, so a position may be captured after it.
+    subscriptions: str | None
+    #: Makes others wait who upgrade the tables of this name, until the transaction ends.
+    upgrades: Callable[[Connection, str], None]
+    #: A clause that keeps a row as it is until the transaction ends, without writing a new version of it.
+    share: str
+    #: A clause that locks the rows of a sub-select, and leaves out those that another transaction has locked.
+    skip_locked: str
+    #: Checks constraints at once that would otherwise be checked at the commit; None where no constraint can wait.
+    check_now: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driving:
+    """The drivers of a database, and connections by them."""
+
     #: SQLAlchemy's name for this database with the driver that blocks, for threads of our own.
     blocking: str
-    #: The drivers of SQLAlchemy for which those two can be told.
-    drivers: frozenset[str]
-    #: The place to which an engine, or a driver's own connection, leads; None where that cannot be told. Opens no
+    #: The drivers of SQLAlchemy that `commits_every_statement` and `is_aborted` know.
+    names: frozenset[str]
+    #: Return whether a driver's connection commits every statement by itself; and whether COMMIT would roll back.
+    commits_every_statement: Callable[[Any], bool]
+    is_aborted: Callable[[Any], bool]
+    #: Opens a channel, given an engine and the name of the wake-ups.
+    connect: Callable[[Engine, str], DriverChannel]
+    #: True if the statements of `rows_of_last` are sent at once, and are a transaction of their own.
+    sends_together: bool
+    #: True if hints reach other processes.
+    notifies: bool
+    #: The place to which an engine, or a driver's own connection, leads; None where it cannot be told. Opens no
     #: connection.
     location: Callable[[Any], Location | None]
     #: Corrects how an engine begins and ends transactions; None where nothing is wrong.
-    prepare_engine: Callable[[Engine], None] | None
+    prepare: Callable[[Engine], None] | None
     #: Sets up an engine of our own, given the arguments for its driver; None where nothing is to be done.
-    configure_engine: Callable[[Engine, Mapping[str, Any]], None] | None
-    #: Makes others wait who upgrade the tables of this name, until the transaction ends.
-    serialize_upgrades: Callable[[Connection, str], None]
-    #: Finds what is wrong with the tables in ways of this database only, given the names of those that are there; and
-    #: with the ids that it will draw, given the column with the highest id, and that id.
-    check_tables: Callable[[Connection, MetaData, Collection[str]], Iterator[Finding]]
-    check_ids: Callable[[Connection, Mapping[str, str], str, int], Iterator[Finding]]
-    #: Checks constraints at once that would otherwise be checked at the commit; None where no constraint can wait.
-    check_now: str | None
-    #: Makes others wait who declare or change subscriptions of the same tables, until the transaction ends. It draws no
-    #: transaction id, so a position may be captured after it. None where a transaction has the write lock anyway.
-    lock_subscriptions: str | None
-    #: The message_id of the message `:last`, where a position counts ids, which may be given out again; else null.
-    last_message: str
-    #: A condition on the progress `p`: its last message is another one by now. None where a position counts no ids.
-    given_again: str | None
-    #: A clause that keeps a row as it is until the transaction ends, without writing a new version of it.
-    share_lock: str
-    #: A clause that locks the rows of a sub-select, and leaves out those that another transaction has locked.
-    skip_locked: str
+    configure: Callable[[Engine, Mapping[str, Any]], None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """The meanings of a driver's errors."""
+
+    #: The channel is gone, or busy, and a later try may work.
+    transient: Callable[[Exception], bool]
+    #: Another transaction had for too long what a statement needs.
+    locked: Callable[[Exception], bool]
+    #: Our tables are not there.
+    missing_table: Callable[[Exception], bool]
+    #: A table, a column or an index cannot be made because it is there.
+    already_there: Callable[[Exception], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteAheadLog:
+    """Statements about the log from which a server recovers; a crash loses the part that is not on disk."""
+
+    #: Reads the timeline, and the end of what has been written into the log so far.
+    end: str
+    #: Reads whether the log is on disk up to `:lsn`.
+    flushed: str
+    #: Commits without changing anything; when it returns, the log up to it is on disk.
+    flush: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Statements that give the rows of a copied log transaction ids of the new server."""
+
+    #: Takes the limit of time off the statements of this transaction.
+    unlimited: str
+    #: Keeps writers and workers away.
+    lock: str
+    #: Counts the messages that the subscription `:name` would be sent again.
+    again: str
+    restamp: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """The server or the file that holds an outbox."""
+
     #: Reads the system identifier and the oid of the database; nulls where there are none.
     identity: str
     #: An SQL expression that returns a random text, as the id of an outbox.
     installation: str
     #: None where no crash can make the database draw a number again that it drew before.
     wal: WriteAheadLog | None
+    #: None where a copied log keeps the ids that it has.
+    restore: Restore | None
+    #: Finds what is wrong with the tables in ways of this database only, given the names of those that are there.
+    check_tables: Callable[[Connection, MetaData, Collection[str]], Iterator[Finding]]
+    #: Finds what is wrong with the ids that it will draw, given the column with the highest id, and that id.
+    check_ids: Callable[[Connection, Mapping[str, str], str, int], Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The SQL, the functions and the facts in which databases differ.
+
+    Statements are written once, with `:name` parameters, `{table}` names, and these parts.
+    """
+
+    name: str
+    #: True if tables may be in a schema.
+    schemas: bool
+    clock: Clock
+    values: Values
+    reads: Reads
+    writes: Writes
+    locks: Locks
+    driving: Driving
+    errors: Errors
+    home: Home
 
 
 def slots_of(partition: Partition | None) -> dict[str, int]:
@@ -247,7 +330,7 @@ def slots_of(partition: Partition | None) -> dict[str, int]:
 
 
 def driver_of(connection: Connection) -> Any:
-    """Return the driver's own connection, also of a connection that was detached from its pool."""
+    """Return the driver's connection, also of a connection that was detached from its pool."""
     dbapi_connection = connection.connection.dbapi_connection
     return None if dbapi_connection is None else connection.dialect.get_driver_connection(dbapi_connection)
 

@@ -1,4 +1,4 @@
-"""What the check of a database finds."""
+"""The findings of the check of a database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be: the place, the problem, and the fix."""
+    """A defect: the place, the problem, and the fix."""
 
     where: str
     problem: str
@@ -19,7 +19,7 @@ class Finding:
 
 
 def given_again(drawn: int, where: str, highest: int, fix: str) -> Iterator[Finding]:
-    """Find ids that would be given out again: those up to `drawn` were, but the column `where` has a higher one."""
+    """Find ids that would be given out again: `drawn` is the last drawn id, and the column `where` has a higher one."""
     if drawn < highest:
         problem = f"has drawn ids up to {drawn}, but {where} has {highest}: ids would be given out again"
         yield Finding("outbox_message.id", problem, fix)

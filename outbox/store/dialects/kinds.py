@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-#: SQLAlchemy's names for them. Each is a folder beside this file, imported at the first use.
-KINDS = ("postgresql", "sqlite")
+#: SQLAlchemy's names for them, and those for people. Each is a folder beside this file, imported at the first use.
+KINDS = {"postgresql": "PostgreSQL", "sqlite": "SQLite"}
 
 
 def is_file(url: URL) -> bool:

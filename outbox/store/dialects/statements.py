@@ -1,7 +1,7 @@
-"""Statements apart from the connection that runs them: written once, run on any connection of the application.
+"""Statements apart from connections: written once, run on any connection of the application.
 
 A script is a generator that yields one statement after the other, and is sent the rows of each. `run` and `arun` drive
-it on a connection of SQLAlchemy or of psycopg, blocking or awaited.
+a script on a connection of SQLAlchemy or of psycopg, blocking or awaited.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -24,12 +24,22 @@ NONE: Parameters = {}
 _PARAMETER = re.compile(r"(?<!:):([a-z][a-z0-9_]*)")
 
 
+class Sql(str):
+    """A complete statement, with nothing left to fill in. A text that holds data has to be a `Sql`."""
+
+    __slots__ = ()
+
+
 class Statement(NamedTuple):
-    """SQL with `:name` parameters. With a list of parameters it runs once for each; `returns`: rows are wanted."""
+    """SQL with `:name` parameters; with a list of parameters the SQL runs once for each.
+
+    `returns`: the rows are wanted. `counts`: a row with the number of touched rows is wanted.
+    """
 
     sql: str
     parameters: Parameters | list[Parameters] = NONE
     returns: bool = False
+    counts: bool = False
 
     @property
     def bound(self) -> dict[str, Any]:
@@ -40,11 +50,30 @@ class Statement(NamedTuple):
 
 #: Yields statements, is sent their rows, and returns a result in the end.
 Script = Generator[Statement, Sequence[Row], R]
+
+
+class Telling(NamedTuple):
+    """A statement that writes, and tells of the written rows: `returns` them, or has a statement for `reading` them."""
+
+    write: Sql
+    reading: Sql | None = None
+    returns: bool = False
+
+    def __call__(self, bound: Parameters) -> Script[Sequence[Row]]:
+        """Write, and return the rows; empty ones if there is neither."""
+        if self.returns:
+            return (yield Statement(self.write, bound, returns=True))
+        ((touched,),) = yield Statement(self.write, bound, counts=True)
+        if touched and self.reading is not None:
+            return (yield Statement(self.reading, bound, returns=True))
+        return [()] * touched
+
+
 Execute = Callable[[Statement], Sequence[Row]]
 
 
 def run(execute: Execute, steps: Script[R]) -> R:
-    """Run a script on a connection that blocks, and return its result."""
+    """Run a script on a blocking connection, and return the result."""
     try:
         statement = next(steps)
         while True:
@@ -55,7 +84,7 @@ def run(execute: Execute, steps: Script[R]) -> R:
 
 
 async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: Script[R]) -> R:
-    """Run a script on a connection that is awaited, and return its result."""
+    """Run a script on an awaited connection, and return the result."""
     try:
         statement = next(steps)
         while True:
@@ -80,7 +109,7 @@ def async_executor(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statem
         # The connection's own cursor class may want other parameters and give other rows.
         cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
         await cursor.execute(pyformat(statement.sql).encode(), statement.bound)
-        return await cursor.fetchall() if statement.returns else ()
+        return await cursor.fetchall() if statement.returns else _counted(statement, cursor)
 
     return execute
 
@@ -91,11 +120,11 @@ def _on_core(connection: Connection) -> Execute:
     def execute(statement: Statement) -> Sequence[Row]:
         if not past_the_compiler:
             result = connection.execute(_text(statement.sql), statement.parameters)
-            return result.all() if statement.returns else ()
+            return result.all() if statement.returns else _counted(statement, result)
         # SQLAlchemy's compiler would cost as much as everything else that `send` does.
         result = connection.exec_driver_sql(pyformat(statement.sql), statement.bound)
         if not statement.returns:
-            return ()
+            return _counted(statement, result)
         # Rows as the driver gives them, because making SQLAlchemy's rows costs a tenth of the whole statement.
         assert result.cursor is not None
         rows: Sequence[Row] = result.cursor.fetchall()
@@ -109,9 +138,18 @@ def _on_psycopg(connection: psycopg.Connection[Any]) -> Execute:
     def execute(statement: Statement) -> Sequence[Row]:
         cursor = psycopg.Cursor(connection, row_factory=tuple_row)
         cursor.execute(pyformat(statement.sql).encode(), statement.bound)
-        return cursor.fetchall() if statement.returns else ()
+        return cursor.fetchall() if statement.returns else _counted(statement, cursor)
 
     return execute
+
+
+class _Touching(Protocol):
+    @property
+    def rowcount(self) -> int: ...
+
+
+def _counted(statement: Statement, executed: _Touching) -> Sequence[Row]:
+    return [(executed.rowcount,)] if statement.counts else ()
 
 
 @lru_cache(maxsize=128)

@@ -1,4 +1,4 @@
-"""Half messages: rows of the log under a topic of their own. Each holds a message that its transaction will send."""
+"""Half messages: rows of the log under a topic of their own, each with a message that a transaction will send."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from outbox.model.message import TRANSACTION_ID, Message, slot_of, stored_messag
 from outbox.store.database import Database
 from outbox.store.dialects.statements import Script, Statement
 
-#: How a checker finds out what became of a transaction: from an op row that its business transaction writes first
-#: (join) or last (commit), from a record in another database, or by asking a listener.
-Way = Literal["join", "commit", "record", "listener"]
+#: How a checker finds out what became of a transaction: from an op row that its business transaction writes (join),
+#: from a record in another database, or by asking a listener.
+Way = Literal["join", "record", "listener"]
 
 # Headers of a half message. RocketMQ's names where it has them.
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
@@ -31,16 +31,19 @@ _DELIVER_AT, _DELAY = "TIMER_DELIVER_MS", "TIMER_DELAY_MS"
 _EXPIRES_AT = "outbox-expires-ms"
 #: The headers that the restored message will have, in the form in which they will be stored.
 _HEADERS = "outbox-headers"
-WAY, _FENCE_AFTER = "outbox-verdict", "outbox-fence-after-ms"
+WAY = "outbox-verdict"
 RECORDED_IN = "outbox-recorded-in"
 
 #: Inserts nothing after the verdict, because nobody would restore the message then.
 _INSERT = f"""
     INSERT INTO {{message}} (message_id, topic, key, slot, tags, headers, body, content_type, created_at)
-    SELECT :message_id, '{HALF_TOPIC}', CAST(:transaction AS text), :slot, CAST(:producer_group AS text),
-           CAST(:headers AS text), :body, CAST(:content_type AS text), {{now}}
-    WHERE NOT EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = CAST(:transaction AS text))
-    RETURNING id
+    SELECT :message_id, '{HALF_TOPIC}', CAST(:transaction AS {{text}}), :slot, CAST(:producer_group AS {{text}}),
+           CAST(:headers AS {{text}}), :body, CAST(:content_type AS {{text}}), {{now}}
+    WHERE NOT EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = CAST(:transaction AS {{text}}))
+"""
+_INSERTED = f"""
+    SELECT max(id) FROM {{message}}
+    WHERE topic = '{HALF_TOPIC}' AND key = :transaction AND message_id = :message_id
 """
 #: The lock that keeps the sends and the verdict of a transaction apart: sends share it, the verdict has it alone. A
 #: statement sees nothing that is committed after its own beginning. So each side takes the lock in a statement before
@@ -67,18 +70,16 @@ RESTORED: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half:
-    """The facts about its transaction that a half message carries.
+    """The facts about a transaction that each of its half messages carries.
 
-    `immunity`: for how long no producer is asked about it; None: the group's default. `fence_after`: the time after
-    which an absent op means a rollback, for `way` "commit". `recorded_in`: the business database, for `way` "record";
-    None where it has no identity, as a file of SQLite.
+    `immunity`: for how long no producer is asked; None: the group's default. `recorded_in`: the business database, for
+    `way` "record"; None where a database has no identity, as a file of SQLite.
     """
 
     transaction: str
     group: str
     way: Way
     immunity: timedelta | None = None
-    fence_after: timedelta = timedelta(0)
     recorded_in: str | None = None
 
     def headers_of(self, message: Message, slot: int, restored: str) -> str:
@@ -91,7 +92,6 @@ class Half:
             REAL_TOPIC: message.topic,
             REAL_QUEUE: str(slot),
             WAY: self.way,
-            _FENCE_AFTER: str(_milliseconds(self.fence_after)),
             _HEADERS: restored,
         }
         if self.immunity is not None:
@@ -116,17 +116,17 @@ class Halves:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._insert = database.sql(_INSERT)
-        share = lock_by(database.dialect.share_text)
+        self._insert = database.telling(_INSERT, "id", _INSERTED)
+        share = lock_by(database.dialect.locks.share_text)
         self._share = None if share is None else database.sql(f"SELECT {share}")
 
     def append(self, half: Half, message: Message, slot: int, headers: str) -> Script[int | None]:
-        """Append a half message and return its log id; None: its transaction has a verdict already.
+        """Append a half message and return the log id; None: the transaction has a verdict already.
 
-        `slot` and `headers`: those of the message that it will become.
+        `slot` and `headers`: of the later message.
         """
         bound = {
-            "message_id": self._database.dialect.bind_uuid(message.message_id),
+            "message_id": self._database.dialect.values.bind_uuid(message.message_id),
             "transaction": half.transaction,
             "slot": slot_of(half.transaction, self._database.slots),
             "producer_group": half.group,
@@ -136,17 +136,17 @@ class Halves:
         }
         if self._share is not None:
             yield Statement(self._share, bound)
-        rows = yield Statement(self._insert, bound, returns=True)
+        rows = yield from self._insert(bound)
         return rows[0][0] if rows else None
 
 
 def lock_by(template: str | None) -> str | None:
-    """Return the SQL expression that takes the lock on `:transaction`; None where only one transaction can write."""
+    """Return the SQL that takes the lock on `:transaction`; None where only one transaction can write."""
     return None if template is None else template.format(**_LOCKED)
 
 
 def half_of(row: Message) -> Half:
-    """Return the facts about its transaction that a half row carries."""
+    """Return the facts about the transaction of a half row."""
     headers = row.headers
     immunity = headers.get(IMMUNITY)
     way: Way = headers[WAY]  # type: ignore[assignment]  # written by us
@@ -155,13 +155,12 @@ def half_of(row: Message) -> Half:
         group=headers[PRODUCER_GROUP],
         way=way,
         immunity=None if immunity is None else timedelta(seconds=int(immunity)),
-        fence_after=int(headers[_FENCE_AFTER]) * _MILLISECOND,
         recorded_in=headers.get(RECORDED_IN),
     )
 
 
 def real_message(row: Message) -> Message:
-    """Return the message that a half row holds, with a header that says how often its transaction was asked about."""
+    """Return the message in a half row, with a header for how often the transaction was asked about."""
     headers = row.headers
     restored = {**json.loads(headers[_HEADERS]), CHECK_TIMES: str(row.attempt)}
     return stored_message(
@@ -181,7 +180,7 @@ def real_message(row: Message) -> Message:
 
 
 def delay_of(row: Message) -> timedelta | None:
-    """Return the delay, counted from its commit, of the message that a half row holds; None: it has none."""
+    """Return the delay, counted from the commit, of the message in a half row; None: no delay."""
     milliseconds = row.headers.get(_DELAY)
     return None if milliseconds is None else int(milliseconds) * _MILLISECOND
 

@@ -1,4 +1,4 @@
-"""Ops: the write-once verdict on a transaction. A commit appends the messages that its half messages hold, too."""
+"""Ops: the write-once verdicts on transactions. A commit also appends the messages of the half messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from outbox.model.message import Message
 from outbox.model.position import Position
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
-from outbox.store.dialects.sql import Sql
 from outbox.store.dialects.statements import Row, Script, Statement
 from outbox.store.half_messages.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way, lock_by
 
@@ -22,14 +21,14 @@ Op = Literal["commit", "rollback"]
 
 #: By the partial index on the key of half messages; the topic is no parameter, so that the planner knows it.
 _HALVES = f"topic = '{HALF_TOPIC}' AND key = :transaction"
-_OF_GROUP = f"{_HALVES} AND (CAST(:producer_group AS text) IS NULL OR tags = CAST(:producer_group AS text))"
+_OF_GROUP = f"{_HALVES} AND (CAST(:producer_group AS {{text}}) IS NULL OR tags = CAST(:producer_group AS {{text}}))"
 _KNOWN = f"EXISTS (SELECT 1 FROM {{message}} WHERE {_OF_GROUP})"
 
-#: The first insert wins. `{outermost}`: whether it is undone by nothing but the end of the transaction.
+#: The first insert wins.
 _DECIDE = """
-    INSERT INTO {op} (transaction_id, op, decided_by, decided_at)
-    SELECT CAST(:transaction AS text), CAST(:op AS text), CAST(:decided_by AS text), {now} WHERE {known}
-    ON CONFLICT (transaction_id) DO NOTHING RETURNING {outermost} AS outermost
+    {insert_once} {op} (transaction_id, op, decided_by, decided_at)
+    SELECT CAST(:transaction AS {text}), CAST(:op AS {text}), CAST(:decided_by AS {text}), {now} WHERE {known}
+    {unless_there}
 """
 #: A message that two half messages hold is restored once.
 _RESTORE = f"""
@@ -40,8 +39,10 @@ _RESTORE = f"""
     FROM {{message}}
     WHERE {_HALVES} AND {{decided}}
       AND id IN (SELECT min(id) FROM {{message}} WHERE {_HALVES} GROUP BY message_id)
-    ORDER BY id RETURNING CAST(message_id AS text)
+    ORDER BY id
 """
+_MESSAGE_ID = "CAST(message_id AS {text})"
+_RESTORED = f"SELECT DISTINCT {_MESSAGE_ID} FROM {{message}} WHERE {_HALVES}"
 _IS_COMMIT = "EXISTS (SELECT 1 FROM {op} WHERE transaction_id = :transaction AND op = 'commit'{by_this_one})"
 #: How `decided_by` begins between a join and the restoring, which takes the mark away in the same transaction. So an op
 #: that is committed with the mark was committed by a COMMIT that nobody saw, and its messages were not appended.
@@ -51,7 +52,7 @@ IS_UNRESTORED = f"substr(decided_by, 1, {len(_UNRESTORED)}) = '{_UNRESTORED}'"
 #: Only one transaction gets a row from this, also if it waits for another one: that one is to append the messages.
 _CLAIM = f"""
     UPDATE {{op}} SET decided_by = substr(decided_by, {len(_UNRESTORED) + 1})
-    WHERE transaction_id = CAST(:transaction AS text) AND op = 'commit' AND {IS_UNRESTORED} RETURNING transaction_id
+    WHERE transaction_id = CAST(:transaction AS {{text}}) AND op = 'commit' AND {IS_UNRESTORED}
 """
 #: A statement of its own: the snapshot of the one before may be older than the row that it met.
 _STANDING = f"""
@@ -78,10 +79,10 @@ _PENDING = f"""
 class Decision:
     """The result of a verdict on a transaction.
 
-    `op`: the verdict that stands; None: the transaction is not known. `first`: this call wrote it, and `restored` has
-    the ids of the messages that it appended. `group`, `way`, `recorded_in` and `by` are set only where the verdict was
-    read back: the first three are of its half messages, and `by` is who decided. `outermost`: the verdict was written
-    outside of every savepoint. `unrestored`: it was committed, and its messages were not appended.
+    `op`: the verdict that stands; None: the transaction is not known. `first`: this call wrote the verdict, and
+    `restored` has the ids of the messages that were appended. `group`, `way` and `recorded_in` (of the half messages)
+    and `by` (who decided) are set only where the verdict was read back. `outermost`: the verdict was certainly written
+    outside of every savepoint. `unrestored`: a commit whose messages were not appended.
     """
 
     op: Op | None
@@ -97,10 +98,10 @@ class Decision:
 
 @dataclass(slots=True)
 class Pending:
-    """A transaction at one moment: its `age` since its first half message was stored, and the op that it has.
+    """A transaction at one moment: `age` since the first half message was stored, and the op.
 
-    `unrestored`: its op is commit, and its messages were not appended. `immune_for`: the time until all of its messages
-    may be asked about; zero or less: they may be asked about now.
+    `unrestored`: the op is commit, and no message was appended. `immune_for`: the time until all messages may be asked
+    about; zero or less: now.
     """
 
     age: timedelta
@@ -114,57 +115,56 @@ class Ops:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        dialect = database.dialect
-        headers = {
-            column: dialect.header.format(headers="headers", name=name) for column, (name, _) in RESTORED.items()
-        }
-        deliver_at = dialect.from_milliseconds.format(value=headers["deliver_at"])
-        delayed = database.later(f"CAST({headers['delay']} AS bigint) / 1000.0")
+        dialect, writes = database.dialect, database.dialect.writes
+        headers = {column: database.header("headers", name) for column, (name, _) in RESTORED.items()}
+        deliver_at = dialect.clock.from_milliseconds.format(value=headers["deliver_at"])
+        types = dialect.values.types
+        delayed = database.later(f"CAST({headers['delay']} AS {types['bigint']}) / 1000.0")
         columns = {
             **headers,
-            "slot": f"CAST({headers['slot']} AS smallint)",
-            "expires_at": dialect.from_milliseconds.format(value=headers["expires_at"]),
+            "slot": f"CAST({headers['slot']} AS {types['smallint']})",
+            "expires_at": dialect.clock.from_milliseconds.format(value=headers["expires_at"]),
             "deliver_at": f"coalesce({deliver_at}, {delayed})",
         }
-        known = database.sql(_KNOWN)
-        self._decide = database.sql(_DECIDE, known=known, outermost=dialect.outermost)
-        self._join = database.sql(_DECIDE, known="TRUE", outermost=dialect.outermost)
-        self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT, by_this_one=""), **columns)
-        own = database.sql(_IS_COMMIT, by_this_one=f" AND {dialect.outermost}")
-        self._restore_own = database.sql(_RESTORE, decided=own, **columns)
-        self._claim = database.sql(_CLAIM)
-        lock = lock_by(dialect.own_text)
+        known, outermost = database.sql(_KNOWN), writes.outermost or "TRUE"
+        lock = lock_by(dialect.locks.own_text)
         self._locks = lock is not None
-        if lock is not None:
-            # The lock is taken for the row that was written, after it.
-            self._claim = Sql(f"WITH claimed AS ({self._claim}) SELECT transaction_id, {lock} FROM claimed")
-            self._decide = Sql(f"WITH decided AS ({self._decide}) SELECT outermost, {lock} FROM decided")
+        # Of the row that was written; so the lock is taken after it.
+        told = outermost if lock is None else f"{outermost}, {lock}"
+        self._tells_outermost = writes.returning is not None and writes.outermost is not None
+        self._decide = database.telling(_DECIDE, told, known=known)
+        self._join = database.telling(_DECIDE, outermost, known="TRUE")
+        self._claim = database.telling(_CLAIM, "transaction_id" if lock is None else lock)
+        ids, restored = database.sql(_MESSAGE_ID), database.sql(_RESTORED)
+        self._restore = database.telling(
+            _RESTORE, ids, restored, decided=database.sql(_IS_COMMIT, by_this_one=""), **columns
+        )
+        own = database.sql(_IS_COMMIT, by_this_one=f" AND {outermost}")
+        self._restore_own = database.telling(_RESTORE, ids, restored, decided=own, **columns)
         self._standing = database.sql(
-            _STANDING,
-            way=dialect.header.format(headers="headers", name=WAY),
-            recorded_in=dialect.header.format(headers="headers", name=RECORDED_IN),
+            _STANDING, way=database.header("headers", WAY), recorded_in=database.header("headers", RECORDED_IN)
         )
 
     def commit(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
         """Write the commit and append the messages, both or neither. Call it inside a transaction."""
         bound = self._bound(transaction, "commit", by, group)
-        decided = yield Statement(self._decide, bound, returns=True)
+        decided = yield from self._decide(bound)
         if not decided:
             return (yield from self.standing(transaction))
         crash_point("half.before_restore")
-        rows = yield Statement(self._restore, bound, returns=True)
-        return Decision(op="commit", first=True, restored=_ids(rows), outermost=bool(decided[0][0]))
+        rows = yield from self._restore(bound)
+        return Decision(op="commit", first=True, restored=_ids(rows), outermost=self._outermost(decided))
 
     def commit_alone(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
-        """Write the commit and append the messages, in a transaction that does nothing else and has no savepoint.
+        """Write the commit and append the messages, in a transaction without other writes and without a savepoint.
 
-        On a connection of our own that commits every statement this is one round trip.
+        One round trip on a connection of our own that commits every statement.
         """
-        if not self._locks:
+        if not self._tells_outermost:
             return (yield from self.commit(transaction, by=by, group=group))
         bound = self._bound(transaction, "commit", by, group)
-        yield Statement(self._decide, bound)
-        rows = yield Statement(self._restore_own, bound, returns=True)
+        yield Statement(self._decide.write, bound)
+        rows = yield from self._restore_own(bound)
         if rows:
             return Decision(op="commit", first=True, restored=_ids(rows))
         return (yield from self.standing(transaction))
@@ -172,7 +172,7 @@ class Ops:
     def roll_back(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
         """Write the rollback, unless a verdict stands already."""
         bound = self._bound(transaction, "rollback", by, group)
-        if (yield Statement(self._decide, bound, returns=True)):
+        if (yield from self._decide(bound)):
             return Decision(op="rollback", first=True)
         return (yield from self.standing(transaction))
 
@@ -182,15 +182,15 @@ class Ops:
         Messages may be sent in between, so no lock is taken yet.
         """
         bound = self._bound(transaction, "commit", f"{_UNRESTORED}{by}", None)
-        decided = yield Statement(self._join, bound, returns=True)
+        decided = yield from self._join(bound)
         if decided:
-            return Decision(op="commit", first=True, outermost=bool(decided[0][0]))
+            return Decision(op="commit", first=True, outermost=self._outermost(decided))
         return (yield from self.standing(transaction))
 
     def restore(self, transaction: str) -> Script[frozenset[UUID] | None]:
         """Append the messages of a transaction that was joined, and return their ids.
 
-        None: nobody has joined it, or they were appended before.
+        None: no join, or the messages were appended before.
         """
         crash_point("half.before_restore")
         bound: dict[str, object] = {"transaction": transaction}
@@ -203,9 +203,12 @@ class Ops:
         return restored
 
     def _claim_and_restore(self, bound: dict[str, object]) -> Script[frozenset[UUID] | None]:
-        if not (yield Statement(self._claim, bound, returns=True)):
+        if not (yield from self._claim(bound)):
             return None
-        return _ids((yield Statement(self._restore, bound, returns=True)))
+        return _ids((yield from self._restore(bound)))
+
+    def _outermost(self, decided: Sequence[Row]) -> bool:
+        return self._tells_outermost and bool(decided[0][0])
 
     def standing(self, transaction: str) -> Script[Decision]:
         """Read which verdict stands."""
@@ -216,7 +219,7 @@ class Ops:
         return Decision(op=op, first=False, group=group, way=way, recorded_in=recorded_in, by=by, unrestored=unrestored)
 
     def abort(self) -> Script[None]:
-        """Run a statement that fails, so that PostgreSQL answers the COMMIT of this transaction with a rollback."""
+        """Run a failing statement, so that PostgreSQL answers the COMMIT of this transaction with a rollback."""
         yield Statement("SELECT 1 / 0", returns=True)
 
     def _bound(self, transaction: str, op: Op, by: str, group: str | None) -> dict[str, object]:
@@ -250,15 +253,14 @@ class DecidedHalves:
         return False
 
     def pending(self, transactions: Iterable[str], immunity: timedelta) -> dict[str, Pending]:
-        """Read how transactions stand, by the database's clock; those whose half messages are gone are left out.
+        """Read how transactions stand, by the database's clock; transactions without half messages are left out.
 
-        `immunity`: the least immunity of a message, also of one that asks for none or for less.
+        `immunity`: the least immunity of a message, also of a message that asks for less.
         """
-        dialect = self._database.dialect
         statement = self._database.sql(
             _PENDING,
-            age=dialect.seconds.format(since="m.created_at", until=dialect.now),
-            immunity=dialect.header.format(headers="m.headers", name=IMMUNITY),
+            age=self._database.seconds(since="m.created_at"),
+            immunity=self._database.header("m.headers", IMMUNITY),
             chosen=self._database.among("m.key", texts="transactions"),
         )
         found: dict[str, Pending] = {}

@@ -1,4 +1,4 @@
-"""Pending transactions, for people: what waits for a verdict, since when, and how often its producers were asked."""
+"""Pending transactions, for people: since when, and how often the producers were asked."""
 
 from __future__ import annotations
 
@@ -64,10 +64,9 @@ class Decided:
 class HalfTransaction:
     """A transaction with half messages.
 
-    `age`: seconds since its first half message was stored. `checks`: how often its producers were asked about it.
-    `last_answer`: the result of the last check; None: there was none yet. `next_check_at`: when it may be asked about
-    again; None: it will not be asked about by itself. `given_up`: it waits for a person; `given_up_ids` are the log ids
-    of its dead half messages.
+    `age`: seconds since the first half message was stored. `checks`: how often producers were asked. `last_answer`: the
+    result of the last check; None: no check yet. `next_check_at`: the moment of the next check; None: no check without
+    a person. `given_up`: a person has to decide; `given_up_ids` are the log ids of the dead half messages.
     """
 
     transaction_id: str
@@ -103,7 +102,7 @@ class HalfTransactions:
     def pending(self, *, group: str | None = None, given_up: bool = False, limit: int) -> list[HalfTransaction]:
         """Return at most `limit` transactions without a verdict, the oldest first, in the order of their ids.
 
-        `group`: only those of this producer group. `given_up`: only those that wait for a person, the oldest first.
+        `group`: only this producer group. `given_up`: only transactions for a person, the oldest first.
         """
         if given_up:
             checks = [each.name for each in self._checks() if group is None or each.name == check_of(group)]
@@ -118,12 +117,12 @@ class HalfTransactions:
         return [found[key] for (key,) in keys if key in found]
 
     def find(self, transaction: str) -> tuple[HalfTransaction | None, Decided | None]:
-        """Return a transaction, and the verdict that stands; None for either of them that is not there."""
+        """Return a transaction, and the verdict that stands; None for a missing one."""
         return self._of([transaction]).get(transaction), self._decided(transaction)
 
     def messages(self, transaction: str) -> list[Message]:
-        """Return the half messages of a transaction as they are stored, in their order."""
-        return self._database.dialect.messages(self._channel.rows(_ROWS, transaction=transaction))
+        """Return the half messages of a transaction as stored, in their order."""
+        return self._database.dialect.reads.messages(self._channel.rows(_ROWS, transaction=transaction))
 
     def _decided(self, transaction: str) -> Decided | None:
         chosen = self._database.among("transaction_id", texts="transactions")
@@ -134,16 +133,16 @@ class HalfTransactions:
         return Decided(op=op, decided_by=decided_by, decided_at=self._database.moment(decided_at))
 
     def _of(self, transactions: Sequence[str]) -> dict[str, HalfTransaction]:
-        """Return these transactions by id, without those whose half messages are gone."""
-        database, dialect = self._database, self._database.dialect
+        """Return these transactions by id; transactions without half messages are left out."""
+        database = self._database
         chosen = database.among("m.key", texts="transactions")
         messages = database.sql(
             _MESSAGES,
             chosen=chosen,
-            real_topic=dialect.header.format(headers="m.headers", name=REAL_TOPIC),
-            way=dialect.header.format(headers="m.headers", name=WAY),
-            age=dialect.seconds.format(since="min(m.created_at)", until=dialect.now),
-            immunity=f"CAST({dialect.header.format(headers='m.headers', name=IMMUNITY)} AS bigint)",
+            real_topic=database.header("m.headers", REAL_TOPIC),
+            way=database.header("m.headers", WAY),
+            age=database.seconds(since="min(m.created_at)"),
+            immunity=f"CAST({database.header('m.headers', IMMUNITY)} AS {database.dialect.values.types['bigint']})",
         )
         bound = self._bound(transactions)
         rows, parked = defaultdict[str, list[Row]](list), defaultdict[str, list[Row]](list)

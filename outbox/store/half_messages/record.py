@@ -1,4 +1,4 @@
-"""Records: rows that prove a commit, in a business database that has no outbox."""
+"""Records: rows that prove a commit, in a business database without an outbox."""
 
 from __future__ import annotations
 
@@ -7,27 +7,21 @@ from outbox.store.dialects.statements import Script, Statement
 from outbox.store.half_messages.op import Op
 
 _INSERT = """
-    INSERT INTO {record} (transaction_id, verdict, decided_at)
-    SELECT CAST(:transaction AS text), CAST(:verdict AS text), {now} WHERE TRUE
-    ON CONFLICT (transaction_id) DO NOTHING RETURNING transaction_id
+    {insert_once} {record} (transaction_id, verdict, decided_at) VALUES (:transaction, :verdict, {now}) {unless_there}
 """
 _FIND = "SELECT verdict FROM {record} WHERE transaction_id = :transaction"
 
 
 class RecordDatabase(Database):
-    """A business database, which has only one of our tables: the one for records."""
+    """A business database, which has only one of our tables: the records."""
 
     _needed, _only = "the table outbox_record is", " --record-only"
     described = "the producer's business database"
     elsewhere = "where the record has to be; join with a transaction of that one"
 
-    def _command(self, verb: str) -> str:
-        """Return a command that names this database, because commands take that of the outbox by default."""
-        return f"{super()._command(verb)}{self._named}"
-
     def identity(self, channel: Channel) -> str | None:
-        """Return a text that no other database has; None: databases of this kind have no identity."""
-        system, oid = channel.rows(self.dialect.identity)[0]
+        """Return a text that no other database has; None: such databases have no identity."""
+        system, oid = channel.rows(self.dialect.home.identity)[0]
         return None if system is None else f"{system}/{oid}"
 
 
@@ -41,11 +35,10 @@ class Records:
     def insert(self, transaction: str) -> Script[Op | None]:
         """Write the commit as part of the business transaction; return None if it was written.
 
-        Otherwise return the verdict that stands already. It belongs to another business transaction, even if it is a
-        commit.
+        Otherwise return the verdict that stands: of another business transaction, even if the verdict is a commit.
         """
-        rows = yield Statement(self._insert, {"transaction": transaction, "verdict": "commit"}, returns=True)
-        if rows:
+        ((new,),) = yield Statement(self._insert, {"transaction": transaction, "verdict": "commit"}, counts=True)
+        if new:
             return None
         return (yield from self.standing(transaction)) or "rollback"
 
@@ -57,8 +50,8 @@ class Records:
     def fence(self, channel: Channel, transaction: str, *, patience: float) -> Op | None:
         """Write a rollback, unless the business transaction has committed; return the verdict that stands.
 
-        After that the business transaction cannot commit. If it has written its record and is still open, this waits
-        `patience` seconds for its end, and raises the driver's error after that. None: no verdict can be read.
+        A later commit of the business transaction fails. If the record is written and the business transaction still
+        open, wait `patience` seconds for the end, then raise the driver's error. None: no verdict can be read.
         """
         with channel.transaction(patience=patience):
             channel.run(self._insert, transaction=transaction, verdict="rollback")

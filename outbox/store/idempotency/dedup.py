@@ -12,23 +12,14 @@ from outbox.store.dialects.statements import Script, Statement
 
 PRUNED_AT_ONCE = 1_000
 
-#: Waits for a transaction that has claimed the same key and is still open; the key is free only if that one rolls back.
-#: The keys are inserted in their order, so that two writers cannot wait for each other.
-_CLAIM = """
-    INSERT INTO {dedup} AS known (dedup_key, message_id, expires_at)
-    SELECT name, id, {later} FROM {pairs} WHERE true ORDER BY name
-    ON CONFLICT (dedup_key) DO UPDATE SET message_id = excluded.message_id, expires_at = excluded.expires_at
-    WHERE known.expires_at <= {now}
-    RETURNING dedup_key
-"""
 _KNOWN = "SELECT dedup_key, message_id FROM {dedup} WHERE {chosen}"
 #: Rows that another worker is deleting are skipped, because two workers that lock in different orders could wait for
 #: each other. A key that was claimed anew since the statement began is read again when it is locked, and stays. The
 #: outer condition does not change which keys are deleted; without it the planner reads all of a table of some 100 000
 #: keys for each portion.
 _PRUNE = """
-    DELETE FROM {dedup} WHERE expires_at <= {now} AND dedup_key IN (
-        SELECT dedup_key FROM {dedup} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit {skip_locked})
+    DELETE FROM {dedup} WHERE expires_at <= {now} AND dedup_key IN (SELECT dedup_key FROM (
+        SELECT dedup_key FROM {dedup} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit {skip_locked}) AS d)
 """
 
 
@@ -38,7 +29,6 @@ class Dedup:
     def __init__(self, database: Database, window: timedelta) -> None:
         self._database = database
         self._window = window.total_seconds()
-        self._claim = database.sql(_CLAIM, pairs=database.dialect.pairs)
         self._known = database.sql(_KNOWN, chosen=database.among("dedup_key", texts="keys"))
 
     def claim(self, messages: Sequence[Message]) -> Script[dict[int, UUID]]:
@@ -62,9 +52,9 @@ class Dedup:
         }
 
     def _claim_or_find(self, wanted: dict[str, UUID]) -> Script[tuple[set[str], dict[str, UUID]]]:
-        """Return the keys that are claimed now, and, for every key that is found, the id of its first message."""
-        bound = {**self._database.dialect.bind_pairs(list(wanted.items())), "seconds": self._window}
-        claimed = {key for (key,) in (yield Statement(self._claim, bound, returns=True))}
+        """Return the keys that are claimed now, and for every known key the id of the first message."""
+        claim = self._database.dialect.writes.claim
+        claimed = yield from claim(self._database.names, list(wanted.items()), self._window)
         first = {key: wanted[key] for key in claimed}
         others = [key for key in wanted if key not in claimed]
         if others:

@@ -1,4 +1,4 @@
-"""The inbox: one row for each message that a consumer has handled, written in the consumer's own transaction."""
+"""The inbox: a row for each message that a consumer has handled, written in the consumer's transaction."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from outbox.store.dialects.statements import Script, Statement
 PRUNED_AT_ONCE = 1_000
 
 #: By primary key. If another open transaction has inserted the same row, this waits for its end. If that one commits,
-#: this returns nothing; if it rolls back, the row is inserted here.
+#: this inserts nothing; if it rolls back, the row is inserted here.
 _HANDLED = """
-    INSERT INTO {inbox} (consumer, message_id, handled_at, expires_at)
-    VALUES (:consumer, :message_id, {now}, {later})
-    ON CONFLICT (consumer, message_id) DO NOTHING
-    RETURNING consumer
+    {insert_once} {inbox} (consumer, message_id, handled_at, expires_at)
+    VALUES (:consumer, :message_id, {now}, {later}) {unless_there}
 """
 #: Found by the index on expires_at, deleted by primary key. Rows that another worker is deleting are skipped, because
 #: two workers that lock in different orders could wait for each other.
 _PRUNE = """
-    DELETE FROM {inbox} WHERE (consumer, message_id) IN (
+    DELETE FROM {inbox} WHERE (consumer, message_id) IN (SELECT consumer, message_id FROM (
         SELECT consumer, message_id FROM {inbox} WHERE expires_at <= {now}
-        ORDER BY expires_at LIMIT :limit {skip_locked})
+        ORDER BY expires_at LIMIT :limit {skip_locked}) AS i)
 """
 
 
@@ -34,10 +32,6 @@ class InboxDatabase(Database):
     _needed, _only = "the table outbox_inbox is", " --inbox-only"
     described = "the inbox"
     elsewhere = "where nobody would find what was handled; use an Inbox on the database of the transaction"
-
-    def _command(self, verb: str) -> str:
-        """Return a command that names this database, because commands take that of the outbox by default."""
-        return f"{super()._command(verb)}{self._named}"
 
 
 class InboxRows:
@@ -50,14 +44,11 @@ class InboxRows:
         self._bound = kind.dialect_impl(database.engine.dialect).bind_processor(database.engine.dialect)
 
     def handle(self, consumer: str, message_id: UUID) -> Script[bool]:
-        """Note that a consumer handles a message; return whether this is the first time.
-
-        The note counts once the transaction commits.
-        """
+        """Note that a consumer handles a message; return True the first time. A rollback takes the note back."""
         id = message_id if self._bound is None else self._bound(message_id)
         parameters = {"consumer": consumer, "message_id": id, "seconds": self._retention}
-        rows = yield Statement(self._handled, parameters, returns=True)
-        return bool(rows)
+        ((new,),) = yield Statement(self._handled, parameters, counts=True)
+        return bool(new)
 
 
 def prune(channel: Channel) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -23,20 +23,19 @@ LogRef = tuple[int, UUID]
 #: The most rows and bytes of bodies that one statement carries. (One larger body still goes alone.)
 _MOST_ROWS = 5_000
 _MOST_BYTES = 16 * 1024 * 1024
+_MESSAGE_ID = "CAST(message_id AS {text})"
+_PRESENT = "SELECT message_id FROM {message} WHERE {chosen}"
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """The messages that the writer sends by itself, for a subscription that selects `topics`."""
+    """The messages that a writer sends without the relay, for a subscription that selects `topics`."""
 
     subscription: str
     topics: Topics = EVERY_TOPIC
 
     def takes(self, message: Message) -> bool:
-        """Return whether the writer sends this message itself.
-
-        It does if it sends its topic, and the message has no key, no `deliver_at`, no delay and no expiry.
-        """
+        """Return True for a message of these topics without key, `deliver_at`, delay and expiry."""
         plain = message.key is None and message.deliver_at is None and message.delay is None
         return plain and message.expires_at is None and (self.topics.everything or self.topics.matches(message.topic))
 
@@ -44,8 +43,8 @@ class Direct:
 class Appended(NamedTuple):
     """The result of a write.
 
-    `message_ids`: one for each message, in their order. `messages`: those that were inserted, which leaves out
-    repetitions. `direct`: places and ids of those that their writer is to send itself.
+    `message_ids`: the ids of all messages, in order. `messages`: the inserted messages, without repetitions. `direct`:
+    log ids and ids of the messages that the writer is to send.
     """
 
     message_ids: list[UUID]
@@ -63,16 +62,16 @@ class Writing:
     def append(
         self, messages: Sequence[Message], *, lock_keys: bool = False, direct: Direct | None = None
     ) -> Script[Appended]:
-        """Insert messages; ids in the log follow their order.
+        """Insert messages; ids in the log follow the order of the list.
 
-        A message that repeats a dedup key is not inserted; the id of the first one is returned for it.
-        `lock_keys`: make other writers of the same keys wait. `direct`: what the writer will send by itself.
+        A message with a known dedup key is not inserted; the id of the first message is returned. `lock_keys`: make
+        other writers of the same keys wait. `direct`: the messages that the writer will send.
         """
-        if lock_keys and self._database.dialect.lock_keys is not None:
+        if lock_keys and self._database.dialect.locks.keys is not None:
             keys = [message.key for message in messages if message.key is not None]
             # Equal keys of two schemas are two keys.
             seed = zlib.crc32((self._database.schema or "").encode())
-            yield Statement(self._database.dialect.lock_keys, {"keys": keys, "seed": seed}, returns=True)
+            yield Statement(self._database.dialect.locks.keys, {"keys": keys, "seed": seed}, returns=True)
         first: dict[int, UUID] = {}
         if any(message.dedup_key is not None for message in messages):
             first = yield from self._dedup.claim(messages)
@@ -95,10 +94,17 @@ class Writing:
             )
             for m, ours in zip(messages, taken, strict=True)
         ]  # fmt: skip
-        places = yield from self._database.dialect.append(self._database.names, rows, compensation=compensation)
+        places = yield from self._database.dialect.writes.append(self._database.names, rows, compensation=compensation)
         if places:
             placed = zip(places, messages, strict=True)
             written.direct.extend((id, m.message_id) for (id, marked), m in placed if marked)
+
+
+def present(database: Database, ids: Collection[UUID]) -> Script[set[UUID]]:
+    """Return the ids that the connection sees in the log."""
+    statement = database.sql(_PRESENT, chosen=database.among(database.sql(_MESSAGE_ID), texts="ids"))
+    bound = {"ids": database.bind(str(database.dialect.values.bind_uuid(id)) for id in ids)}
+    return {UUID(str(id)) for (id,) in (yield Statement(statement, bound, returns=True))}
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

@@ -1,4 +1,4 @@
-"""A cursor reads the log from a partition's progress on. It is ahead of what is settled by the batches in flight."""
+"""A cursor reads the log from the progress of a partition on, ahead of what is settled by the batches in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDEST_SPAN = 64_000
 class Batch:
     """Messages in the order of the log, and the progress of a partition that has settled them all.
 
-    `seen` counts the rows that were read, also those that the selection left out; 0: the log held nothing new.
+    `seen` counts the rows that were read, with the rows that the selection left out; 0: the log held nothing new.
     """
 
     page: Page
@@ -33,7 +33,7 @@ class Batch:
 
     @property
     def messages(self) -> list[Message]:
-        """The messages that the subscription selects; made from their rows at the first access."""
+        """The messages that the subscription selects, made at the first access."""
         return self.page.messages
 
     @property
@@ -55,9 +55,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a partition reads: its part of the log, after a grace, and up to a position.
+    """The part of the log that a partition reads, after a grace, and up to a position.
 
-    `grace`: for how long rows are left alone after their commit. `stop`: where all partitions meet; None: no end.
+    `grace`: for how long rows are left alone after the commit. `stop`: where all partitions meet; None: no end.
     """
 
     log: Log
@@ -76,7 +76,7 @@ class Cursor:
     """
 
     def __init__(self, log: Log, progress: Progress, grace: Grace | None = None, stop: Position | None = None) -> None:
-        """`stop`: read up to this position only, which another partition has passed, and so without a grace."""
+        """`stop`: read up to this position, which another partition has passed; so no grace is needed."""
         self._log = log
         self._progress = progress
         self._grace = grace if stop is None else None
@@ -87,7 +87,7 @@ class Cursor:
         self._span = _SMALLEST_SPAN
 
     def read(self, channel: Channel) -> Batch:
-        """Return the next batch. The cursor moves behind it; it stays where it was if the log held nothing new."""
+        """Return the next batch, and move behind the batch. An empty log moves nothing."""
         if self._stop is not None:
             batch = self._up_to(channel, self._stop)
         elif self._grace is not None:
@@ -122,7 +122,7 @@ class Cursor:
         self._nothing_before = None
 
     def _whole(self, channel: Channel) -> Batch | None:
-        """Read everything since the base; None if that is too much for one batch, and a window was opened instead."""
+        """Read everything since the base; None if the rows are too many for a batch, and a window was opened."""
         base = self._progress.base
         page = self._log.read_on(channel, base)
         capture = page.capture
@@ -138,7 +138,7 @@ class Cursor:
         return Batch(page=page, window=Window(base, capture.position), end=end, seen=page.seen)
 
     def _up_to(self, channel: Channel, stop: Position) -> Batch:
-        """Read the next page of what is left up to `stop`; without any, return an empty batch that ends there."""
+        """Read the next page up to `stop`; if nothing is left, return an empty batch that ends there."""
         if self._progress.target is None and not self._opens(channel, stop):
             return Batch(page=nothing(None), window=Window(self._progress.base, stop), end=Progress(stop), seen=0)
         return self._page(channel)
@@ -154,7 +154,7 @@ class Cursor:
         return batch if capture is None else replace(batch, page=replace(batch.page, capture=capture))
 
     def _opens(self, channel: Channel, target: Position | None) -> bool:
-        """Open the window that ends at `target`, if it holds any row; return whether it was opened."""
+        """Open the window that ends at `target`, if the window holds any row; return True if so."""
         base = self._progress.base
         if target is None or target in (base, self._nothing_before):
             return False

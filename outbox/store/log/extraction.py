@@ -1,12 +1,12 @@
-"""The text of the statements by which whole tables, and parts of windows, are read outside of SQLAlchemy.
+"""The statements that read whole tables, and parts of windows, outside of SQLAlchemy.
 
-Values stand in the text, because parameters keep PostgreSQL's drivers from using COPY. They are whole numbers, and
-literals that are quoted here. This module opens no connection.
+Values stand in the text, because parameters keep PostgreSQL's drivers from using COPY: whole numbers, and literals that
+are quoted here. This module opens no connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,7 +22,8 @@ from sqlalchemy.types import Integer, TypeEngine
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import Window
 from outbox.schema import PREFIX, tables
-from outbox.store.dialects.sql import Sql
+from outbox.store.dialects.extraction import Speech, speech_of
+from outbox.store.dialects.statements import Sql
 
 Kind = Literal["long", "integer", "short", "boolean", "timestamp", "binary", "uuid", "string"]
 
@@ -47,7 +48,7 @@ _KINDS: tuple[tuple[type[TypeEngine[Any]], Kind], ...] = (
 
 
 def table_names() -> tuple[str, ...]:
-    """Return the tables that can be read: the log as `messages`, the others by their names without the prefix."""
+    """Return the readable tables: the log as `messages`, the others by their names without the prefix."""
     others = (name.removeprefix(PREFIX) for name in tables().metadata.tables)
     return (MESSAGES, *sorted(name for name in others if name != "message"))
 
@@ -79,8 +80,8 @@ class Narrowing:
     """A choice of rows.
 
     `topics` and `keys`: only these; empty: all. `created_from` (included) and `created_to` (excluded) bound
-    `created_at`. `where`: columns, each with the values of which it must have one, as texts. `halves`: half messages as
-    well, whatever `topics` says; without it they are read only if `topics` names their topic.
+    `created_at`. `where`: columns with their permitted values, as texts. `halves`: also half messages, whatever
+    `topics` says; else half messages are read only if `topics` names their topic.
     """
 
     topics: tuple[str, ...] = ()
@@ -114,7 +115,7 @@ def _told(moment: datetime | None) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Shorten a long text to its beginning and a digest of all of it, because each offset of a stream holds it."""
+    """Shorten a long text to the beginning and a digest, because each offset of a stream holds the text."""
     if len(text) <= _LONGEST_TOLD:
         return text
     return f"{text[:_LONGEST_TOLD]}… (digest {blake2b(text.encode(), digest_size=8).hexdigest()})"
@@ -126,7 +127,7 @@ EVERYTHING = Narrowing()
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows of a window with ids from `first` to `last`: of its late transactions if `late`, else of its fresh ones."""
+    """Rows of a window with ids from `first` to `last`: of the late transactions if `late`, else of the fresh part."""
 
     window: Window
     first: int
@@ -136,7 +137,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """A reading of one table in the order of its primary key; of `messages` all rows, or those of one span.
+    """A reading of one table in the order of the primary key; of `messages` all rows, or a span.
 
     `dialect` is "postgresql" or "sqlite".
     """
@@ -150,13 +151,13 @@ class Extraction:
 
     @property
     def selected(self) -> tuple[str, ...]:
-        """The columns that a statement returns: those that are wanted, then the columns of the key not among them."""
+        """The columns of a statement: the wanted columns, then the columns of the key that are not among them."""
         return (*self.columns, *(name for name in key_of(self.table) if name not in self.columns))
 
     def statement(self, after: Sequence[object] | None = None) -> str:
-        """Return the statement that reads the rows; with `after`, the key of a row, only those that come after it."""
-        speech = _SPEECHES[self.dialect]
-        shown = ", ".join(f'{speech.shown(self.table, name)} AS "{name}"' for name in self.selected)
+        """Return the statement that reads the rows; with `after`, the key of a row, only the rows that follow."""
+        speech = speech_of(self.dialect)
+        shown = ", ".join(f'{_shown(speech, self.table, name)} AS "{name}"' for name in self.selected)
         return self._rows(shown, after=after)
 
     def first_ids(self, limit: int) -> str:
@@ -164,7 +165,7 @@ class Extraction:
         return f"{self._rows('r.id')} LIMIT {int(limit)}"
 
     def _rows(self, shown: str, *, after: Sequence[object] | None = None) -> str:
-        speech = _SPEECHES[self.dialect]
+        speech = speech_of(self.dialect)
         conditions = list(_narrowed(speech, self.table, self.narrowing))
         if self.span is not None:
             conditions += _in_span(speech, self.span)
@@ -174,7 +175,7 @@ class Extraction:
         order = ", ".join(f'r."{name}"' for name in key_of(self.table))
         return f"SELECT {shown} FROM {self._source(speech)}{where} ORDER BY {order}"
 
-    def _source(self, speech: _Speech) -> str:
+    def _source(self, speech: Speech) -> str:
         table = _qualified(self.schema, _stored(self.table))
         late = self.span.window.late if self.span is not None and self.span.late else ()
         if len(late) < 2:
@@ -188,7 +189,7 @@ class Extraction:
 def page(parts: Sequence[Extraction], limit: int) -> Sql:
     """Return the statement that counts the rows in the parts of a window, up to `limit` + 1.
 
-    It also reads the id of the `limit`-th row, or of the last one if there are fewer.
+    The second column is the id of the `limit`-th row, or of the last if there are fewer.
     """
     most = int(limit) + 1
     rows = " UNION ALL ".join(f"SELECT * FROM ({part.first_ids(most)}) AS p{i}" for i, part in enumerate(parts))
@@ -197,7 +198,7 @@ def page(parts: Sequence[Extraction], limit: int) -> Sql:
 
 
 def ends(schema: str | None) -> Sql:
-    """Return the statement that reads the first and the last id of the log, each by one probe of the primary key."""
+    """Return the statement that reads the first and the last id of the log, by the primary key."""
     table = _qualified(schema, _stored(MESSAGES))
     return Sql(f"SELECT (SELECT min(id) FROM {table}), (SELECT max(id) FROM {table})")
 
@@ -207,38 +208,18 @@ def purged(schema: str | None) -> str:
     return f"SELECT purged FROM {_meta(schema)}"
 
 
-def patience(dialect: str) -> str | None:
-    """Return the statement that allows longer statements than a worker's connection does; None: there is no limit.
-
-    They need longer because one statement looks at a whole window.
-    """
-    return _SPEECHES[dialect].patience
-
-
-def settings(dialect: str) -> tuple[str, ...]:
-    """Return the statements that a connection executes once before it reads, so that rows come by the primary key.
-
-    The planner estimates that few rows fulfil the conditions on transactions. It would read the whole table and sort
-    it, for a long log on disk. Parallel workers and jit are off because they would take CPU from the application.
-    """
-    return _SPEECHES[dialect].settings
-
-
 def server(dialect: str, schema: str | None) -> str:
     """Return the statement that reads the server's system identifier and timeline, and the outbox's installation.
 
     The timeline is NULL on a standby.
     """
-    return f"SELECT s.*, m.installation FROM ({_SPEECHES[dialect].server}) AS s, {_meta(schema)} AS m"
+    return f"SELECT s.*, m.installation FROM ({speech_of(dialect).server}) AS s, {_meta(schema)} AS m"
 
 
-def replayed(lsn: str) -> str:
-    """Return the statement that reads whether a PostgreSQL server has replayed its primary's log up to `lsn`.
-
-    It reads true on a server that is no standby.
-    """
-    position = f"CAST({_quoted_by_postgresql(lsn)} AS pg_lsn)"
-    return f"SELECT NOT pg_is_in_recovery() OR coalesce(pg_last_wal_replay_lsn() >= {position}, false) AS replayed"
+def replayed(dialect: str, lsn: str) -> str:
+    """Return the statement that reads True if a server has replayed the primary's log up to `lsn`, or is no standby."""
+    found = speech_of(dialect)
+    return found.replayed.format(lsn=found.text(lsn))
 
 
 def _meta(schema: str | None) -> str:
@@ -249,41 +230,23 @@ def _qualified(schema: str | None, table: str) -> str:
     return f'"{schema}".{table}' if schema else table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Speech:
-    """The SQL in which one database differs from the others."""
-
-    #: The expression that shows a column, by kind; a column of any other kind is shown as it is.
-    show: Mapping[str, str]
-    #: Expressions for columns that this database does not have, by name.
-    replaced: Mapping[str, str]
-    text: Callable[[str], str]
-    uuid: Callable[[UUID], str]
-    moment: Callable[[datetime], str]
-    #: The number that tells whether a row is settled, written so that the planner still walks the primary key.
-    number: str
-    #: The rows of several late transactions: `{values}`, with ids from `{first}` to `{last}`.
-    late: str
-    server: str
-    settings: tuple[str, ...]
-    patience: str | None
-
-    def shown(self, table: str, name: str) -> str:
-        """Return the expression for a column, of a type that a driver returns without types of the database's own."""
-        if name in self.replaced:
-            return self.replaced[name]
-        return self.show.get(columns_of(table)[name], "{c}").format(c=f'r."{name}"')
-
-    def literal(self, kind: Kind, value: object) -> str:
-        """Return a value as a literal that a column of this kind can be compared with."""
-        if kind in ("long", "integer", "short"):
-            return str(int(str(value)))
-        if kind == "boolean":
-            return "TRUE" if str(value).lower() == "true" else "FALSE"
-        return self.uuid(UUID(str(value))) if kind == "uuid" else self.text(str(value))
+def _shown(speech: Speech, table: str, name: str) -> str:
+    """Return the expression for a column, of a type that a driver returns without types of the database's own."""
+    if name in speech.replaced:
+        return speech.replaced[name]
+    return speech.show.get(columns_of(table)[name], "{c}").format(c=f'r."{name}"')
 
 
-def _narrowed(speech: _Speech, table: str, narrowing: Narrowing) -> Iterable[str]:
+def _literal(speech: Speech, kind: Kind, value: object) -> str:
+    """Return a value as a literal for comparison with a column of this kind."""
+    if kind in ("long", "integer", "short"):
+        return str(int(str(value)))
+    if kind == "boolean":
+        return "TRUE" if str(value).lower() == "true" else "FALSE"
+    return speech.uuid(UUID(str(value))) if kind == "uuid" else speech.text(str(value))
+
+
+def _narrowed(speech: Speech, table: str, narrowing: Narrowing) -> Iterable[str]:
     kinds = columns_of(table)
     if narrowing.topics:
         halves = (HALF_TOPIC,) if narrowing.halves else ()
@@ -298,14 +261,14 @@ def _narrowed(speech: _Speech, table: str, narrowing: Narrowing) -> Iterable[str
         yield f"r.created_at < {speech.moment(narrowing.created_to)}"
     for name, values in narrowing.where:
         column = speech.replaced.get(name, f'r."{name}"')
-        yield f"{column} IN ({', '.join(speech.literal(kinds[name], value) for value in values)})"
+        yield f"{column} IN ({', '.join(_literal(speech, kinds[name], value) for value in values)})"
 
 
-def _texts(speech: _Speech, values: Iterable[str]) -> str:
+def _texts(speech: Speech, values: Iterable[str]) -> str:
     return ", ".join(speech.text(value) for value in values)
 
 
-def _in_span(speech: _Speech, span: Span) -> list[str]:
+def _in_span(speech: Speech, span: Span) -> list[str]:
     ids = [f"r.id >= {int(span.first)}", f"r.id <= {int(span.last)}"]
     late = span.window.late
     if span.late:
@@ -317,81 +280,13 @@ def _in_span(speech: _Speech, span: Span) -> list[str]:
     return [*ids, *fresh, *([f"{speech.number} NOT IN ({open})"] if open else [])]
 
 
-def _after(speech: _Speech, table: str, after: Sequence[object]) -> str:
+def _after(speech: Speech, table: str, after: Sequence[object]) -> str:
     names, kinds = key_of(table), columns_of(table)
-    values = [speech.literal(kinds[name], value) for name, value in zip(names, after, strict=True)]
+    values = [_literal(speech, kinds[name], value) for name, value in zip(names, after, strict=True)]
     if len(names) == 1:
         return f'r."{names[0]}" > {values[0]}'
     left = ", ".join(f'r."{name}"' for name in names)
     return f"({left}) > ({', '.join(values)})"
-
-
-def _quoted_by_postgresql(text: str) -> str:
-    """Return a text as a literal that means the same with any settings of the server, and holds no colon.
-
-    Where a statement of ours takes parameters, the word after a colon would be read as one.
-    """
-    quoted = text.replace("'", "''")
-    if "\\" not in text and ":" not in text:
-        return f"'{quoted}'"
-    return "E'" + quoted.replace("\\", "\\\\").replace(":", "\\x3a") + "'"
-
-
-def _quoted_by_sqlite(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _moment_of_sqlite(moment: datetime) -> str:
-    """Return a moment as a literal that sorts by time among the stored texts.
-
-    They are written to the millisecond or to the microsecond; of two with the same beginning the shorter sorts lower.
-    """
-    written = moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-    return f"'{written.removesuffix('000')}'"
-
-
-_POSTGRESQL = _Speech(
-    show=MappingProxyType({"uuid": "CAST({c} AS text)"}),
-    replaced=MappingProxyType({}),
-    text=_quoted_by_postgresql,
-    uuid=lambda value: f"CAST('{value}' AS uuid)",
-    moment=lambda moment: f"CAST('{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00' AS timestamptz)",
-    # `+ 0` keeps the planner off the index (xact_id, id), which would sort the whole window.
-    number="r.xact_id + 0",
-    # One probe of (xact_id, id) each; OFFSET 0 keeps the planner from making a join of it.
-    late="(SELECT m.* FROM (VALUES {values}) AS late(n) CROSS JOIN LATERAL (SELECT * FROM {table}"
-    " WHERE xact_id = late.n AND id >= {first} AND id <= {last} ORDER BY xact_id, id OFFSET 0) AS m) AS r",
-    server="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system, CASE WHEN NOT"
-    " pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline",
-    settings=(
-        "SET enable_seqscan = off",
-        "SET enable_bitmapscan = off",
-        "SET jit = off",
-        "SET max_parallel_workers_per_gather = 0",
-    ),
-    patience="SET statement_timeout = '10min'",
-)
-_SQLITE = _Speech(
-    show=MappingProxyType(
-        {
-            "uuid": "substr({c}, 1, 8) || '-' || substr({c}, 9, 4) || '-' || substr({c}, 13, 4) || '-'"
-            " || substr({c}, 17, 4) || '-' || substr({c}, 21)",
-            # Microseconds since 1970; zeros are added to a moment that is stored to the millisecond.
-            "timestamp": "CAST(strftime('%s', {c}) AS integer) * 1000000"
-            " + CAST(substr(substr({c}, 21) || '000000', 1, 6) AS integer)",
-        }
-    ),
-    replaced=MappingProxyType({"xact_id": "r.id"}),
-    text=_quoted_by_sqlite,
-    uuid=lambda value: f"'{value.hex}'",
-    moment=_moment_of_sqlite,
-    number="r.id",
-    late="",
-    server="SELECT NULL AS system, NULL AS timeline",
-    settings=(),
-    patience=None,
-)
-_SPEECHES: Mapping[str, _Speech] = MappingProxyType({"postgresql": _POSTGRESQL, "sqlite": _SQLITE})
 
 
 def split(span: Span, parts: int) -> list[Span]:

@@ -1,4 +1,4 @@
-"""Grace: a position may end a window only when everything that it sees has been committed for long enough."""
+"""Grace: a position may end a window only when all its transactions have been committed for long enough."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ POLL: Poll = (timedelta(milliseconds=50), timedelta(seconds=1))
 
 
 class Grace:
-    """Captures positions as time goes by, and tells which of them are ripe.
+    """Captures positions as time goes by, and tells when a position is ripe.
 
-    It is held in memory only. When the lease or the connection is lost or the server restarts, it is dropped, and the
-    next holder waits for the grace again.
+    Held in memory only: dropped with the lease, the connection or the server, so that the next holder waits again.
     """
 
     def __init__(self, length: timedelta, poll: Poll = POLL, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +43,7 @@ class Grace:
 
     @property
     def young(self) -> Position | None:
-        """The first position that was captured; None before that, and once any is ripe."""
+        """The first captured position, until a position is ripe; else None."""
         return None if self._some_ripe else self._first
 
     @property
@@ -54,7 +53,7 @@ class Grace:
         return max(0.0, moment - self._clock())
 
     def look(self, now: Callable[[], Capture]) -> Capture | None:
-        """Capture a position by `now` and return it, if the next capture is due; None if it is not."""
+        """Capture a position by `now` and return it, if the next capture is due; else return None."""
         if self._clock() < self._look_at:
             return None
         capture = now()

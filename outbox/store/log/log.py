@@ -19,8 +19,7 @@ from outbox.model.subscription import EVERYTHING, Selection
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
-from outbox.store.dialects.sql import Sql
-from outbox.store.dialects.statements import Row
+from outbox.store.dialects.statements import Row, Sql
 from outbox.store.log.limits import LIMITS, Limits
 
 _TOPIC, _BODY, _DIRECT = 2, 6, 11
@@ -33,11 +32,11 @@ _FORBIDDEN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The result of a read: rows in the order of the log. `messages` are made from them at the first access.
+    """The result of a read: rows in the order of the log. `messages` are made at the first access.
 
-    `complete`: there was nothing else to read; if not, everything up to the id `reached` is here. (If too many rows
-    were there for one read, `reached` is None, and the window has to be read page by page.) `seen` counts also the rows
-    that the selection left out.
+    `complete`: there was nothing else to read; if not, everything up to the id `reached` is here. (`reached` is None if
+    the rows were too many for one read, and the window has to be read page by page.) `seen` also counts the rows that
+    the selection left out.
     """
 
     rows: list[Row]
@@ -58,7 +57,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The first and the last id of a window's rows, of its fresh part and of its late part; None: no rows."""
+    """The first and the last id of a window's fresh part, and of the late part; None: no rows."""
 
     fresh: tuple[int, int] | None
     late: tuple[int, int] | None
@@ -76,7 +75,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows with their bodies; every row up to the id `reached` is here, and if `whole`, every row that was read."""
+    """Rows with their bodies; every row up to the id `reached` is here, and if `whole`, every row of the read."""
 
     rows: list[Row]
     reached: int | None
@@ -87,12 +86,12 @@ _NOTHING = _Part([], None, whole=True)
 
 
 class Log:
-    """Reads the log, on channels that the caller passes and nobody else uses."""
+    """Reads the log, on channels that nobody else uses meanwhile."""
 
     def __init__(
         self, limits: Limits = LIMITS, selection: Selection = EVERYTHING, partition: Partition | None = None
     ) -> None:
-        """`partition`: only the messages whose slots it owns; None: those of all slots."""
+        """`partition`: only the messages of these slots; None: of all slots."""
         self._limits = limits
         self._selection = selection
         self._topics = Topics.of(selection.topics)
@@ -106,19 +105,18 @@ class Log:
         self._hidden = "" if self._topics.halves else HALF_TOPIC
 
     def now(self, channel: Channel) -> Capture:
-        """Capture the position of now, which sees all that was committed before this call."""
-        snapshot, incarnation, forbidden, now = channel.rows(channel.database.dialect.capture)[0]
+        """Capture the position of now, which sees all commits before this call."""
+        snapshot, incarnation, forbidden, now = channel.rows(channel.database.dialect.reads.capture)[0]
         return _captured(snapshot, incarnation, forbidden, channel.database.moment(now))
 
     def read_on(self, channel: Channel, base: Position) -> Page:
         """Capture, and read everything that was committed since `base`, in one statement.
 
-        The position is the statement's own snapshot, so the rows that it reads are exactly those that the position
-        sees.
+        The position is the snapshot of the statement, and so sees exactly the rows that were read.
         """
-        dialect, limit = channel.database.dialect, self._limits.rows + 1
-        whole = dialect.read_on if base.open else dialect.read_on_fresh
-        statement = self._choosing(channel, dialect.read_on_chosen) if self._narrow else whole
+        reads, limit = channel.database.dialect.reads, self._limits.rows + 1
+        whole = reads.read_on if base.open else reads.read_on_fresh
+        statement = self._choosing(channel, reads.read_on_chosen) if self._narrow else whole
         bounds = {"head": base.head, "open": list(base.open), "limit": limit}
         head, rows = _split(channel.rows(statement, **self._chosen(channel), **bounds))
         capture = _captured(head[2], head[3], head[4], channel.database.moment(head[8]))
@@ -136,25 +134,25 @@ class Log:
         return _page(channel, part, datetime.now(UTC), complete=part.whole, seen=len(rows))
 
     def extent(self, channel: Channel, window: Window) -> Extent:
-        """Find out where the rows of a window lie; costs one pass over its index entries."""
-        first, last, late_first, late_last = channel.rows(channel.database.dialect.extent, **_bounds(window))[0]
+        """Find out where the rows of a window lie, by one pass over index entries."""
+        first, last, late_first, late_last = channel.rows(channel.database.dialect.reads.extent, **_bounds(window))[0]
         fresh = None if first is None else (first, last)
         return Extent(fresh, None if late_first is None else (late_first, late_last))
 
     def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
         """Read the rows of a window with ids above `after` and up to `upto`, as many as the limits allow."""
-        dialect, limit = channel.database.dialect, self._limits.rows
+        reads, limit = channel.database.dialect.reads, self._limits.rows
         late = extent.late is not None and after < extent.late[1]
         first = extent.fresh[0] if extent.fresh else upto + 1
         span = {"after": after, "upto": upto, "first": first, "limit": limit}
-        statement = self._choosing(channel, dialect.page_late if late else dialect.page)
+        statement = self._choosing(channel, reads.page_late if late else reads.page)
         clock, rows = _split(channel.rows(statement, **self._chosen(channel), **_bounds(window), **span))
         part = self._fitting(channel, rows)
         complete = part.whole and len(rows) < limit
         return _page(channel, part, channel.database.moment(clock[8]), complete=complete, seen=len(rows))
 
     def _choosing(self, channel: Channel, statement: str) -> Sql:
-        """Return a statement that applies the selection, with a condition on slots where these are not all."""
+        """Return a statement that applies the selection, with a condition on slots if these are not all."""
         return channel.database.sql(statement, of_slots=f"AND {OF_SLOTS}" if self._slots else "")
 
     def _chosen(self, channel: Channel) -> dict[str, Any]:
@@ -162,7 +160,7 @@ class Log:
         tags = self._selection.tags
         return {
             "inline": self._limits.inline,
-            **channel.database.dialect.bind_topics(self._topics),
+            **channel.database.dialect.values.bind_topics(self._topics),
             "tags": None if tags is None else channel.database.bind(tags),
             "skips": self._skips,
             "only": self._selection.only,
@@ -198,6 +196,27 @@ class Log:
         return {id: body for id, body in found}  # noqa: C416 - rows are tuples of any length
 
 
+def ids_before(channel: Channel, moment: datetime) -> tuple[int, int]:
+    """Return the first id of the log, and the last id before the first row that was created at `moment` or later.
+
+    Of an empty log this is (1, 0). The second is smaller than the first where no row is older than `moment`.
+    """
+    lowest, highest = channel.rows(_ENDS)[0]
+    if lowest is None:
+        return 1, 0
+    low, high = lowest, highest + 1
+    while low < high:
+        middle = (low + high) // 2
+        # No row from here on means that they were purged during the search.
+        found = channel.rows(_FROM, id=middle)
+        created_at = channel.database.dialect.clock.read(found[0][1]) if found else None
+        if created_at is not None and created_at < moment:
+            low = found[0][0] + 1
+        else:
+            high = middle
+    return lowest, low - 1
+
+
 def nothing(capture: Capture | None) -> Page:
     """Return a page without rows, for a moment at which no rows were read."""
     now = datetime.now(UTC) if capture is None else capture.now
@@ -207,7 +226,7 @@ def nothing(capture: Capture | None) -> Page:
 def _page(
     channel: Channel, part: _Part, now: datetime, *, complete: bool, seen: int, capture: Capture | None = None
 ) -> Page:
-    make = channel.database.dialect.messages
+    make = channel.database.dialect.reads.messages
     return Page(rows=part.rows, reached=part.reached, make=make, now=now, complete=complete, seen=seen, capture=capture)
 
 
@@ -220,17 +239,19 @@ def _captured(snapshot: str, incarnation: str, forbidden: str | None, now: datet
 
 
 def _split(rows: list[Row]) -> tuple[Row, list[Row]]:
-    """Separate the row that carries the capture or the clock (it has no message_id) from the messages."""
+    """Separate the row of the capture or the clock (without message_id) from the messages."""
     at = 0 if rows[0][1] is None else next(i for i, row in enumerate(rows) if row[1] is None)
     return rows[at], rows[:at] + rows[at + 1 :]
 
 
 def _bounds(window: Window) -> dict[str, Any]:
-    """Return a window as parameters for the statements that read its pages."""
+    """Return a window as parameters for reading pages."""
     head, target = window.fresh
     return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
 
 
+_ENDS = "SELECT min(id), max(id) FROM {message}"
+_FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
 _AT = f"""
     SELECT {COLUMNS.format(body="CASE WHEN length(body) <= :inline THEN body END", direct="direct")}
     FROM {{message}} WHERE {{id_in_ids}} AND direct = :only ORDER BY id

@@ -25,10 +25,10 @@ _SERVER = "SELECT i.system_identifier, i.database_oid, m.installation FROM ({ide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The server, database and log that a position belongs to; on another one the same numbers mean other rows.
+    """The server, database and log of a position; on another server the same numbers mean other rows.
 
-    `system` and `timeline` are PostgreSQL's system identifier and timeline, `database` is the oid of the database.
-    SQLite has none of them. `installation` was drawn when the tables of the outbox were made.
+    `system` and `timeline` are PostgreSQL's system identifier and timeline, `database` is the oid of the database;
+    SQLite has none. `installation` was drawn with the tables of the outbox.
     """
 
     dialect: str
@@ -38,7 +38,7 @@ class Server:
     installation: str | None = None
 
     def unlike(self, before: Server) -> str:
-        """Say what differs from the server that something was read from: `timeline 00000001 then, 00000002 now`."""
+        """Return the differences to an earlier server in words: `timeline 00000001 then, 00000002 now`."""
         named = {
             "kind of database": (before.dialect, self.dialect),
             "system identifier": (before.system, self.system),
@@ -51,21 +51,20 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """A position, and the server that it belongs to."""
+    """A position and the server of the position."""
 
     position: Position
     server: Server
 
 
 def stamp(channel: Channel, *, pause: Callable[[float], object] = time.sleep) -> Stamp:
-    """Capture the position of now on the primary, and return it once a crash cannot undo it.
+    """Capture the position of now on the primary, and return the position once a crash cannot undo it.
 
-    Ids that were drawn and not written to disk are drawn again after a crash. A position that had seen them would treat
-    the new rows as old ones.
+    Ids that were drawn and not written to disk are drawn again after a crash, and the new rows would count as old.
 
     Raises:
         StandbyError: the server is a standby.
-        DatabaseError: the server did not write its log to disk within 30 s, or it was restarted again and again.
+        DatabaseError: the server did not write its log to disk within 30 s, or was restarted again and again.
     """
     from outbox.store.log.log import Log
 
@@ -83,17 +82,17 @@ def stamp(channel: Channel, *, pause: Callable[[float], object] = time.sleep) ->
 
 
 def server_of(channel: Channel) -> Server:
-    """Return which server this is; the channel must lead to a primary."""
-    wal = channel.database.dialect.wal
+    """Return the server; the channel must lead to a primary."""
+    wal = channel.database.dialect.home.wal
     return _server(channel, channel.rows(wal.end)[0][0] if wal else None)
 
 
 def written(channel: Channel, *, pause: Callable[[float], object] = time.sleep) -> tuple[str | None, str | None]:
-    """Wait until all that has happened so far is on disk; return the timeline and how far the server's log was then.
+    """Wait until all changes so far are on disk; return the timeline, and the end of the server's log at the call.
 
-    On a database without such a log this returns at once, and both are None.
+    A database without such a log returns at once, with None twice.
     """
-    wal = channel.database.dialect.wal
+    wal = channel.database.dialect.home.wal
     if wal is None:
         return None, None
     timeline, lsn = channel.rows(wal.end)[0]
@@ -102,7 +101,7 @@ def written(channel: Channel, *, pause: Callable[[float], object] = time.sleep) 
 
 
 def purged(channel: Channel) -> Position | None:
-    """Return the position of what purge has ever deleted; None when nothing is gone."""
+    """Return the position of all that purge has ever deleted; None: nothing."""
     text = channel.rows(_PURGED)[0][0]
     return None if text is None else Position.parse(text)
 

@@ -1,4 +1,4 @@
-"""The check of a database: it finds everything about the outbox that is not as this version needs it."""
+"""The check of a database: finds all differences between the outbox and this version's tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from outbox.model.message import slot_of
 from outbox.schema import VERSION, Tables
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding
-from outbox.store.identity import Identity
+from outbox.store.identity import is_elsewhere, stored_identity
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.progress import ProgressLog
 
@@ -41,7 +41,6 @@ _MOST_SLOTS = 32_767
 _SAMPLED = 1_000
 
 
-_META = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
 #: The newest messages with a key, among a bounded number of rows by primary key.
 _KEYED = """
     SELECT key, slot FROM (SELECT key, slot FROM {message} ORDER BY id DESC LIMIT :limit) AS r WHERE key IS NOT NULL
@@ -50,21 +49,13 @@ _KEYED = """
 _IDS = (("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("meta", "purged_id"))
 #: Columns with positions, whose numbers are ids where the log has no `xact_id`. A head is one more than the last id.
 _POSITIONS = (("progress", "base"), ("progress", "target"), ("meta", "purged"))
-_BELOW_HEAD = "CAST(substr({column}, instr({column}, ':') + 1) AS integer) - 1"
-
-
-def stored_identity(channel: Channel) -> Identity | None:
-    """Return the stored identity of the outbox; None when its row is missing."""
-    with channel.database.explained():
-        rows = channel.rows(_META)
-    return Identity(*rows[0]) if rows else None
 
 
 def findings(channel: Channel, slots: int | None = None, *, behind: bool = False) -> list[Finding]:
-    """Return everything that is not as this version needs it; an empty list if all is well.
+    """Return all defects; an empty list if all is well.
 
-    `slots`: how many the application works with, if that is to be compared, too. `behind`: True if the upgrade that
-    makes what is missing has not run yet; then it is the fix.
+    `slots`: the number in the application, if the number is to be compared. `behind`: True if an upgrade has not run
+    yet, which is then the fix for what is missing.
     """
     database = channel.database
     with database.engine.connect() as connection:
@@ -92,7 +83,7 @@ def holds_inbox_alone(channel: Channel) -> bool:
 
 
 def findings_of_one(channel: Channel, metadata: MetaData) -> list[Finding]:
-    """Return everything about the one table of a database without an outbox that is not as this version needs it."""
+    """Return all defects of the one table of a database without an outbox."""
     database = channel.database
     (table,) = metadata.tables.values()
     with database.engine.connect() as connection:
@@ -101,7 +92,7 @@ def findings_of_one(channel: Channel, metadata: MetaData) -> list[Finding]:
             found = [Finding(table.name, "is not there", f"run: {database.upgrade_command}")]
         else:
             found = list(_of_table(inspector, table, database.dialect.name))
-        found += database.dialect.check_tables(connection, metadata, set())
+        found += database.dialect.home.check_tables(connection, metadata, set())
     return [*found, *_of_server(channel)]
 
 
@@ -112,14 +103,14 @@ def tables_there(connection: Connection, tables: Tables) -> set[str]:
 
 
 def of_tables(connection: Connection, database: Database) -> list[Finding]:
-    """Return what is not as this version needs it in the tables themselves, their columns and indexes."""
+    """Return the defects of the tables, their columns and indexes."""
     inspector = inspect(connection)
     present, dialect = tables_there(connection, database.tables), database.dialect.name
     needed = {table.name: table for table in database.tables.metadata.tables.values()}
     found = [Finding(name, _MISSING, _table_made(needed[name], dialect)) for name in sorted(set(needed) - present)]
     for name in sorted(present):
         found += _of_table(inspector, needed[name], dialect)
-    found += database.dialect.check_tables(connection, database.tables.metadata, present)
+    found += database.dialect.home.check_tables(connection, database.tables.metadata, present)
     return found
 
 
@@ -189,20 +180,21 @@ def _of_indexes(inspector: Inspector, table: Table, dialect: str) -> Iterator[Fi
 
 
 def _of_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> Iterator[Finding]:
-    """Find ids that would be drawn a second time: a row stored under such an id would count for the new message."""
+    """Find ids that would be drawn a second time: a row under such an id would count for the new message."""
     # Read before the sequence, because both rise meanwhile.
     known = _highest_ids(connection, inspector, database, present)
     if "outbox_message.id" not in known:
         return
     where = max(known, key=lambda each: known[each])
-    yield from database.dialect.check_ids(connection, database.names, where, known[where])
+    yield from database.dialect.home.check_ids(connection, database.names, where, known[where])
 
 
 def _highest_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> dict[str, int]:
     """Return the highest id of the log that each column holds, by column."""
     places = [(name, column, column) for name, column in _IDS]
-    if not database.dialect.transaction_ids:
-        places += [(name, column, _BELOW_HEAD.format(column=column)) for name, column in _POSITIONS]
+    below_head = database.dialect.reads.below_head
+    if below_head is not None:
+        places += [(name, column, below_head.format(column=column)) for name, column in _POSITIONS]
     known: dict[str, int] = {}
     for name, column, value in places:
         table = f"outbox_{name}"
@@ -217,7 +209,7 @@ def _columns(inspector: Inspector, table: str, database: Database) -> set[str]:
 
 
 def _of_progress(channel: Channel) -> Iterator[Finding]:
-    """Find subscriptions that would pass over messages, because their ids were given out before."""
+    """Find subscriptions that would pass over messages, because ids were given out before."""
     for name, id in ProgressLog(channel).given_again().items():
         problem = f"says that {name} has passed message {id}, but another message has this id now: ids were given again"
         quoted = name.replace("'", "''")
@@ -236,7 +228,7 @@ def _of_server(channel: Channel) -> Iterator[Finding]:
         yield Finding("server", problem, fix)
     except Exception as error:
         # On SQLite there is no position without the log; the missing table is a finding already.
-        if not channel.database.dialect.missing_table(error):
+        if not channel.database.dialect.errors.missing_table(error):
             raise
 
 
@@ -258,7 +250,7 @@ def _of_meta(channel: Channel, slots: int | None, *, log_is_there: bool) -> Iter
         if wrong:
             problem = f"{wrong} of the newest {len(keyed)} messages with a key are not in the slot of their key"
             yield Finding("outbox_message.slot", problem, f"an application writes without slots={stored.slots}")
-    if (stored.system_identifier, stored.database_oid) != channel.rows(channel.database.dialect.identity)[0]:
+    if is_elsewhere(channel, stored):
         problem = "its log was written on another server, or under another database oid: this is a copy"
         yield Finding("database", problem, "run, with all workers stopped: outbox restore")
 
@@ -268,7 +260,7 @@ def _dialect(name: str) -> Any:
 
 
 def _family(type: str) -> str:
-    """Return a type without its collation, under one name for the names that databases give it."""
+    """Return a type without the collation, under one name for all databases."""
     plain = re.sub(r" COLLATE .*", "", type).upper()
     return {"TIMESTAMP": "DATETIME", "UUID": "CHAR(32)", "INT": "INTEGER"}.get(plain, plain)
 
@@ -283,7 +275,7 @@ def _predicate(options: dict[str, Any], dialect: str) -> str:
 
 
 def _made_by(element: ClauseElement, dialect: str) -> str:
-    """Return the statement that makes an index or a table, or the part of a statement that makes a column."""
+    """Return the statement that makes an index or a table, or a column's part of a statement."""
     return re.sub(r"\s+", " ", str(element.compile(dialect=_dialect(dialect))).strip())
 
 
@@ -295,7 +287,7 @@ def _table_made(table: Table, dialect: str) -> str:
 
 
 def _plain(expression: str) -> str:
-    """Return an SQL expression without what a database adds when it stores it: casts, parentheses, its form of IN."""
+    """Return an SQL expression without what databases add in storing: casts, parentheses, another form of IN."""
     plain = re.sub(r"::[a-z]+( [a-z]+)*(\[\])?", "", expression)
     plain = re.sub(r"= ANY \(ARRAY\[(.*?)\]\)", r"IN \1", plain)
     plain = re.sub(r"[()]", " ", plain)

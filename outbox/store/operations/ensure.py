@@ -1,4 +1,4 @@
-"""The checks that come first on a connection that will read or write an outbox for long."""
+"""The first checks on a connection that will read or write an outbox for long."""
 
 from __future__ import annotations
 

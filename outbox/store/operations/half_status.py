@@ -1,7 +1,7 @@
-"""The status of each producer group's transactions, by real topic: what is pending, what was decided, and how quickly.
+"""The status of the transactions of each producer group, by real topic: pending and decided messages, and latency.
 
-Messages are counted, as RocketMQ does. Pending ones are counted from the position of their group's check-back on, and
-decided ones among the half messages that the log still holds. It costs the same at any size of the log.
+Messages are counted, as RocketMQ does: pending messages from the position of the check-back on, decided ones among the
+half messages that the log still holds. The cost does not grow with the log.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ NONE = Count(0)
 
 @dataclass(slots=True, kw_only=True)
 class HalfStatus:
-    """The status of a group's half messages with one real topic.
+    """The status of the half messages of a group with one real topic.
 
-    `pending`: those without a verdict that are not given up. `oldest`: the age of the oldest of these, in seconds.
-    `given_up`: those that wait for a person. `committed` and `rolled_back`: those with a verdict, as far as the log
-    reaches back. `decided`: seconds since the newest verdict on them.
+    `pending`: without a verdict, and not given up. `oldest`: the age of the oldest pending message, in seconds.
+    `given_up`: a person has to decide. `committed` and `rolled_back`: with a verdict, as far as the log reaches back.
+    `decided`: seconds since the newest verdict.
     """
 
     group: str
@@ -140,7 +140,7 @@ class _Tally:
 
     def add_decided(self, checks: Mapping[str, SubscriptionStatus]) -> None:
         """Add messages with a verdict, and pending ones of a group whose check-back is far behind or was dropped."""
-        latency = self.channel.database.dialect.seconds.format(since="created_at", until="decided_at")
+        latency = self.channel.database.seconds(since="created_at", until="decided_at")
         statement = self.channel.database.sql(_NEWEST, real_topic=self._real_topic, latency=latency)
         rows = self.channel.rows(statement, limit=MOST_COUNTED + 1)
         cut = sum(row[3] for row in rows) > MOST_COUNTED
@@ -188,7 +188,7 @@ class _Tally:
 
     @property
     def _real_topic(self) -> str:
-        return self.channel.database.dialect.header.format(headers="headers", name=REAL_TOPIC)
+        return self.channel.database.header("headers", REAL_TOPIC)
 
     def _at(self, group: str, topic: str) -> HalfStatus:
         return self.found.setdefault((group, topic), HalfStatus(group=group, topic=topic))

@@ -37,7 +37,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Parked messages that did not succeed: how many are in this `state` with this `error`, and since when."""
+    """Parked messages without success: the number in this `state` with this `error`, and since when."""
 
     state: str
     messages: Count
@@ -47,11 +47,11 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedStatus:
-    """The status of a subscription's parked messages.
+    """The status of the parked messages of a subscription.
 
-    `counts`: their numbers by state. `unsent_since`: the moment from which on the oldest unsent message could have been
-    sent: its creation, or when it fell due. Dead letters do not count, nor messages that are not due yet. `troubles`:
-    messages that wait for the destination, by error; those that failed and are tried again; dead letters.
+    `counts`: numbers by state. `unsent_since`: the moment from which on the oldest unsent message could have been sent:
+    the creation, or the due moment. Dead letters do not count, nor messages that are not due yet. `troubles`: messages
+    that wait for the destination, by error; failed messages; dead letters.
     """
 
     counts: dict[str, Count]
@@ -139,7 +139,7 @@ class _Looks:
         )
 
     def _of_first(self, state: str, look: _Look) -> Trouble | None:
-        """Return all messages of a state as one trouble with the error of the first, because each may have its own."""
+        """Return all messages of a state as one trouble with the error of the first; others may have other errors."""
         if look.first_id is None or look.parked is None:
             return None
         rows = self._rows(_ERROR, id=look.first_id, characters=_MOST_ERROR)
@@ -151,4 +151,4 @@ class _Looks:
         return self._channel.rows(statement, **self._common, **parameters)
 
     def _moment(self, stored: Any) -> datetime | None:
-        return self._database.dialect.moment(stored)
+        return self._database.dialect.clock.read(stored)

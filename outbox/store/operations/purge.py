@@ -1,6 +1,6 @@
-"""The purge: it deletes rows of the log that every subscription has passed, and that are older than the retention.
+"""The purge: deletes rows of the log that every subscription has passed, and that are older than the retention.
 
-A reader outside of the database counts as a subscription as long as its hold lasts.
+A reader outside of the database counts as a subscription as long as the hold lasts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outbox.model.position import EARLIEST, Position
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.half_messages.op import IS_UNRESTORED
-from outbox.store.log.moments import ids_before
+from outbox.store.log.log import ids_before
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.readers import Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -47,10 +47,14 @@ _DELETE_OPS = f"""
       AND decided_at < :before
       AND NOT EXISTS (SELECT 1 FROM {{message}} WHERE topic = '{HALF_TOPIC}' AND key = transaction_id)
 """
-_DELETE = "DELETE FROM {message} WHERE {gone} RETURNING {number}"
+#: `+ 0` keeps the planner from looking for the highest number from the end of the log.
+_HIGHEST = "SELECT max({number} + 0) FROM {message} WHERE {gone}"
+#: Nothing above the number that was read before: a verdict may have come meanwhile.
+_DELETE = "DELETE FROM {message} WHERE {gone} AND {number} + 0 <= :highest"
 _COUNT = "SELECT count(*) FROM {message} WHERE {gone}"
 #: Locks the row until the end of the transaction, so that only one purge at a time writes what was purged.
-_LOCK = "UPDATE {meta} SET purged_id = purged_id RETURNING purged, purged_id"
+_LOCK = "UPDATE {meta} SET purged_id = purged_id"
+_PURGED = "SELECT purged, purged_id FROM {meta}"
 _RECORD = "UPDATE {meta} SET purged = :purged, purged_id = :id"
 _CUTOFF = "SELECT {later}"
 _PURGED_ID = "SELECT purged_id FROM {meta}"
@@ -58,9 +62,9 @@ _PURGED_ID = "SELECT purged_id FROM {meta}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """The result of a purge: how many rows from before a moment it deleted, and who holds others back.
+    """The result of a purge: the number of deleted rows, which were written `before` a moment.
 
-    `held_by` names these subscriptions.
+    `held_by`: the subscriptions that hold other old rows back.
     """
 
     rows: int
@@ -78,7 +82,7 @@ class Old:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The messages that are known to be kept elsewhere, as in an archive: of the old ones, all that `position` sees."""
+    """The messages that are kept elsewhere, as in an archive: of the old ones, all that `position` sees."""
 
     old: Old
     position: Position
@@ -86,9 +90,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The old messages that a database has: their lowest number, and between which ids they lie.
+    """The old messages in the database: the lowest number, and the ids between which they lie.
 
-    Each run of ids, (first, last), begins and ends with an old message, and has no large gap without any.
+    Each run of ids, (first, last), begins and ends with an old message, and has no large gap.
     """
 
     number: int
@@ -106,7 +110,7 @@ def purged_id(channel: Channel) -> int:
 
 
 class Purge:
-    """Deletes in small batches, each a short transaction of its own that also records how far it went."""
+    """Deletes in small batches, each a short transaction that also records the progress."""
 
     def __init__(self, channel: Channel, *, batch: int = BATCH) -> None:
         self._channel = channel
@@ -116,14 +120,15 @@ class Purge:
         seen = {"open": self._database.among(f"{number} + 0", numbers="open")}
         gone = self._database.sql(_GONE, **seen)
         self._held = self._database.sql(_HELD, old=self._database.sql(_OLD, **seen))
-        self._delete = self._database.sql(_DELETE, gone=gone)
-        self._count = self._database.sql(_COUNT, gone=gone)
+        self._highest, self._delete, self._count = (
+            self._database.sql(each, gone=gone) for each in (_HIGHEST, _DELETE, _COUNT)
+        )
 
     def run(self, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
-        """Delete the rows that may be deleted; with `kept`, only those that are kept elsewhere.
+        """Delete the rows that may be deleted; with `kept`, only rows that are kept elsewhere.
 
         Raises:
-            SubscriptionError: there is no subscription, so nobody can tell what is still needed.
+            SubscriptionError: there is no subscription, so nobody can tell which rows are still needed.
         """
         return self._go(older_than, kept, rehearsal=False)
 
@@ -143,7 +148,7 @@ class Purge:
         return Old(before=before, last_id=ids_before(self._channel, before)[1])
 
     def passed(self, kept: Kept) -> Kept:
-        """Narrow what is kept elsewhere to what every subscription has passed, which may be deleted now.
+        """Narrow what is kept elsewhere to what every subscription has passed, and may be deleted now.
 
         Raises:
             SubscriptionError: there is no subscription.
@@ -151,12 +156,12 @@ class Purge:
         return replace(kept, position=self._passed_by_all(kept))
 
     def held(self, kept: Kept) -> Held | None:
-        """Return where those messages lie in the database that are kept elsewhere; None if there are none.
+        """Return where those messages lie in the database that are kept elsewhere; None: nowhere.
 
-        Half messages that wait for a verdict are among them.
+        Half messages without a verdict count.
         """
         first, _ = ids_before(self._channel, kept.old.before)
-        bounds = {"before": self._database.dialect.bind_moment(kept.old.before), "piece": _PIECE}
+        bounds = {"before": self._database.dialect.clock.bind(kept.old.before), "piece": _PIECE}
         seen = {"head": kept.position.head, "open": self._database.bind(kept.position.open)}
         runs: list[tuple[int, int]] = []
         lowest = kept.position.head
@@ -175,7 +180,7 @@ class Purge:
         last = last if kept is None else min(last, kept.old.last_id)
         rows = 0
         for after, upto in self._spans(first, last):
-            bounds = {"after": after, "upto": upto, "before": self._database.dialect.bind_moment(before)}
+            bounds = {"after": after, "upto": upto, "before": self._database.dialect.clock.bind(before)}
             count = self._counted if rehearsal else self._deleted
             rows += count(bounds, kept)
         if not rehearsal:
@@ -187,16 +192,20 @@ class Purge:
         return int(self._channel.rows(self._count, **bounds, **self._of(passed))[0][0])
 
     def _deleted(self, bounds: dict[str, Any], kept: Kept | None) -> int:
-        """Delete one batch. Positions are read in its transaction, so that a subscription created meanwhile counts."""
+        """Delete a batch. Positions are read in the transaction, so that a subscription created meanwhile counts."""
         with self._channel.transaction():
-            stored, purged_id = self._channel.rows(_LOCK)[0]
+            self._channel.run(_LOCK)
+            stored, purged_id = self._channel.rows(_PURGED)[0]
             passed = self._passed_by_all(kept)
-            gone = [number for (number,) in self._channel.rows(self._delete, **bounds, **self._of(passed))]
-            if gone:
-                purged = _deleted_of(passed, max(gone))
-                purged = purged if stored is None else purged.union(Position.parse(stored))
-                self._channel.run(_RECORD, purged=str(purged), id=max(purged_id, bounds["upto"]))
-        return len(gone)
+            chosen = {**bounds, **self._of(passed)}
+            highest = self._channel.rows(self._highest, **chosen)[0][0]
+            if highest is None:
+                return 0
+            gone = self._channel.run(self._delete, **chosen, highest=highest)
+            purged = _deleted_of(passed, highest)
+            purged = purged if stored is None else purged.union(Position.parse(stored))
+            self._channel.run(_RECORD, purged=str(purged), id=max(purged_id, bounds["upto"]))
+        return gone
 
     def _delete_ops(self, before: datetime) -> None:
         """Delete old verdicts whose half messages are gone, a batch at a time."""
@@ -204,7 +213,7 @@ class Purge:
         while after is not None:
             found = self._channel.rows(_OPS_SPAN, after=after, rows=self._batch)
             upto = found[0][0] if found else None
-            bounds = {"after": after, "upto": upto or "", "before": self._database.dialect.bind_moment(before)}
+            bounds = {"after": after, "upto": upto or "", "before": self._database.dialect.clock.bind(before)}
             self._channel.run(_DELETE_OPS, **bounds)
             after = upto
 
@@ -212,7 +221,7 @@ class Purge:
         return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}
 
     def _passed_by_all(self, kept: Kept | None = None) -> Position:
-        """Return what the stored bases of all subscriptions see; a window that is settled in part is not passed."""
+        """Return what the stored bases of all subscriptions see; a partly settled window is not passed."""
         bases = [base for _, base in self._bases()]
         if not bases:
             raise SubscriptionError(
@@ -242,7 +251,7 @@ class Purge:
             after = upto
 
     def _holding(self, last: int) -> tuple[str, ...]:
-        """Return the subscriptions that have not passed the newest of the old rows, if that row is still there."""
+        """Return the subscriptions that have not passed the newest old row, if the row is still there."""
         numbers = self._channel.rows(_NEWEST, last=last)
         return tuple(sorted({name for name, base in self._bases() for (n,) in numbers if not base.sees(n)}))
 
@@ -256,9 +265,9 @@ def _seen_by_all(bases: Sequence[Position]) -> Position:
 
 
 def _deleted_of(passed: Position, highest: int) -> Position:
-    """Return the position that sees what was deleted: what all had passed, up to the highest deleted number.
+    """Return the position that sees the deleted rows: what all had passed, up to the highest deleted number.
 
-    A reader without a subscription compares it with its window. If the position saw all that was passed, a reader of
-    the newest rows would report rows as lost although they are all there.
+    A reader without a subscription compares the position with a window. A position of all passed rows would report the
+    newest rows as lost although they are there.
     """
     return Position.of(highest + 1, passed.open)

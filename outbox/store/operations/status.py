@@ -1,4 +1,4 @@
-"""The status of every subscription: what waits, since when, who works on it. Costs the same at any size of the log."""
+"""The status of every subscription: backlog, lag, holders. The cost does not grow with the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROWS_A_PLACE = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """The status of one partition of a subscription; its fields mean what those of `SubscriptionStatus` do."""
+    """The status of one partition of a subscription; see `SubscriptionStatus`."""
 
     number: int
     backlog: Count
@@ -48,15 +48,14 @@ class PartitionStatus:
 class SubscriptionStatus:
     """The status of one subscription.
 
-    `backlog`: messages of the log that are not settled yet; for a subscription that checks back, those without a
-    verdict. `lag`: the seconds for which the oldest unsent message of the backlog and of the parked ones could have
-    been sent; 0 without any. If `lag_about`, the lag is at most that. A delayed message counts from when it is due, and
-    dead letters do not count; for a subscription that checks back only the backlog counts. `parked`: numbers of parked
-    messages, by state. `troubles`: those that did not succeed, since when and why. `idle`: seconds since the last
-    settle. `unread`: for one that checks back, the messages of the backlog that were looked at, by real topic: how
-    many, and when the oldest was written. `hold`: for a reader outside of the database, since when and until when
-    retention waits for it. `partitions`: those of each partition, in the order of their numbers. `holder` and `idle`
-    are those of a partition that nobody runs, if there is one; the lag of a partition leaves parked messages out.
+    `backlog`: messages of the log that are not settled; for a check-back, messages without a verdict. `lag`: for how
+    many seconds the oldest unsent message, parked ones included, could have been sent; 0 without any. If `lag_about`,
+    the lag is at most that. A delayed message counts from the due moment; dead letters do not count, and for a
+    check-back only the backlog counts. `parked`: numbers by state. `troubles`: messages without success, since when and
+    why. `idle`: seconds since the last settle. `unread`: for a check-back, the messages of the backlog that were looked
+    at, by real topic: the number, and when the oldest was written. `hold`: for a reader outside of the database, until
+    when retention waits. `partitions`: in the order of their numbers. `holder` and `idle` are those of a partition that
+    nobody runs, if there is one; the lag of a partition leaves parked messages out.
     """
 
     subscription: Subscription
@@ -71,7 +70,7 @@ class SubscriptionStatus:
 
     @property
     def unowned(self) -> list[PartitionStatus]:
-        """The partitions that nobody runs, the one first that has been idle for longest."""
+        """The partitions that nobody runs, the longest idle first."""
         return sorted((each for each in self.partitions if not each.is_run), key=lambda each: -(each.idle or 0.0))
 
     @property
@@ -91,24 +90,24 @@ class SubscriptionStatus:
 
     @property
     def owners(self) -> list[str]:
-        """The workers that hold leases of its partitions."""
+        """The workers that hold its leases."""
         return sorted({each.holder.owner or "" for each in self.partitions if each.holder is not None and each.is_run})
 
     @property
     def unsent(self) -> Count:
-        """The messages that wait: of the log, and the parked ones that need no person and no later moment."""
+        """The messages that wait: in the log, and parked without need of a person or a later moment."""
         counts = [self.backlog, *(self.parked[state] for state in UNSENT)]
         return Count(sum(each.number for each in counts), about=any(each.about for each in counts))
 
     @property
     def behind(self) -> timedelta:
-        """For how long the oldest message could have been sent, its grace left out; 0 if that is not known."""
+        """For how long the oldest message could have been sent, without the grace; 0 if not known."""
         return max(timedelta(0), timedelta(seconds=0.0 if self.lag_about else self.lag) - self.subscription.grace)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The result of one bounded look at unsettled rows: all rows, the selected ones, and their extremes."""
+    """The result of a bounded look at unsettled rows: the numbers of all and of selected rows, and extremes."""
 
     rows: int
     selected: int
@@ -120,13 +119,6 @@ class _Part:
 #: `{number}` is the column by which a position tells what is settled. The ORDER BY keeps never-analysed tables on the
 #: index (number, id); the limit comes before the selection, so that a rare topic costs no more than a common one.
 _FRESH = "SELECT {columns} FROM {message} WHERE {number} >= :head ORDER BY {number}, id LIMIT :limit"
-#: Rows that were committed late: a probe of the same index per number that is open at the position.
-_LATE = """
-    SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
-        SELECT {columns} FROM {message} WHERE {number} >= o.x AND {number} <= o.x
-        ORDER BY {number}, id LIMIT :limit) AS l
-    LIMIT :limit
-"""
 #: The rest of a window that is settled in part, by primary key from the last settled id on.
 _REST = "SELECT {columns}, {number} AS number FROM {message} WHERE id > :after ORDER BY id LIMIT :limit"
 #: A bounded look at rows: how many there are, how many of them are meant, and their extremes. `{since}` is the moment
@@ -150,7 +142,6 @@ _SAMPLE = """
           ORDER BY id LIMIT :limit) AS r
 """
 _UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND number < :target AND NOT {in_target})"
-_NOW = "SELECT {now}"
 #: Messages of the log, by primary key up to the limit.
 _WRITTEN = """
     SELECT count(CASE WHEN topic <> :half THEN 1 END) FROM (SELECT topic FROM {message} ORDER BY id LIMIT :limit) AS r
@@ -159,12 +150,12 @@ _WRITTEN = """
 
 def standings(channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
     """Return the database's clock, and the status of all subscriptions, sorted by name."""
-    now = channel.database.moment(channel.rows(_NOW)[0][0])
+    now = channel.now()
     return now, [_standing(channel, each, now) for each in Subscriptions(channel).all()]
 
 
 def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
-    """Return how many messages are in a log that no subscription reads; 0 if one does. Half messages do not count."""
+    """Return the number of messages in a log that no subscription reads, without half messages; 0 if one does."""
     if any(each.subscription.kind in ("relay", "extract") for each in found):
         return Count(0)
     return Count.upto(channel.rows(_WRITTEN, half=HALF_TOPIC, limit=MOST_COUNTED + 1)[0][0])
@@ -219,7 +210,8 @@ class _Unsettled:
         self._progress = Progress(EARLIEST) if self.settled is None else self.settled.progress
         slots = slots_of(partition)
         topics, only = Topics.of(subscription.selection.topics), subscription.selection.only
-        of_topics = database.dialect.of_topics if topics.halves else f"topic <> :half AND {database.dialect.of_topics}"
+        values = database.dialect.values
+        of_topics = values.of_topics if topics.halves else f"topic <> :half AND {values.of_topics}"
         of_writers = "coalesce(direct, '') <> :direct" if only is None else "direct = :direct"
         tags = subscription.selection.tags
         of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
@@ -232,7 +224,7 @@ class _Unsettled:
         of_slots = OF_SLOTS if slots else "TRUE"
         self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open} AND {of_slots}"
         self._common = {
-            **database.dialect.bind_topics(topics),
+            **values.bind_topics(topics),
             "half": HALF_TOPIC,
             "tags": database.bind(tags or ()),
             "direct": subscription.selection.skips if only is None else only,
@@ -251,8 +243,7 @@ class _Unsettled:
     def oldest(self) -> tuple[datetime | None, bool]:
         """Return the moment from which on the oldest could have been sent, and False; None: there is none.
 
-        If there are more rows than were looked at, and none of these is selected, return a moment before which there
-        is none, and True.
+        If only a part of the rows was looked at, and none was selected, return a moment with only later ones, and True.
         """
         known = [part.oldest for part in self._parts if part.oldest is not None]
         if known or self._all_seen:
@@ -266,7 +257,7 @@ class _Unsettled:
     def by_topic(self) -> dict[str, tuple[int, datetime]]:
         """Return the half messages that were looked at, by real topic: how many, and when the oldest was written."""
         found: dict[str, tuple[int, datetime]] = {}
-        real_topic = self._database.dialect.header.format(headers="headers", name=REAL_TOPIC)
+        real_topic = self._database.header("headers", REAL_TOPIC)
         for rows, meant, parameters in self._looks():
             for topic, number, oldest in self._rows(
                 _BY_TOPIC, parameters, rows=rows, meant=meant, real_topic=real_topic
@@ -280,14 +271,15 @@ class _Unsettled:
         """Yield the bounded looks: at rows after the newer end of the progress, and at the rest of its window."""
         end = self._progress.target or self._progress.base
         yield _FRESH, "{selected}", {"head": end.head}
-        if end.open:
-            yield _LATE, "{selected}", {"open": list(end.open)}
+        late = self._database.dialect.reads.late
+        if end.open and late is not None:
+            yield late, "{selected}", {"open": list(end.open)}
         if self._progress.target is not None:
             yield _REST, "{selected} AND {left}", self._bounds
 
     @property
     def _bounds(self) -> dict[str, Any]:
-        """The progress as parameters; if it has no window, they describe an empty one."""
+        """The progress as parameters; without a window, those of an empty one."""
         base, target, after = self._progress.base, self._progress.target or EARLIEST, self._progress.after
         bind = self._database.bind
         return {
@@ -300,7 +292,7 @@ class _Unsettled:
 
     def _part(self, rows: str, meant: str, parameters: dict[str, Any]) -> _Part:
         number, selected, oldest, youngest, first = self._rows(_LOOK, parameters, rows=rows, meant=meant)[0]
-        moment = self._database.dialect.moment
+        moment = self._database.dialect.clock.read
         return _Part(number, selected, moment(oldest), moment(youngest), first)
 
     def _estimate(self) -> int:
@@ -320,7 +312,7 @@ class _Unsettled:
     def _rows(
         self, statement: str, parameters: dict[str, Any], *, rows: str = "", meant: str = "", **parts: str
     ) -> Sequence[Row]:
-        """Run a statement; `rows` and `meant` are parts of it that contain parts themselves."""
+        """Run a statement; `rows` and `meant` are parts that contain parts."""
         among = self._database.among
         seen = {"in_base": among("number", numbers="opened"), "in_target": among("number", numbers="still")}
         inner = {

@@ -1,4 +1,4 @@
-"""Acks: rows that name the messages which a writer sent itself right after its commit; one per batch, insert-only."""
+"""Acks: rows that name the messages which a writer sent right after the commit; one per batch, insert-only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Acks:
         self._channel = channel
         self._database = channel.database
         self._subscription = subscription
-        numbered = self._database.dialect.transaction_ids
+        numbered = self._database.dialect.reads.transaction_ids
         self._number = "xact_id" if numbered else "last_id"
         # These columns tell whether a message was written before an ack: a later transaction has a higher number. On a
         # database without such numbers the clock tells it.
@@ -66,14 +66,14 @@ class Acks:
             self._channel.run(_INSERT, **values)
 
     def finished(self, messages: Sequence[Message]) -> set[int]:
-        """Return the log ids of those among these messages that their writers have sent."""
+        """Return the log ids of the messages that writers have sent."""
         return self.among([message.id or 0 for message in messages])
 
     def among(self, ids: Sequence[int]) -> set[int]:
-        """Return which of these messages their writers have sent.
+        """Return the ids of the messages that writers have sent.
 
-        Ids are given out again if somebody truncated the log or restored its sequence. An ack from before that does not
-        count: it is older than the first message that now has one of its ids.
+        After a TRUNCATE or with a restored sequence, ids are given out again. An ack that is older than the first
+        message which now has one of its ids does not count.
         """
         page = set(ids)
         bounds = {"subscription": self._subscription, "first": min(ids), "last": max(ids)}
@@ -89,9 +89,9 @@ class Acks:
         return set().union(*(sent for first, sent, acked in about if written.get(first, acked) <= acked))
 
     def prune(self, lease: Lease, stored_base: Position) -> bool:
-        """Delete acks that the stored base of the compensation has seen; return True when there may be more of them.
+        """Delete acks that the stored base of the compensation has seen; return True when there may be more.
 
-        `stored_base`: the base in the database. One in memory may be lost, and reading then begins at an older one.
+        `stored_base`: the base in the database, because a base in memory may be lost, and reading then begins earlier.
         """
         passed = f"{self._number} < :head AND NOT {self._database.among(self._number, numbers='open')}"
         bounds = {

@@ -1,9 +1,9 @@
-"""Dead letters, as people see them, and the requests of people on them, which the lease holder carries out."""
+"""Dead letters for people, and the requests of people, which the lease holder carries out."""
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ class DeadLetterFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A parked message without its body, and what somebody requested for it."""
+    """A parked message without the body, and the request of a person."""
 
     subscription: str
     id: int
@@ -45,8 +45,9 @@ class DeadLetter:
     requested_at: datetime | None
 
 
-_FIELDS = """subscription, id, message_id, topic, key, state, attempts, error, created_at, parked_at, due_at, request,
-    requested_by, request_reason, requested_at"""
+_NAMES = tuple(each.name for each in fields(DeadLetter))
+_MOMENTS = ("created_at", "parked_at", "due_at", "requested_at")
+_FIELDS = ", ".join(_NAMES)
 #: By (subscription, state, id); at most `limit` rows, in the order of the log.
 _LIST = f"""
     SELECT {_FIELDS} FROM {{parked}}
@@ -92,7 +93,7 @@ class DeadLetters:
         """Return a parked message in any state, with its body and headers; None: no message is parked under this id."""
         parameters = {**self._common, "id": id}
         rows = self._channel.rows(_ONE, **parameters)
-        messages = self._database.dialect.messages(self._channel.rows(_MESSAGE, **parameters))
+        messages = self._database.dialect.reads.messages(self._channel.rows(_MESSAGE, **parameters))
         return (self._of(rows[0]), messages[0]) if rows and messages else None
 
     def request(self, chosen: DeadLetterFilter, verb: Verb, by: str, reason: str | None) -> int:
@@ -114,22 +115,6 @@ class DeadLetters:
         return " AND ".join(parts) or "TRUE", parameters
 
     def _of(self, row: Row) -> DeadLetter:
-        moment = self._database.dialect.moment
-        subscription, id, message_id, topic, key, state, attempts, error, created, parked, due, *request = row
-        return DeadLetter(
-            subscription=subscription,
-            id=id,
-            message_id=stored_uuid(message_id),
-            topic=topic,
-            key=key,
-            state=state,
-            attempts=attempts,
-            error=error,
-            created_at=moment(created),
-            parked_at=moment(parked),
-            due_at=moment(due),
-            request=request[0],
-            requested_by=request[1],
-            request_reason=request[2],
-            requested_at=moment(request[3]),
-        )
+        values = dict(zip(_NAMES, row, strict=True))
+        moments = {name: self._database.dialect.clock.read(values[name]) for name in _MOMENTS}
+        return DeadLetter(**{**values, **moments, "message_id": stored_uuid(values["message_id"])})

@@ -1,7 +1,7 @@
 """Generations of partitions: each has a number of partitions, which all begin at the same progress.
 
-The next generation begins in one transaction that deletes the leases of the last one, so that its workers can settle
-nothing any more.
+The next generation begins in one transaction that deletes the leases of the last one, so that no worker of the last one
+can settle any more.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from outbox.store.database import Channel
 from outbox.store.subscriptions.progress import ProgressLog
 
 _LEASE = """
-    INSERT INTO {lease} (subscription, generation, partition, epoch, renewals)
-    VALUES (:subscription, :generation, :partition, 0, 0) ON CONFLICT (subscription, generation, partition) DO NOTHING
+    {insert_once} {lease} (subscription, generation, partition, epoch, renewals)
+    VALUES (:subscription, :generation, :partition, 0, 0) {unless_there}
 """
 #: Of a generation, with what commands and workers have left in place of a lease; not the notices of refused workers,
 #: which belong to the name.
@@ -37,7 +37,7 @@ _GIVEN_BACK = """
 
 
 class Generations:
-    """The generations of partitions in one outbox. Call all of it inside `Subscriptions.changing`."""
+    """The generations of partitions in one outbox; for use inside `Subscriptions.changing`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -51,11 +51,11 @@ class Generations:
         self._progress.begin(partitions, standing)
 
     def order(self, subscription: Subscription, partitions: int) -> None:
-        """Give a subscription another number of partitions; the caller holds all its leases.
+        """Give a subscription another number of partitions; the caller holds all leases.
 
         If all partitions stand at the same progress, the next generation begins. Otherwise the number is stored, with
-        the position at which the partitions have to meet before, and `advance` begins it then. The number that the
-        subscription has takes back what was ordered before.
+        the position at which the partitions have to meet, and `advance` begins the generation later. The present number
+        takes an order back.
         """
         standing = self._progress.standing(subscription)
         start = next_generation(standing)

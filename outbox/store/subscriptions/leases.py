@@ -9,6 +9,7 @@ from typing import Any
 from outbox.model.lease import Holder, Lease, Partition, Sight
 from outbox.runtime.clock import clock
 from outbox.store.database import Channel
+from outbox.store.dialects.statements import Statement
 
 #: A command that wants the leases of a subscription has a row in place of this partition, which no worker owns. So its
 #: bid ends with the row, which it has to renew, and workers of earlier versions do not notice it.
@@ -20,15 +21,22 @@ _ACQUIRE = """
     UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {later}, length_ms = :length
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
       AND (lease_until IS NULL OR owner = :owner OR (epoch = :seen_epoch AND renewals = :seen_renewals))
-    RETURNING epoch
+"""
+#: In the same transaction: the lease has this owner if it was acquired.
+_ACQUIRED = """
+    SELECT epoch FROM {lease} WHERE subscription = :subscription AND generation = :generation
+      AND partition = :partition AND owner = :owner
 """
 #: No lease has this epoch.
 _NONE_SEEN = -1
 #: Not one that was given back meanwhile, by the thread that does not renew.
 _RENEW = """
     UPDATE {lease} SET lease_until = {later}, renewals = renewals + 1
-    WHERE (subscription, generation, partition, epoch) IN (VALUES {these}) AND owner IS NOT NULL
-    RETURNING subscription, generation, partition, epoch
+    WHERE (subscription, generation, partition, epoch) IN ({these}) AND owner IS NOT NULL
+"""
+_STILL_OURS = """
+    SELECT subscription, generation, partition, epoch FROM {lease}
+    WHERE (subscription, generation, partition, epoch) IN ({these}) AND owner IS NOT NULL
 """
 _RELEASE = """
     UPDATE {lease} SET lease_until = NULL, owner = NULL
@@ -40,14 +48,16 @@ _LOOK = """
                SELECT count(*) FROM {lease} AS bid
                WHERE bid.subscription = looked.subscription AND bid.generation = looked.generation
                  AND bid.partition = {bid} AND bid.lease_until > {now} AND bid.lease_until <= {longest})
-    FROM {lease} AS looked WHERE (subscription, generation, partition) IN (VALUES {these})
+    FROM {lease} AS looked WHERE (subscription, generation, partition) IN ({these})
 """
 #: One row for all commands that want the lease: the last of them to renew it has its name in it.
+_ASK_AGAIN = """
+    UPDATE {lease} SET owner = :owner, lease_until = {longest}
+    WHERE subscription = :subscription AND generation = :generation AND partition = {bid}
+"""
 _ASK = """
-    INSERT INTO {lease} (subscription, generation, partition, owner, epoch, renewals, lease_until)
-    VALUES (:subscription, :generation, {bid}, :owner, 0, 0, {longest})
-    ON CONFLICT (subscription, generation, partition)
-    DO UPDATE SET owner = excluded.owner, lease_until = excluded.lease_until
+    {insert_once} {lease} (subscription, generation, partition, owner, epoch, renewals, lease_until)
+    VALUES (:subscription, :generation, {bid}, :owner, 0, 0, {longest}) {unless_there}
 """
 _TAKE_BACK = """
     DELETE FROM {lease}
@@ -66,21 +76,21 @@ _HOLD = """
 
 
 class LeaseWatch:
-    """Watches the lease of a partition for one that wants it: a worker that stands by, or a command.
+    """Watches the lease of a partition for a worker that stands by, or for a command.
 
-    It counts by a clock of its own, because that of the database may step. A lease that was not given back is claimed
-    after it has stood still for the length for which its holder takes it, also at the first look and also where it has
-    expired by the clock of the database: its holder may be well, and that clock may have stepped forward a moment ago.
+    Time is counted by the watcher's clock, because the database's clock may step. A lease that was not given back is
+    claimed after it has stood still for the holder's length, at the first look too, and even if it has expired by the
+    database's clock: the holder may be well, and the clock may have stepped forward a moment ago.
     """
 
     def __init__(self, length: timedelta, now: Callable[[], float] = clock) -> None:
-        """`length`: counts for a holder that has not written its own."""
+        """`length`: for a holder without a stored length."""
         self._length = length
         self._now = now
         self._sight: Sight | None = None
 
     def look(self, holder: Holder) -> Holder | None:
-        """Take note of the holder as it is now; return it if its lease may be claimed, or None while it may not."""
+        """Note the holder as it is now; return the holder if the lease may be claimed, else None."""
         now = self._now()
         self._sight = Sight.of(holder, now, self._sight)
         return holder if self._sight.stood_still(now, self._length) else None
@@ -93,14 +103,15 @@ class Leases:
         self._channel = channel
         self._database = channel.database
         self._bids = {"bid": str(_BID), "longest": self._database.later(str(BID_SECONDS))}
-        self._ask, self._take_back = (self._database.sql(each, **self._bids) for each in (_ASK, _TAKE_BACK))
+        self._ask_again, self._ask, self._take_back = (
+            self._database.sql(each, **self._bids) for each in (_ASK_AGAIN, _ASK, _TAKE_BACK)
+        )
 
     def acquire(self, partition: Partition, owner: str, length: timedelta, claim: Holder | None = None) -> Lease | None:
-        """Take a lease that was given back, is the owner's own, or is still as `claim` says; None if it is neither.
+        """Take a lease that was given back, is the owner's, or is still as `claim` says; None if it is neither.
 
-        The lease gets the next epoch. An owner that lost its connection takes its own lease back at once; the new epoch
-        fences off the writes that it had begun before. `claim`: what a `LeaseWatch` returned; None: no lease that
-        another owner has.
+        The lease gets the next epoch. An owner that lost its connection takes its lease back at once; the new epoch
+        fences off earlier writes. `claim`: the result of a `LeaseWatch`; None: no lease of another owner.
         """
         epoch, renewals = (_NONE_SEEN, 0) if claim is None else (claim.epoch, claim.renewals)
         parameters: dict[str, object] = {
@@ -111,7 +122,7 @@ class Leases:
             "seen_epoch": epoch,
             "seen_renewals": renewals,
         }
-        rows = self._channel.rows(_ACQUIRE, **parameters)
+        rows = self._channel.rows_of_last([Statement(_ACQUIRE, parameters), Statement(_ACQUIRED, parameters)])
         return Lease(partition, rows[0][0], owner) if rows else None
 
     def renew(self, lease: Lease, length: timedelta) -> bool:
@@ -119,11 +130,13 @@ class Leases:
         return lease in self.renew_all([lease], length)
 
     def renew_all(self, leases: Collection[Lease], length: timedelta) -> set[Lease]:
-        """Extend these leases, in one statement; return those that are still ours."""
+        """Extend these leases, in one statement; return the leases that are still ours."""
         ours = {(*_key_of(lease.partition), lease.epoch): lease for lease in leases}
-        these, parameters = _listed(list(ours))
+        these, parameters = self._listed(list(ours))
         renew = self._database.sql(_RENEW, these=these)
-        rows = self._channel.rows(renew, **parameters, seconds=length.total_seconds())
+        if self._channel.run(renew, **parameters, seconds=length.total_seconds()) == len(ours):
+            return set(ours.values())
+        rows = self._channel.rows(self._database.sql(_STILL_OURS, these=these), **parameters)
         return {ours[row[0], row[1], row[2], row[3]] for row in rows}
 
     def release(self, lease: Lease) -> None:
@@ -131,13 +144,13 @@ class Leases:
         self._channel.run(_RELEASE, **lease.parameters)
 
     def look(self, partition: Partition) -> Holder | None:
-        """Return who holds the partition; None when there is no such partition."""
+        """Return the holder of a partition; None: there is no such partition."""
         return self.look_all([partition]).get(partition)
 
     def look_all(self, partitions: Collection[Partition]) -> Mapping[Partition, Holder]:
-        """Return who holds these partitions, as far as they are there; in one statement."""
+        """Return the holders of these partitions, as far as they are there, in one statement."""
         looked = {_key_of(partition): partition for partition in partitions}
-        these, parameters = _listed(list(looked))
+        these, parameters = self._listed(list(looked))
         look = self._database.sql(_LOOK, these=these, **self._bids)
         rows = self._channel.rows(look, **parameters)
         return {looked[row[0], row[1], row[2]]: self._holder(*row[3:]) for row in rows}
@@ -146,7 +159,7 @@ class Leases:
         self, owner: str | None, epoch: int, renewals: int, until: Any, live: int, length: int | None, *rest: Any
     ) -> Holder:
         notice, noticed, bids = rest
-        moment = self._database.dialect.moment
+        moment = self._database.dialect.clock.read
         return Holder(
             owner,
             epoch,
@@ -161,7 +174,9 @@ class Leases:
 
     def ask(self, partition: Partition, command: str) -> None:
         """Ask the workers of a subscription for its leases; asked again before `BID_SECONDS` are over, it goes on."""
-        self._channel.run(self._ask, owner=command, **_key(partition))
+        asked = {"owner": command, **_key(partition)}
+        if not self._channel.run(self._ask_again, **asked):
+            self._channel.run(self._ask, **asked)
 
     def take_back(self, partition: Partition, command: str) -> None:
         """Want the leases no longer, unless another command has asked since."""
@@ -174,6 +189,14 @@ class Leases:
         """
         self._channel.run(_NOTICE, subscription=subscription, notice=notice, seconds=-since)
 
+    def _listed(self, rows: Sequence[Sequence[object]]) -> tuple[str, dict[str, object]]:
+        """Return rows of values as SQL, and their parameters."""
+        bound = {f"v{number}_{column}": value for number, row in enumerate(rows) for column, value in enumerate(row)}
+        listed = (
+            f"({', '.join(f':v{number}_{column}' for column in range(len(row)))})" for number, row in enumerate(rows)
+        )
+        return self._database.dialect.values.rows.format(rows=", ".join(listed)), bound
+
     def hold(self, lease: Lease, incarnation: str) -> bool:
         """Keep the lease until the end of the transaction; return False when it is lost, or the server is another."""
         return bool(self._channel.rows(_HOLD, **lease.parameters, incarnation=incarnation))
@@ -182,15 +205,6 @@ class Leases:
 def _key_of(partition: Partition) -> tuple[object, ...]:
     """Return the primary key of its row."""
     return partition.subscription, partition.generation, partition.partition
-
-
-def _listed(rows: Sequence[Sequence[object]]) -> tuple[str, dict[str, object]]:
-    """Return rows of values as SQL, and their parameters."""
-    names = [[f"v{number}_{column}" for column in range(len(row))] for number, row in enumerate(rows)]
-    listed = ", ".join(f"({', '.join(f':{name}' for name in row)})" for row in names)
-    return listed, {
-        name: value for row, values in zip(names, rows, strict=True) for name, value in zip(row, values, strict=True)
-    }
 
 
 def _key(partition: Partition) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Notices of workers that cannot begin, because their declarations are refused; `outbox status` shows them."""
+"""Notices of workers whose declarations are refused, for `outbox status`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ _SECONDS = 60.0
 _MOST_NOTICE = 2_000
 
 #: A notice that is repeated keeps its first moment.
+_NOTE_AGAIN = f"""
+    UPDATE {{lease}} SET
+        noticed_at = CASE WHEN notice = :notice AND lease_until > {{now}} THEN noticed_at ELSE {{now}} END,
+        owner = :owner, lease_until = {{later}}, notice = :notice
+    WHERE subscription = :name AND generation = 1 AND partition = {_REFUSED}
+"""
 _NOTE = f"""
-    INSERT INTO {{lease}} AS known
+    {{insert_once}} {{lease}}
         (subscription, generation, partition, owner, epoch, renewals, lease_until, notice, noticed_at)
-    VALUES (:name, 1, {_REFUSED}, :owner, 0, 0, {{later}}, :notice, {{now}})
-    ON CONFLICT (subscription, generation, partition) DO UPDATE SET
-        noticed_at = CASE WHEN known.notice = excluded.notice AND known.lease_until > {{now}}
-                          THEN known.noticed_at ELSE excluded.noticed_at END,
-        owner = excluded.owner, lease_until = excluded.lease_until, notice = excluded.notice
+    VALUES (:name, 1, {_REFUSED}, :owner, 0, 0, {{later}}, :notice, {{now}}) {{unless_there}}
 """
 _WITHDRAW = f"DELETE FROM {{lease}} WHERE subscription = :name AND generation = 1 AND partition = {_REFUSED}"
 _FORGET = f"DELETE FROM {{lease}} WHERE partition = {_REFUSED} AND coalesce(lease_until, {{now}}) <= {{now}}"
@@ -36,7 +38,7 @@ _ALL = f"""
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A subscription whose worker cannot begin: why, and since when it tries."""
+    """A subscription whose worker cannot begin: why, and since when."""
 
     name: str
     notice: str
@@ -44,7 +46,7 @@ class Refused:
 
 
 class RefusalNotice:
-    """Writes why the worker of one subscription cannot begin, and takes that back when it can."""
+    """Writes why the worker of one subscription cannot begin, and withdraws the notice later."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -53,7 +55,7 @@ class RefusalNotice:
 
     @contextmanager
     def noted(self, channel: Channel, owner: str) -> Iterator[None]:
-        """Note a `SubscriptionError` that is raised inside; if none is, withdraw what was noted before."""
+        """Note a `SubscriptionError` that is raised inside; otherwise withdraw an earlier notice."""
         try:
             yield
         except SubscriptionError as error:
@@ -62,7 +64,9 @@ class RefusalNotice:
             with suppress(Exception):
                 channel.run(_FORGET)
                 notice = " ".join(str(error).split())[:_MOST_NOTICE]
-                channel.run(_NOTE, name=self._name, owner=owner, notice=notice, seconds=_SECONDS)
+                noted = {"name": self._name, "owner": owner, "notice": notice, "seconds": _SECONDS}
+                if not channel.run(_NOTE_AGAIN, **noted):
+                    channel.run(_NOTE, **noted)
             raise
         if self._may_be_there:
             self._may_be_there = False

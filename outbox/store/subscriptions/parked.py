@@ -38,11 +38,11 @@ CROWD = 2_000
 
 #: Messages are copied inside the database, so bodies do not travel to the worker and back.
 _PARK = f"""
-    INSERT INTO {{parked}} (subscription, id, {_ENVELOPE}, state, blocks, place, attempts, due_at, error, parked_at)
-    SELECT CAST(:subscription AS text), id, {_ENVELOPE}, CAST(:state AS text), {{blocks}} AND key IS NOT NULL,
+    {{insert_once}} {{parked}}
+        (subscription, id, {_ENVELOPE}, state, blocks, place, attempts, due_at, error, parked_at)
+    SELECT CAST(:subscription AS {{text}}), id, {_ENVELOPE}, CAST(:state AS {{text}}), {{blocks}} AND key IS NOT NULL,
            id * {_BETWEEN}, :attempts, {{due}}, :error, {{now}}
-    FROM {{message}} WHERE {{id_in_ids}}
-    ON CONFLICT (subscription, id) DO NOTHING
+    FROM {{message}} WHERE {{id_in_ids}} {{unless_there}}
 """
 #: The first message that could not be inserted because another one is parked under its id. By both primary keys.
 _OTHER = """
@@ -118,20 +118,21 @@ _HORIZON = f"""
 """
 #: Delayed messages that are due take a place in their key's order, in the order in which they fell due. They come
 #: after all messages of the key that are held back now, and before those that come later.
-_FALL_DUE = """
-    WITH due AS (
-        SELECT id, key, due_at, place FROM {parked}
-        WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} {of_slots}
-        ORDER BY due_at, id LIMIT :limit),
-    placed AS (
-        SELECT d.id AS due_id, row_number() OVER (PARTITION BY d.key ORDER BY d.due_at, d.id) + coalesce(
-            (SELECT max(e.place) FROM {parked} AS e
-             WHERE e.subscription = :subscription AND e.key = d.key AND e.blocks),
-            min(d.place) OVER (PARTITION BY d.key) - 1) AS due_place
-        FROM due AS d)
-    UPDATE {parked} SET state = 'blocked', blocks = key IS NOT NULL, due_at = NULL, place = due_place
-    FROM placed WHERE subscription = :subscription AND id = due_id
-    RETURNING key
+_PLACED = """
+    (SELECT d.id AS due_id, row_number() OVER (PARTITION BY d.key ORDER BY d.due_at, d.id) + coalesce(
+         (SELECT max(e.place) FROM {parked} AS e
+          WHERE e.subscription = :subscription AND e.key = d.key AND e.blocks),
+         min(d.place) OVER (PARTITION BY d.key) - 1) AS due_place
+     FROM {parked} AS d WHERE d.subscription = :subscription AND {chosen}) AS placed
+"""
+_FALLEN_DUE = {
+    "changes": "state = 'blocked', blocks = key IS NOT NULL, due_at = NULL, place = due_place",
+    "joined": "subscription = :subscription AND id = due_id",
+}
+_DUE = """
+    SELECT id, key FROM {parked}
+    WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} {of_slots}
+    ORDER BY due_at, id LIMIT :limit
 """
 _SOME_FELL_DUE = """
     SELECT 1 FROM {parked}
@@ -150,18 +151,6 @@ _FEW = 500
 _WAITING = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' {of_slots} LIMIT :limit) AS w
-"""
-#: Messages that wait for the destination, by (subscription, state, id), and those behind them, by the key.
-_WAITED = """
-    SELECT count(*) FROM (
-        SELECT 1 FROM {parked} AS w WHERE w.subscription = :subscription AND w.state = 'waiting' AND {of_topic}
-        UNION ALL
-        SELECT 1 FROM {parked} AS b
-        WHERE b.subscription = :subscription AND b.state = 'blocked' AND b.key IN (
-            SELECT w.key FROM {parked} AS w
-            WHERE w.subscription = :subscription AND w.state = 'waiting' AND w.key IS NOT NULL AND {of_topic}
-            LIMIT :limit)
-        LIMIT :limit) AS n
 """
 #: `id + 0` keeps the planner off the primary key, on which there may be a million others.
 _REQUESTS = """
@@ -190,12 +179,12 @@ class Ready:
 class Parked:
     """The parked messages of one subscription.
 
-    With a partition, what waits for a turn and for a request is looked for in its slots only. What is asked about ids
-    or keys is not: these are the partition's own.
+    With a partition, turns and requests are looked for in its slots only. Ids and keys are taken as given: they are the
+    partition's.
     """
 
     def __init__(self, channel: Channel, subscription: str, partition: Partition | None = None) -> None:
-        """`partition`: whose lease the caller holds; None: all of them."""
+        """`partition`: the partition whose lease the caller holds; None: all of them."""
         self.subscription = subscription
         self._channel = channel
         self._database = channel.database
@@ -205,10 +194,10 @@ class Parked:
         self._of_slots_p = f"AND p.{OF_SLOTS}" if slots else ""
 
     def park(self, parkings: dict[Parking, list[int]]) -> None:
-        """Copy messages out of the log, inside the transaction of a settle. A message parked already stays as it is.
+        """Copy messages out of the log, inside the transaction of a settle; a message parked already stays as it is.
 
         Raises:
-            DatabaseError: another message is parked under the id of one of these.
+            DatabaseError: another message is parked under one of these ids.
         """
         for parking, ids in parkings.items():
             if self._place(_PARK, parking, ids) < len(ids):
@@ -225,22 +214,22 @@ class Parked:
             self._run(_REMOVE, ids=ids)
 
     def keys(self, limit: int) -> set[str] | None:
-        """Return the keys that a parked message blocks without being blocked itself; None: perhaps more than `limit`.
+        """Return the keys that a parked message blocks without being blocked; None: perhaps more than `limit`.
 
-        Keys that hold only blocked messages are not among them; see `released_keys`.
+        Keys with only blocked messages are left out; see `released_keys`.
         """
         rows = self._rows(_KEYS, limit=limit + 1)
         return {row[0] for row in rows} if len(rows) <= limit else None
 
     def held_among(self, keys: Collection[str]) -> set[str]:
-        """Return which of these keys are held back."""
+        """Return the keys that are held back, of these."""
         statement = self._database.sql(_BLOCKED_AMONG, chosen=self._database.among("key", texts="keys"))
         return {row[0] for row in self._channel.rows(statement, **self._common, keys=self._database.bind(keys))}
 
     def released_keys(self, sick: Collection[str] = ()) -> set[str]:
         """Return the keys with blocked messages that nothing holds back."""
         parts = {"sick_e": self._is_sick("e"), "of_slots": self._of_slots_p}
-        statement = self._database.sql(_RELEASED, **parts, moment=self._database.dialect.now)
+        statement = self._database.sql(_RELEASED, **parts, moment=self._database.dialect.clock.now)
         return {row[0] for row in self._channel.rows(statement, **self._common, **self._sick(sick))}
 
     def ready(
@@ -248,8 +237,8 @@ class Parked:
     ) -> list[Ready]:
         """Return messages whose turn has come, in the order of their keys, at most `rows`, and `bytes` of bodies.
 
-        `released`: keys whose blocked messages may be tried. `sick`: topics whose messages are not to be tried. `held`:
-        messages that are not to be tried either.
+        `released`: keys whose blocked messages may be tried. `sick`: topics, and `held`: messages, that are not to be
+        tried.
         """
         bound = {
             **self._common,
@@ -262,22 +251,22 @@ class Parked:
         if self._rows(_CROWDED, crowd=CROWD):
             found = self._ready_at_horizon(bound)
         # Nothing may be ready at the horizon, because the first message of each key may have fallen due after it.
-        found = found or self._ready(bound, self._database.dialect.now)
+        found = found or self._ready(bound, self._database.dialect.clock.now)
         fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
-        messages = self._database.dialect.messages([row[:13] for row in fitting])
+        messages = self._database.dialect.reads.messages([row[:13] for row in fitting])
         return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
 
     def _ready_at_horizon(self, bound: dict[str, Any]) -> list[Row]:
         """Return the messages that were ready at the horizon, when fewer were due.
 
-        Of each key these come before the others that are ready now.
+        Of each key they come before the others that are ready now.
         """
         sick = {"sick_e": self._is_sick("e"), "sick_p": self._is_sick("p")}
-        parts = {**sick, "of_slots": self._of_slots_p, "moment": self._database.dialect.now}
+        parts = {**sick, "of_slots": self._of_slots_p, "moment": self._database.dialect.clock.now}
         horizon = self._channel.rows(self._database.sql(_HORIZON, **parts), **bound)
         if not horizon:
             return []
-        moment = self._database.dialect.bind_moment(self._database.moment(horizon[0][0]))
+        moment = self._database.dialect.clock.bind(self._database.moment(horizon[0][0]))
         return self._ready({**bound, "moment": moment}, ":moment")
 
     def _ready(self, bound: dict[str, Any], moment: str) -> list[Row]:
@@ -312,12 +301,17 @@ class Parked:
         return bool(self._rows(_SOME_FELL_DUE))
 
     def fall_due(self, limit: int) -> list[str | None]:
-        """Let at most `limit` delayed messages that are due take a place in their keys' order; return those keys."""
-        return [row[0] for row in self._rows(_FALL_DUE, limit=limit)]
+        """Let at most `limit` delayed messages that are due take a place in their keys' order; return the keys."""
+        due = self._rows(_DUE, limit=limit)
+        placed = self._database.sql(_PLACED, chosen=self._database.among("d.id", numbers="ids"))
+        parts = {"table": self._database.names["parked"], "source": placed, **_FALLEN_DUE}
+        statement = self._database.sql(self._database.dialect.writes.update_from, **parts)
+        self._channel.run(statement, **self._common, ids=self._database.bind(id for id, _ in due))
+        return [key for _, key in due]
 
     def next_due(self) -> float | None:
         """Return the seconds until the next parked message falls due; None without any."""
-        seconds = self._database.dialect.seconds.format(since=self._database.dialect.now, until="due_at")
+        seconds = self._database.seconds(since=self._database.dialect.clock.now, until="due_at")
         statement = self._database.sql(_NEXT_DUE, seconds=seconds, of_slots=self._of_slots)
         rows = self._channel.rows(statement, few=_FEW if self._of_slots else 1, **self._common)
         return rows[0][0] if rows else None
@@ -325,15 +319,6 @@ class Parked:
     def waiting(self, limit: int) -> int:
         """Return how many messages wait for their destination, counted up to `limit`."""
         return int(self._rows(_WAITING, limit=limit)[0][0])
-
-    def waited(self, topic: str | None, limit: int) -> int:
-        """Return how many messages wait for the destination to accept `topic` (None: any), counted up to `limit`.
-
-        Messages behind them in their keys count, too.
-        """
-        of_topic = "TRUE" if topic is None else "w.topic = :topic"
-        parameters = {**self._common, "topic": topic, "limit": limit}
-        return int(self._channel.rows(self._database.sql(_WAITED, of_topic=of_topic), **parameters)[0][0])
 
     def requests(self, limit: int) -> list[Request]:
         """Return at most `limit` requests of people."""
@@ -345,29 +330,26 @@ class Parked:
             self._run(_DISCARD, ids=ids)
 
     def replay(self, ids: Collection[int]) -> None:
-        """Make dead letters due now whose replay a person has requested; their attempts begin at 0 again."""
+        """Make dead letters due now whose replay a person has requested; attempts begin at 0 again."""
         if ids:
             self._run(_REPLAY, ids=ids)
 
     def unblock_dead(self) -> None:
-        """Let dead letters no longer hold back their keys; call it inside the transaction that alters the policy."""
+        """Let dead letters no longer hold back keys; for use inside the transaction that alters the policy."""
         self._channel.run(_UNBLOCK, **self._common)
 
     def give(self, other: str, topics: Topics) -> int:
-        """Make the messages of these topics those of another subscription; return how many there were.
+        """Move the messages of these topics to another subscription; return the number of messages.
 
-        Call it inside the transaction that gives it the topics. Messages behind others of their key are tried as soon
+        For use inside the transaction that gives the topics away. Messages behind others of their key are tried as soon
         as none of these is left in the same subscription.
         """
-        statement = self._database.sql(_GIVE, of_topics=self._database.dialect.of_topics)
-        parameters = self._database.dialect.bind_topics(topics)
+        statement = self._database.sql(_GIVE, of_topics=self._database.dialect.values.of_topics)
+        parameters = self._database.dialect.values.bind_topics(topics)
         return self._channel.run(statement, **self._common, other=other, **parameters)
 
     def _require_same(self, ids: Collection[int]) -> None:
-        """Refuse to settle if another message is parked under one of these ids.
-
-        The message of the log would be lost, because the position passes it.
-        """
+        """Refuse to settle if another message is parked under one of these ids: the new one would be lost."""
         statement = self._database.sql(_OTHER, chosen=self._database.among("p.id", numbers="ids"))
         found = self._channel.rows(statement, **self._common, ids=self._database.bind(ids))
         if found:

@@ -11,30 +11,28 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
-from outbox.store.dialects.sql import Sql
+from outbox.store.dialects.statements import Sql
 
 _NEWEST = """
-    SELECT base, target, after_id, settled_at FROM {progress}
+    SELECT base, target, after_id, settled_at, epoch, n FROM {progress}
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
     ORDER BY epoch DESC, n DESC LIMIT 1
 """
 #: One statement settles a batch. It writes only while the lease row has our epoch, and on the server that was read.
 _SETTLE = """
-    WITH mine AS (
-        SELECT 1 AS one FROM {lease}
-        WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-          AND epoch = :epoch AND {incarnation} = :incarnation {share_lock})
     INSERT INTO {progress}
         (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message)
-    SELECT CAST(:subscription AS text), :generation, :partition, :epoch, :n, CAST(:base AS text),
-           CAST(:target AS text), CAST(:after AS bigint), {now}, {last_message} FROM mine {while_same_ids}
-    RETURNING n
+    SELECT CAST(:subscription AS {text}), :generation, :partition, :epoch, :n, CAST(:base AS {text}),
+           CAST(:target AS {text}), CAST(:after AS {bigint}), {now}, {last_message}
+    FROM (SELECT 1 AS one FROM {lease}
+          WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+            AND epoch = :epoch AND {incarnation} = :incarnation {share_lock}) AS mine {while_same_ids}
 """
-_BEGIN = """
-    INSERT INTO {progress}
+_APPEND = """
+    {insert_once} {progress}
         (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message)
-    VALUES (:subscription, :generation, :partition, 0, 0, :base, :target, :after, {now}, {last_message})
-    ON CONFLICT (subscription, generation, partition, epoch, n) DO NOTHING
+    VALUES (:subscription, :generation, :partition, :epoch, :n, :base, :target, :after, {now}, {last_message})
+    {unless_there}
 """
 #: Only where positions are ids. The newest progress shows whether ids were given out again, so while it does, no settle
 #: may append another one. By the primary keys.
@@ -56,23 +54,22 @@ _GIVEN_AGAIN = """
     ORDER BY p.subscription
 """
 _KEPT_SECONDS = 86_400.0
-#: Never deletes the newest row, whoever wrote it, because it says how far the partition is settled.
+#: Rows before the newest, which says how far the partition is settled, whoever wrote it.
 _PRUNE = """
-    DELETE FROM {progress} AS old
+    DELETE FROM {progress}
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-      AND settled_at < {later} AND EXISTS (
-          SELECT 1 FROM {progress} AS newer
-          WHERE newer.subscription = old.subscription AND newer.generation = old.generation
-            AND newer.partition = old.partition AND (newer.epoch, newer.n) > (old.epoch, old.n))
+      AND settled_at < {later} AND (epoch, n) < (:epoch, :n)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A progress as it is stored."""
+    """A progress as it is stored, as the `n`-th of an epoch."""
 
     progress: Progress
     settled_at: datetime
+    epoch: int
+    n: int
 
 
 class ProgressLog:
@@ -80,33 +77,33 @@ class ProgressLog:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        database, dialect = channel.database, channel.database.dialect
+        database, reads = channel.database, channel.database.dialect.reads
         self._given_again: Sql | None = None
         while_same_ids = ""
-        if dialect.given_again is not None:
-            given_again = dialect.given_again.format(**database.names)
+        if reads.given_again is not None:
+            given_again = reads.given_again.format(**database.names)
             self._given_again = database.sql(_GIVEN_AGAIN, given_again=given_again)
             while_same_ids = _WHILE_SAME_IDS.format(**database.names, given_again=given_again)
-        last_message = dialect.last_message.format(**database.names)
-        self._begin = database.sql(_BEGIN, last_message=last_message)
+        last_message = reads.last_message.format(**database.names)
+        self._append = database.sql(_APPEND, last_message=last_message)
         self._settle = database.sql(_SETTLE, last_message=last_message, while_same_ids=while_same_ids)
 
     def given_again(self) -> dict[str, int]:
-        """Return the subscriptions whose last message is another one by now, each with the id of the two.
+        """Return the subscriptions whose last message is another one by now, each with the common id.
 
-        Ids were given out again, and the messages up to that id would be passed over. Where positions do not count ids
-        there is none.
+        Ids were given out again, and the messages up to that id would be passed over. Empty where positions count no
+        ids.
         """
         rows = [] if self._given_again is None else self._channel.rows(self._given_again)
         return {name: _last(Progress(Position.parse(base), None, after)) for name, base, after in rows}
 
     def require_same_ids(self, subscription: str) -> None:
-        """Make sure that the subscription has passed the messages which have their ids now.
+        """Make sure that ids were not given out again since the subscription passed them.
 
-        Call it before anything is handled, and where a settle wrote nothing.
+        To be called before anything is handled, and where a settle wrote nothing.
 
         Raises:
-            DatabaseError: ids were given out again since.
+            DatabaseError: ids were given out again.
         """
         id = self.given_again().get(subscription)
         if id is not None:
@@ -121,9 +118,9 @@ class ProgressLog:
         rows = self._channel.rows(_NEWEST, **partition.parameters)
         if not rows:
             return None
-        base, target, after, settled_at = rows[0]
+        base, target, after, settled_at, epoch, n = rows[0]
         progress = Progress(Position.parse(base), None if target is None else Position.parse(target), after)
-        return Settled(progress, self._channel.database.moment(settled_at))
+        return Settled(progress, self._channel.database.moment(settled_at), epoch, n)
 
     def standing(self, subscription: Subscription) -> list[Progress]:
         """Return the newest progress of each partition of a subscription."""
@@ -133,25 +130,28 @@ class ProgressLog:
     def begin(self, partitions: Sequence[Partition], standing: Sequence[Progress]) -> None:
         """Store the first progress of new partitions."""
         for partition, progress in zip(partitions, standing, strict=True):
-            self._channel.run(self._begin, **partition.parameters, **_parameters(progress))
+            self._channel.run(self._append, **partition.parameters, epoch=0, n=0, **_parameters(progress))
+
+    def append(self, partition: Partition, epoch: int, n: int, base: Position) -> None:
+        """Store a progress without a lease, for a reader that never asks whether ids were given out again."""
+        stored = {**_parameters(Progress(base)), "last": None}
+        self._channel.run(self._append, **partition.parameters, epoch=epoch, n=n, **stored)
 
     def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
-        """Append progress as the lease's `n`-th.
+        """Append progress as the `n`-th of the lease.
 
-        Return False, with nothing written, when the lease is lost, the server is another, or the last message that was
-        settled is another one by now (see `given_again`).
+        Return False, with nothing written, when the lease is lost, the server is another, or ids were given out again
+        (see `given_again`).
         """
-        parameters = {
-            **lease.parameters,
-            "n": n,
-            "incarnation": incarnation,
-            **_parameters(progress),
-        }
-        return len(self._channel.rows(self._settle, **parameters)) == 1
+        parameters = {**lease.parameters, "n": n, "incarnation": incarnation, **_parameters(progress)}
+        return self._channel.run(self._settle, **parameters) == 1
 
     def prune(self, partition: Partition) -> None:
         """Delete rows that no longer count, a day after they were written."""
-        self._channel.run(_PRUNE, **partition.parameters, seconds=-_KEPT_SECONDS)
+        newest = self.newest(partition)
+        if newest is not None:
+            bounds = {"epoch": newest.epoch, "n": newest.n, "seconds": -_KEPT_SECONDS}
+            self._channel.run(_PRUNE, **partition.parameters, **bounds)
 
 
 def _parameters(progress: Progress) -> dict[str, object]:

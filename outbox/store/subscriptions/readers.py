@@ -1,7 +1,7 @@
-"""Readers outside of the database, such as an extract to an archive. Retention waits for them, but not for ever.
+"""Readers outside of the database, such as an extract to an archive. Retention waits for readers, but not for ever.
 
-What such a reader has written elsewhere says how far it is; a copy of that is stored here for the purge. A reader that
-made no progress for the length of its hold is released: the purge goes on without it, and its next run finds the gap.
+The archive says how far the reader is; a copy of its position is stored here for the purge. A reader without progress
+for the length of the hold is released: the purge goes on, and the next run of the reader finds the gap.
 """
 
 from __future__ import annotations
@@ -22,30 +22,19 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 LONGEST_HOLD = timedelta(days=3650)
 
 _REGISTER = """
-    INSERT INTO {subscription} (name, kind, destination, created_at) VALUES (:name, 'extract', :archive, {now})
-    ON CONFLICT (name) DO NOTHING
+    {insert_once} {subscription} (name, kind, destination, created_at) VALUES (:name, 'extract', :archive, {now})
+    {unless_there}
 """
 #: The lease that every subscription has, which `drop` deletes; no worker takes it.
 _LEASE = """
-    INSERT INTO {lease} (subscription, generation, partition) VALUES (:name, 1, 0)
-    ON CONFLICT (subscription, generation, partition) DO NOTHING
+    {insert_once} {lease} (subscription, generation, partition) VALUES (:name, 1, 0) {unless_there}
 """
 _DECLARE = "UPDATE {subscription} SET topics = :topics, hold_ms = :hold WHERE name = :name AND kind = 'extract'"
-_NEWEST = """
-    SELECT epoch, n, base FROM {progress} WHERE subscription = :subscription AND generation = :generation
-      AND partition = :partition ORDER BY epoch DESC, n DESC LIMIT 1
-"""
-_APPEND = """
-    INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, settled_at)
-    VALUES (:subscription, :generation, :partition, :epoch, :n, :base, {now})
-    ON CONFLICT (subscription, generation, partition, epoch, n) DO NOTHING
-"""
-_NOW = "SELECT {now}"
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The time for which a reader holds retention back, from its last progress on. `released`: that time is over."""
+    """The time for which a reader holds retention back, from the last progress on. `released`: the time is over."""
 
     since: datetime
     until: datetime
@@ -53,7 +42,7 @@ class Hold:
 
 
 class Readers:
-    """The readers outside of the database that are registered in one outbox."""
+    """The registered readers outside of the database."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -63,12 +52,12 @@ class Readers:
     def register(
         self, name: str, *, archive: str, hold: timedelta, topics: Sequence[str] | None = None
     ) -> Subscription:
-        """Create the subscription of an archive, or find it; store the hold and the topics that are given now.
+        """Create the subscription of an archive, or find it; store the given hold and topics.
 
-        Retention waits for it from its first progress on.
+        Retention waits from the first progress on.
 
         Raises:
-            SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
+            SubscriptionError: as `require_registrable`.
         """
         self.require_registrable(name, archive=archive, hold=hold)
         with self._subscriptions.changing():
@@ -96,22 +85,21 @@ class Readers:
     def window(self, name: str) -> int:
         """Return the number of the last window that was stored; 0: there is none, or no reader of this name."""
         reader = self._subscriptions.find(name)
-        stored = [] if reader is None else self._channel.rows(_NEWEST, **reader.partition(0).parameters)
-        return stored[0][1] if stored else 0
+        stored = None if reader is None else self._progress.newest(reader.partition(0))
+        return 0 if stored is None else stored.n
 
     def advance(self, name: str, window: int, position: Position) -> None:
-        """Store how far an archive says it is: it has all that `position` sees, with its `window`-th window.
+        """Store how far an archive says it is: it has all that `position` sees, with the `window`-th window.
 
-        If exactly that is stored already, nothing is written, and it does not count as progress. If the archive went
-        back, for example because it was restored from a backup, its subscription goes back with it.
+        A position that is stored already is not written, and does not count as progress. If the archive went back, for
+        example by a restore from a backup, the subscription goes back, too.
         """
         partition = self._subscriptions.get(name).partition(0)
-        stored = self._channel.rows(_NEWEST, **partition.parameters)
-        epoch, n, base = stored[0] if stored else (0, window - 1, None)
-        if (n, base) == (window, str(position)):
+        stored = self._progress.newest(partition)
+        if stored is not None and (stored.n, stored.progress.base) == (window, position):
             return
-        place = {"epoch": epoch + (n >= window), "n": window, "base": str(position)}
-        self._channel.run(_APPEND, **partition.parameters, **place)
+        epoch = 0 if stored is None else stored.epoch + (stored.n >= window)
+        self._progress.append(partition, epoch, window, position)
         self._progress.prune(partition)
 
     def hold(self, subscription: Subscription) -> Hold | None:
@@ -120,7 +108,7 @@ class Readers:
             return None
         settled = self._progress.newest(subscription.partition(0))
         since = subscription.created_at if settled is None else settled.settled_at
-        now = self._channel.database.moment(self._channel.rows(_NOW)[0][0])
+        now = self._channel.now()
         until = since + subscription.hold
         return Hold(since, until, released=until <= now)
 

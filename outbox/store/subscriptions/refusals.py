@@ -23,11 +23,11 @@ from outbox.model.topics import ANYTHING, Topics
 
 
 def require_fitting(declared: Declaration, known: Sequence[Subscription]) -> Subscription | None:
-    """Refuse a declaration that does not fit the known subscriptions; return its own, or None if it is not there.
+    """Refuse a declaration that does not fit the known subscriptions; return the stored subscription, or None.
 
     Raises:
-        SubscriptionError: it is stored with other properties; its direct writers send to another destination; or it
-            would begin with topics that another route has.
+        SubscriptionError: the stored properties differ; direct writers send to another destination; or another route
+            has some of the topics of a new subscription.
     """
     stored = _named(declared.name, known)
     if stored is not None and (stored.destination is not None or declared.destination is None):
@@ -106,7 +106,7 @@ def require_partitions(name: str, kind: Kind, partitions: int, slots: int) -> No
 
 
 def taken_topics(stored: Subscription, topics: Sequence[str] | None, known: Sequence[Subscription]) -> str | None:
-    """Return in words which routes have topics of these that `stored` lacks, and how to get on; None: none has."""
+    """Return in words which routes have topics that `stored` lacks, and the fix; None: no route."""
     base = base_of(stored.name, known)
     now, wanted = Topics.of(stored.topics), Topics.of(topics)
     owners = [
@@ -118,7 +118,7 @@ def taken_topics(stored: Subscription, topics: Sequence[str] | None, known: Sequ
 
 
 def _require_own_topics(declared: Declaration, known: Sequence[Subscription]) -> None:
-    """Refuse to begin with topics with which routes of this subscription have begun before."""
+    """Refuse to begin with topics of routes of this subscription that have begun before."""
     wanted = Topics.of(declared.topics)
     owners = [
         each
@@ -133,7 +133,7 @@ def _require_own_topics(declared: Declaration, known: Sequence[Subscription]) ->
 
 
 def _beside_routes(base: str, owners: Sequence[Subscription], name: str) -> str:
-    """Return in words that these routes have topics which `name` asks for, and with which routes to run the relay."""
+    """Return in words that these routes have topics that `name` asks for, and how to run the relay with routes."""
     patterns = [each[len(base) + 1 :] or ANYTHING for each in (*(owner.name for owner in owners), name)]
     # The first that matches takes a message, so the wider ones come last.
     patterns.sort(key=lambda each: (-len(each.replace(ANYTHING, "")), each.count(ANYTHING)))
@@ -174,7 +174,7 @@ def _require_same_destination(follower: Subscription, declared: Declaration) -> 
 
 
 def require_destination_of(own: Subscription | None, destination: str | None) -> None:
-    """Refuse a direct writer that sends to another destination than the relay of its subscription."""
+    """Refuse a direct writer with another destination than the relay of the subscription."""
     there = None if own is None else own.destination
     if own is not None and there is not None and destination is not None and not same_destination(there, destination):
         raise SubscriptionError(
@@ -188,7 +188,7 @@ def _named(name: str, known: Sequence[Subscription]) -> Subscription | None:
 
 
 def _moved(there: Sequence[str] | None, here: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the topics that a worker leaves out and its stored subscription does not; empty if they differ more."""
+    """Return the topics that only the worker leaves out, not the stored subscription; empty on more differences."""
     stored, declared = Topics.of(there), Topics.of(here)
     moved = tuple(each for each in declared.exceptions if each not in stored.exceptions)
     try:
@@ -199,7 +199,7 @@ def _moved(there: Sequence[str] | None, here: Sequence[str] | None) -> tuple[str
 
 
 def _given(owner: Subscription, wanted: Topics) -> list[str]:
-    """Return those of the wanted topics that a split of `owner` would give away; empty if it cannot be split so."""
+    """Return the wanted topics that a split of `owner` would give away; empty if such a split is not possible."""
     stored = Topics.of(owner.topics)
     parts = [each for each in wanted.included if not stored.lacks(each)]
     try:

@@ -1,4 +1,4 @@
-"""Subscriptions: named readers of the log, each with one selection, one destination and one policy."""
+"""Subscriptions: named readers of the log, each with a selection, a destination and a policy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from outbox.model.topics import Topics
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
-from outbox.store.log.log import Log
-from outbox.store.log.moments import ids_before
+from outbox.store.log.log import Log, ids_before
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.generations import Generations
 from outbox.store.subscriptions.refusals import require_fitting, require_partitions, require_same
@@ -34,10 +33,9 @@ _COLUMNS = (
 _FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
 _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
-    INSERT INTO {subscription}
+    {insert_once} {subscription}
         (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags)
-    VALUES (:name, :topics, :destination, :on_dead, :partitions, 1, {now}, :grace_ms, :kind, :tags)
-    ON CONFLICT (name) DO NOTHING
+    VALUES (:name, :topics, :destination, :on_dead, :partitions, 1, {now}, :grace_ms, :kind, :tags) {unless_there}
 """
 _DECLARE = """
     UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead
@@ -89,26 +87,26 @@ class Subscriptions:
     def changing(self) -> Iterator[None]:
         """Begin a transaction beside which nobody else declares, alters, splits or drops a subscription.
 
-        All that do so read and write inside one, so that none acts on what another one has changed since. A position
-        may be captured inside before anything is written.
+        All such changes are read and written inside, so that none acts on a stale state. A position may be captured
+        inside before anything is written.
         """
-        lock = self._channel.database.dialect.lock_subscriptions
+        lock = self._channel.database.dialect.locks.subscriptions
         with self._channel.transaction():
             if lock is not None:
                 self._channel.rows(lock)
             yield
 
     def declare(self, declared: Declaration, start: Start | None = "earliest") -> Subscription:
-        """Find the subscription, or create it at `start`; None: it has to be there.
+        """Find the subscription, or create it at `start`; None: the subscription has to be there.
 
-        One that has no destination yet gets the selection, the destination and the policy that are declared.
-        Any number of processes may do so at once: the first creates it, and the others find it.
+        A subscription without a destination gets the declared selection, destination and policy. Any number of
+        processes may declare at once: the first creates the subscription, and the others find it.
 
         Raises:
-            SubscriptionError: it is stored with another selection, destination or policy. (Two workers of one name with
-                different selections would pass over each other's messages.) Or the messages that its direct writers
-                leave behind go to another destination; or it would begin with topics that a route has; or it is not
-                there and has no start.
+            SubscriptionError: the stored selection, destination or policy differs (two workers of one name with
+                different selections would pass over each other's messages); the messages that direct writers leave
+                behind go to another destination; a route has the topics of a new subscription; or there is no start for
+                a new one.
         """
         stored = self.check(declared)
         if stored is not None and (stored.destination is not None or declared.destination is None):
@@ -120,7 +118,7 @@ class Subscriptions:
             if stored is None:
                 self._create(declared, start)
             elif stored.destination is None and declared.destination is not None:
-                self._channel.run(_DECLARE, **self._values(declared), on_dead=declared.on_dead or "block")
+                self._channel.run(_DECLARE, **_row(declared) | {"on_dead": declared.on_dead or "block"})
                 # Nobody has worked for it yet, so its one partition stands where all of them begin.
                 if declared.partitions is not None:
                     Generations(self._channel).order(stored, declared.partitions)
@@ -129,7 +127,7 @@ class Subscriptions:
         return stored
 
     def check(self, declared: Declaration) -> Subscription | None:
-        """Refuse what `declare` would refuse, and write nothing; return the subscription as it is stored, or None."""
+        """Refuse what `declare` would refuse, and write nothing; return the stored subscription, or None."""
         if declared.partitions is not None:
             require_partitions(declared.name, declared.kind, declared.partitions, self._channel.database.slots)
         known = self.all()
@@ -142,9 +140,9 @@ class Subscriptions:
         return stored
 
     def store_hosts(self, stored: Subscription, declared: Declaration) -> Subscription:
-        """Store how this worker writes the destination, if another worker has written it with other hosts.
+        """Store the destination as this worker writes it, if another worker wrote other hosts.
 
-        So the hosts of a cluster can be exchanged one by one. A compensation that has the same text follows.
+        So the hosts of a cluster can be exchanged one by one. A compensation with the same text follows.
         """
         if declared.destination in (None, stored.destination):
             return stored
@@ -156,14 +154,7 @@ class Subscriptions:
     def alter(self, changed: Subscription) -> None:
         """Store another selection, destination or policy. Call it inside `changing`; the caller must hold the lease."""
         crash_point("subscription.checked")
-        values = {
-            "name": changed.name,
-            "topics": _topics_text(changed.topics),
-            "destination": changed.destination,
-            "on_dead": changed.on_dead,
-            "grace_ms": grace_milliseconds(changed.grace),
-        }
-        self._channel.run(_ALTER, **values)
+        self._channel.run(_ALTER, **_row(changed))
 
     def repartition(self, name: str, partitions: int) -> None:
         """Give a subscription another number of partitions, or order it; see `Generations.order`.
@@ -182,36 +173,23 @@ class Subscriptions:
             return same
 
     def begin_next_generation(self, name: str) -> bool:
-        """Begin the generation that was ordered, if all partitions have met; return whether it began."""
+        """Begin the ordered generation if all partitions have met; return True if it began."""
         with self.changing():
             stored = self.find(name)
             return stored is not None and Generations(self._channel).advance(stored)
 
     def create_at(self, made: Subscription, standing: Sequence[Progress]) -> None:
-        """Create a subscription whose partitions stand where those of another one do; call it inside `changing`."""
-        row = {
-            "name": made.name,
-            "topics": _topics_text(made.topics),
-            "destination": made.destination,
-            "on_dead": made.on_dead,
-            "grace_ms": grace_milliseconds(made.grace),
-            "kind": made.kind,
-            "tags": None if made.tags is None else json.dumps(made.tags),
-            "partitions": made.partitions,
-        }
-        if not self._channel.run(_CREATE, **row):
+        """Create a subscription whose partitions stand as given; for use inside `changing`."""
+        if not self._channel.run(_CREATE, **_row(made)):
             raise SubscriptionError(f"there is a subscription {made.name!r} already; take another name")
         Generations(self._channel).begin(made, standing)
 
     def leaves_to_writers(self, name: str, topics: Topics, bases: Sequence[Position]) -> bool:
-        """Return whether writers of subscription `name` send messages of these topics themselves.
-
-        Only messages count that one of the positions `bases` lacks.
-        """
-        database = self._channel.database
-        statement = database.sql(_LEFT_TO_WRITERS, of_topics=database.dialect.of_topics)
+        """Return True if writers of `name` send messages of these topics that one of `bases` lacks."""
+        values = self._channel.database.dialect.values
+        statement = self._channel.database.sql(_LEFT_TO_WRITERS, of_topics=values.of_topics)
         first = min(number for base in bases for number in (*base.open, base.head))
-        return bool(self._channel.rows(statement, name=name, first=first, **database.dialect.bind_topics(topics)))
+        return bool(self._channel.rows(statement, name=name, first=first, **values.bind_topics(topics)))
 
     def drop(self, name: str) -> None:
         """Delete a subscription, with its leases, progress and parked messages; for a compensation also the acks.
@@ -232,15 +210,7 @@ class Subscriptions:
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
         # The position is captured first, because a transaction that has written cannot capture.
         place = self._first_progress(start)
-        row = {
-            **self._values(declared),
-            "kind": declared.kind,
-            "tags": None if declared.tags is None else json.dumps(declared.tags),
-            "on_dead": declared.on_dead or "block",
-            "grace_ms": grace_milliseconds(declared.grace or timedelta(0)),
-            "partitions": declared.partitions or 1,
-        }
-        if self._channel.run(_CREATE, **row):
+        if self._channel.run(_CREATE, **_row(declared) | {"on_dead": declared.on_dead or "block"}):
             made = self.get(declared.name)
             Generations(self._channel).begin(made, [place] * made.partitions)
 
@@ -252,9 +222,6 @@ class Subscriptions:
             return Progress(now)
         _, last = ids_before(self._channel, start)
         return Progress(EARLIEST, now, last)
-
-    def _values(self, declared: Declaration) -> dict[str, object]:
-        return {"name": declared.name, "topics": _topics_text(declared.topics), "destination": declared.destination}
 
     def _of(self, row: Row) -> Subscription:
         return Subscription(
@@ -274,5 +241,14 @@ class Subscriptions:
         )
 
 
-def _topics_text(topics: Sequence[str] | None) -> str | None:
-    return None if topics is None else json.dumps(sorted(set(topics)))
+def _row(made: Subscription | Declaration) -> dict[str, object]:
+    return {
+        "name": made.name,
+        "topics": None if made.topics is None else json.dumps(sorted(set(made.topics))),
+        "destination": made.destination,
+        "on_dead": made.on_dead,
+        "grace_ms": grace_milliseconds(made.grace or timedelta(0)),
+        "kind": made.kind,
+        "tags": None if made.tags is None else json.dumps(made.tags),
+        "partitions": made.partitions or 1,
+    }

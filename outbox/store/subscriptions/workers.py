@@ -1,4 +1,4 @@
-"""Live workers: who shares the partitions of a subscription with whom. Each writes its row again and again."""
+"""Live workers, which share the partitions of a subscription. Each writes its row again and again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from outbox.store.database import Channel
 #: Rows of workers that were not seen for so many seconds are deleted.
 _KEPT_SECONDS = 3_600.0
 
-_SEEN = """
-    INSERT INTO {worker} (subscription, id, seen_at) VALUES (:subscription, :id, {now})
-    ON CONFLICT (subscription, id) DO UPDATE SET seen_at = excluded.seen_at
+_SEEN = "UPDATE {worker} SET seen_at = {now} WHERE subscription = :subscription AND id = :id"
+_NEW = """
+    {insert_once} {worker} (subscription, id, seen_at) VALUES (:subscription, :id, {now}) {unless_there}
 """
 #: Not those that were seen later than now either: the clock of the database has stepped back since.
 _LIVE = """
@@ -32,7 +32,8 @@ class LiveWorkers:
 
     def seen(self, worker: str) -> None:
         """Note that a worker is alive."""
-        self._channel.run(_SEEN, subscription=self._subscription, id=worker)
+        if not self._channel.run(_SEEN, subscription=self._subscription, id=worker):
+            self._channel.run(_NEW, subscription=self._subscription, id=worker)
 
     def gone(self, worker: str) -> None:
         """Note that a worker has stopped."""

@@ -20,9 +20,8 @@ from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.telemetry.events import Listeners
-from outbox.telemetry.teller import PartitionTeller
-from outbox.worker.handle import BatchHandler
+from outbox.telemetry.events import Listeners, Teller
+from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED
@@ -131,8 +130,6 @@ class ScriptedHandOver:
         self.parking = FATES["retry"]
         self.die = False
         self.given: list[int] = []
-        #: Nothing is ever refused.
-        self.outages = ()
 
     def held(self) -> Held:
         """Nothing hangs here."""
@@ -142,11 +139,16 @@ class ScriptedHandOver:
         """Return nothing: every call has come back, and its outcome is settled."""
         return set()
 
-    def keep(self, *_: Any, parked: bool) -> None:
+    def note(self, *_: Any, parked: bool) -> None:
         """Remember nothing."""
 
     def forget(self, ids: Collection[int]) -> None:
         """Nothing is remembered."""
+
+    @property
+    def known(self) -> ScriptedHandOver:
+        """The outcomes that are known: none."""
+        return self
 
     def run(self, messages: list[Message], **_: Any) -> Generator[Outcome, None, None]:
         """Done, until one fails; what stands behind it in its key is blocked."""
@@ -175,12 +177,19 @@ class Holder:
         newest = ProgressLog(channel).newest(PARTITION)
         assert newest is not None
         self.settlement = Settlement(channel, lease, log.now(channel).incarnation)
-        batch_handler = cast("BatchHandler", self.batch_handler)
-        parked, teller = Parked(channel, "relay"), PartitionTeller(Listeners(), channel.database, "relay", 0)
-        self.parked = ParkedQueue(parked, self.settlement, batch_handler, Settings(limits=LIMITS), teller)
+        hung = cast("HungCalls", self.batch_handler)
+        parked, teller = Parked(channel, "relay"), Teller(Listeners(), {})
+        self.parked = ParkedQueue(parked, self.settlement, hung, Settings(limits=LIMITS), teller)
         self.cursor, self.place = Cursor(log, newest.progress), model.stored
         self.ahead: list[Fetched] = []
         self.handed: Handed | None = None
+
+    def look_at_parked(self) -> None:
+        """Handle what is ready."""
+        messages = self.parked.begin()
+        for outcome in self.batch_handler.run(messages) if messages is not None else ():
+            self.parked.settle(outcome)
+        self.parked.end()
 
     @property
     def may_fetch(self) -> bool:

@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from outbox import Done, Message, Outbox, Relay, create_engine
 from outbox.direct import delivery
-from outbox.direct import dispatcher as rounds
+from outbox.direct import sends as rounds
 from tests.scenarios.exactness.business import FactRow, change
 from tests.scenarios.exactness.relays import HistorySender, settings
 from tests.support.directly import in_brief, promises

@@ -23,6 +23,7 @@ from outbox.runtime import failpoints
 from outbox.store.dialects.postgresql import append as postgresql_append
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.calls import Call
 from outbox.writing.sent import Sent
 from tests.support.destination import Destination, relay_to
 from tests.support.directly import at_rest, before_each_call, briefly, relayed, send, writing_directly
@@ -158,13 +159,13 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def acks_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = DirectDelivery._ask
+    sent = DirectDelivery._send
 
-    def early(self: DirectDelivery, messages: list[Message], *arguments: Any) -> object:
-        self._insert_acks([message.id or 0 for message in messages])
-        return asked(self, messages, *arguments)
+    def early(self: DirectDelivery, messages: list[Message], *arguments: Any) -> Iterator[Call]:
+        Acks(self._open_channel(), self._name).insert(self._writer, [message.id or 0 for message in messages])
+        return sent(self, messages, *arguments)
 
-    monkeypatch.setattr(DirectDelivery, "_ask", early)
+    monkeypatch.setattr(DirectDelivery, "_send", early)
 
 
 @pytest.mark.parametrize(

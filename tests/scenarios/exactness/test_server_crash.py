@@ -15,10 +15,9 @@ from outbox.worker.fetch import Prefetcher
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.settings import Settings
 from outbox.worker.waiting import Wait
-from outbox.worker.worker import Worker
 from tests.conftest import started
 from tests.scenarios.exactness import twins
-from tests.support.readers import Collector, declared, job
+from tests.support.readers import Collector, Worker, declared, job
 
 #: The lease outlives the crash; nothing but the scripts writes meanwhile, and a commit would flush what came before.
 SLOW_RENEWALS = Settings(lease=timedelta(seconds=6), renew_every=timedelta(seconds=3))

@@ -21,14 +21,12 @@ from sqlalchemy import Engine
 from outbox.errors import LeaseLostError
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration
-from outbox.runtime.wakeup import Wake
 from outbox.store.log.cursor import Batch
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import BLOCKED, DELAYED
 from outbox.worker.settle import Parkings
-from outbox.worker.waiting import drive
 from tests.scenarios.exactness.actors import (
     FATES,
     PARTITION,
@@ -270,7 +268,7 @@ class Machine(Writers):
         released = holder.parked.keys.released | self.model.heads() | requested
         expected = self.model.ready(released, self.world.now)
         try:
-            drive(holder.parked.step(), Wake())
+            holder.look_at_parked()
         except LeaseLostError:
             assert not ours
             self._seen("look at what is parked by a zombie")

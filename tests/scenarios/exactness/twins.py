@@ -20,6 +20,7 @@ from outbox.worker.fetch import Prefetcher
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.settle import Settlement
 from outbox.worker.waiting import Wait
+from tests.support.dialects import varied
 
 
 def replaced(statement: str, **parts: tuple[str, str]) -> str:
@@ -33,28 +34,28 @@ def replaced(statement: str, **parts: tuple[str, str]) -> str:
 #: The reader that remembers the last id it saw: whoever commits later with a lower one is passed over.
 _LAST = "concat(coalesce(max(id), 0) + 1, ':', coalesce(max(id), 0) + 1, ':') FROM {message}"
 _READ_AFTER_LAST = replaced(
-    POSTGRESQL.read_on,
+    POSTGRESQL.reads.read_on,
     snapshot=("pg_current_snapshot()::text", f"(SELECT {_LAST})"),
     fresh=("xact_id >= CAST(:head AS bigint)", "id >= CAST(:head AS bigint)"),
     order=("ORDER BY xact_id, id LIMIT :limit)\n", "ORDER BY id LIMIT :limit)\n"),
 )
-ID_AFTER_LAST = replace(
+ID_AFTER_LAST = varied(
     POSTGRESQL,
     read_on=_READ_AFTER_LAST,
     read_on_fresh=_READ_AFTER_LAST,
-    page=replaced(POSTGRESQL.page, number=("xact_id + 0", "id")),
-    page_late=replaced(POSTGRESQL.page, number=("xact_id + 0", "id")),
-    extent=replaced(POSTGRESQL.extent, number=("xact_id", "id")),
+    page=replaced(POSTGRESQL.reads.page, number=("xact_id + 0", "id")),
+    page_late=replaced(POSTGRESQL.reads.page, number=("xact_id + 0", "id")),
+    extent=replaced(POSTGRESQL.reads.extent, number=("xact_id", "id")),
 )
 
 #: The reader that stays below the oldest transaction that runs: loses nothing, and delivers effects before causes.
 _FLOOR = "pg_snapshot_xmin(pg_current_snapshot())::text"
 _READ_BELOW_FLOOR = replaced(
-    POSTGRESQL.read_on,
+    POSTGRESQL.reads.read_on,
     snapshot=("pg_current_snapshot()::text", f"concat({_FLOOR}, ':', {_FLOOR}, ':')"),
     fresh=("xact_id >= CAST(:head AS bigint)", f"xact_id >= CAST(:head AS bigint) AND xact_id < {_FLOOR}::bigint"),
 )
-BELOW_FLOOR = replace(POSTGRESQL, read_on=_READ_BELOW_FLOOR, read_on_fresh=_READ_BELOW_FLOOR)
+BELOW_FLOOR = varied(POSTGRESQL, read_on=_READ_BELOW_FLOOR, read_on_fresh=_READ_BELOW_FLOOR)
 
 
 class OrderedByXid(Log):
@@ -75,7 +76,7 @@ class MarksFirst(PartitionWorker):
     def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         if batch.messages:
             self._store(batch.end)
-            for each in self._batch_handler.run(batch.messages, wait_for_destination=True, quota=0):
+            for each in self._batch_handler.run(batch.messages, quota=0):
                 if isinstance(each, Wait):
                     yield each
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Engine, event, text
@@ -14,6 +13,7 @@ from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
 from tests.scenarios.exactness.business import set_up
+from tests.support.dialects import varied
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -32,11 +32,11 @@ class World:
             with engine.begin() as connection:
                 connection.execute(text("CREATE TABLE clock (moment timestamptz NOT NULL)"))
                 connection.execute(text("INSERT INTO clock VALUES (:now)"), {"now": self.now})
-            dialect = replace(POSTGRESQL, now="(SELECT moment FROM clock)")
+            dialect = varied(POSTGRESQL, now="(SELECT moment FROM clock)")
         else:
             engine.dispose()
             event.listen(engine, "connect", lambda driver, _: self._tell_time(driver))
-            dialect = replace(SQLITE, now="test_now()", connect=self._connect)
+            dialect = varied(SQLITE, now="test_now()", connect=self._connect)
         set_up(engine, keys=0)
         self.outbox = Outbox(engine, dialect=dialect)
         self.database = self.outbox.database

@@ -1,7 +1,6 @@
 """The matrix sees what is broken: outboxes with one fault each, and a case that tells them from a sound one."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from tests.scenarios.matrix.homes import KINDS, Home
 from tests.scenarios.matrix.playing import left_by
 from tests.scenarios.matrix.scenarios import SCENARIOS
 from tests.scenarios.matrix.table import Scenario
+from tests.support.dialects import varied
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -70,17 +70,17 @@ class WithoutFlush(Outbox):
 
 def blind_to_failures(engine: Engine) -> Outbox:
     """Does not ask whether the transaction has failed."""
-    return Outbox(engine, dialect=replace(POSTGRESQL, is_aborted=lambda _driver: False))
+    return Outbox(engine, dialect=varied(POSTGRESQL, is_aborted=lambda _driver: False))
 
 
 def content_with_autocommit(engine: Engine) -> Outbox:
     """Does not ask whether there is a transaction."""
-    return Outbox(engine, dialect=replace(POSTGRESQL, commits_every_statement=lambda _driver: False))
+    return Outbox(engine, dialect=varied(POSTGRESQL, commits_every_statement=lambda _driver: False))
 
 
 def trusting_the_driver(engine: Engine) -> Outbox:
     """Lets SQLite's driver release a savepoint that nothing was begun before."""
-    return Outbox(engine, dialect=replace(SQLITE, prepare_engine=None))
+    return Outbox(engine, dialect=varied(SQLITE, prepare=None))
 
 
 TWINS: list[tuple[Callable[[Any], Outbox], str, str, str]] = [

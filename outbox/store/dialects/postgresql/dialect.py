@@ -20,9 +20,26 @@ from sqlalchemy import Connection, Engine, text
 from outbox.errors import DatabaseError
 from outbox.model.message import Message, from_microseconds, stored_message
 from outbox.model.topics import ANYTHING, Topics
-from outbox.store.dialects.dialect import COLUMNS, Dialect, Hint, Location, WriteAheadLog, connects_by_url
+from outbox.store.dialects.claims import claiming
+from outbox.store.dialects.dialect import (
+    COLUMNS,
+    Clock,
+    Dialect,
+    Driving,
+    Errors,
+    Hint,
+    Home,
+    Location,
+    Locks,
+    Reads,
+    Values,
+    WriteAheadLog,
+    Writes,
+    connects_by_url,
+)
 from outbox.store.dialects.postgresql.append import append
 from outbox.store.dialects.postgresql.check import check_ids, check_tables
+from outbox.store.dialects.postgresql.restore import RESTORE
 from outbox.store.dialects.statements import Parameters, Row, pyformat
 
 #: Our settings, whatever the role's defaults are. They are set once on a connection of our own. Per transaction they
@@ -96,7 +113,7 @@ class PostgresChannel:
         return self._cursor.execute(pyformat(statement).encode(), parameters).rowcount
 
     def rows_of_last(self, statements: Sequence[tuple[str, Parameters]]) -> list[Row]:
-        """Run statements in one transaction and return the rows of the last one; in one round trip if libpq is able to.
+        """Run statements in one transaction and return the rows of the last; in one round trip if libpq is able to.
 
         The server takes statements that are sent together for one transaction.
         """
@@ -127,7 +144,7 @@ class PostgresChannel:
         self._driver.execute(sql.SQL("LISTEN {}").format(self._name))
 
     def hinted(self) -> Hint | None:
-        """Read all notifications, also those that came with another answer, and return their hint; None: no such."""
+        """Read all notifications, also those received with other answers, and return their hint; None: no hint."""
         self._driver.pgconn.consume_input()
         while notify := self._driver.pgconn.notifies():
             self._note(notify.extra.decode(errors="replace"))
@@ -387,73 +404,100 @@ def _serialize_upgrades(connection: Connection, name: str) -> None:
 DIALECT = Dialect(
     name="postgresql",
     schemas=True,
-    transaction_ids=True,
-    now="statement_timestamp()",
-    later="({now} + CAST({seconds} AS double precision) * interval '1 second')",
-    seconds="CAST(extract(epoch FROM ({until}) - ({since})) AS double precision)",
-    among_numbers="{value} = ANY(CAST({list} AS bigint[]))",
-    among_texts="{value} = ANY(CAST({list} AS text[]))",
-    of_topics=_OF_TOPICS,
-    bind_topics=_bind_topics,
-    bind_list=list,
-    bind_moment=lambda moment: moment,
-    moment=_moment,
-    messages=_messages,
-    notifies=True,
-    connect=PostgresChannel,
-    transient=_transient,
-    locked=lambda error: isinstance(error, psycopg.errors.LockNotAvailable),
-    missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName),
-    already_there=lambda error: isinstance(error, psycopg.errors.DuplicateTable | psycopg.errors.DuplicateColumn),
-    incarnation=_INCARNATION,
-    capture=_CAPTURE,
-    read_on=_READ_ON,
-    read_on_fresh=_READ_ON_FRESH,
-    read_on_chosen=_READ_ON_CHOSEN,
-    page=_PAGE,
-    page_late=_PAGE_WITH_LATE,
-    extent=_EXTENT,
-    append=append,
-    header="(CAST({headers} AS json) ->> '{name}')",
-    from_milliseconds="(timestamptz 'epoch' + CAST({value} AS bigint) * interval '1 millisecond')",
-    bind_uuid=lambda uuid: uuid,
-    chains_writes=True,
-    # Inside a savepoint the row has the id of a subtransaction.
-    outermost="xmin = CAST(pg_current_xact_id() AS xid)",
-    pairs="unnest(CAST(:names AS text[]), CAST(:ids AS uuid[])) AS pairs(name, id)",
-    bind_pairs=lambda pairs: {"names": [name for name, _ in pairs], "ids": [id for _, id in pairs]},
-    # Locked in the order of the keys, so that two writers of two keys cannot wait for each other.
-    lock_keys="SELECT pg_advisory_xact_lock(hashtextextended(key, :seed))"
-    " FROM (SELECT key FROM unnest(CAST(:keys AS text[])) AS k(key) ORDER BY key) AS ordered",
-    share_text="pg_advisory_xact_lock_shared(hashtextextended(CAST({text} AS text), {seed}))",
-    own_text="pg_advisory_xact_lock(hashtextextended(CAST({text} AS text), {seed}))",
-    one_writer=False,
-    waits_for_itself=lambda _engine: False,
-    commits_every_statement=commits_every_statement,
-    is_aborted=is_aborted,
-    blocking="postgresql+psycopg",
-    drivers=frozenset(("psycopg", "psycopg_async", "psycopg2")),
-    location=_location,
-    prepare_engine=None,
-    configure_engine=None,
-    serialize_upgrades=_serialize_upgrades,
-    check_tables=check_tables,
-    check_ids=check_ids,
-    check_now="SET CONSTRAINTS ALL IMMEDIATE",
-    # The table's oid stands for this outbox among several in one database.
-    lock_subscriptions="SELECT pg_advisory_xact_lock(hashtext('outbox_subscription'),"
-    " CAST(CAST(CAST('{subscription}' AS regclass) AS oid) AS integer))",
-    last_message="CAST(NULL AS uuid)",
-    given_again=None,
-    share_lock="FOR SHARE",
-    skip_locked="FOR UPDATE SKIP LOCKED",
-    identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"
-    " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid",
-    installation="CAST(gen_random_uuid() AS text)",
-    wal=WriteAheadLog(
-        end="SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), pg_current_wal_insert_lsn()::text",
-        flushed="SELECT pg_current_wal_flush_lsn() >= CAST(:lsn AS pg_lsn)",
-        # Every role may execute it. The message is meant for logical decoding, where nobody reads this prefix.
-        flush="SELECT pg_logical_emit_message(true, 'outbox', '')::text",
+    clock=Clock(
+        now="statement_timestamp()",
+        later="({now} + CAST({seconds} AS double precision) * interval '1 second')",
+        seconds="CAST(extract(epoch FROM ({until}) - ({since})) AS double precision)",
+        from_milliseconds="(timestamptz 'epoch' + CAST({value} AS bigint) * interval '1 millisecond')",
+        bind=lambda moment: moment,
+        read=_moment,
+    ),
+    values=Values(
+        types={"text": "text", "bigint": "bigint", "smallint": "smallint"},
+        among_numbers="{value} = ANY(CAST({list} AS bigint[]))",
+        among_texts="{value} = ANY(CAST({list} AS text[]))",
+        bind_list=list,
+        bind_uuid=lambda uuid: uuid,
+        rows="VALUES {rows}",
+        of_topics=_OF_TOPICS,
+        bind_topics=_bind_topics,
+        header="(CAST({headers} AS json) ->> '{name}')",
+    ),
+    reads=Reads(
+        transaction_ids=True,
+        incarnation=_INCARNATION,
+        capture=_CAPTURE,
+        read_on=_READ_ON,
+        read_on_fresh=_READ_ON_FRESH,
+        read_on_chosen=_READ_ON_CHOSEN,
+        page=_PAGE,
+        page_late=_PAGE_WITH_LATE,
+        extent=_EXTENT,
+        late=_LATE.replace(_RAW_COLUMNS, "{columns}"),
+        messages=_messages,
+        last_message="CAST(NULL AS uuid)",
+        below_head=None,
+        given_again=None,
+    ),
+    writes=Writes(
+        append=append,
+        claim=claiming(
+            "unnest(CAST(:names AS text[]), CAST(:ids AS uuid[])) AS pairs(name, id)",
+            lambda pairs: {"names": [name for name, _ in pairs], "ids": [id for _, id in pairs]},
+        ),
+        insert_once="INSERT INTO",
+        unless_there="ON CONFLICT DO NOTHING",
+        update_from="UPDATE {table} SET {changes} FROM {source} WHERE {joined}",
+        returning="RETURNING {columns}",
+        # Inside a savepoint the row has the id of a subtransaction.
+        outermost="xmin = CAST(pg_current_xact_id() AS xid)",
+    ),
+    locks=Locks(
+        one_writer=False,
+        waits_for_itself=lambda _engine: False,
+        # Locked in the order of the keys, so that two writers of two keys cannot wait for each other.
+        keys="SELECT pg_advisory_xact_lock(hashtextextended(key, :seed))"
+        " FROM (SELECT key FROM unnest(CAST(:keys AS text[])) AS k(key) ORDER BY key) AS ordered",
+        share_text="pg_advisory_xact_lock_shared(hashtextextended(CAST({text} AS text), {seed}))",
+        own_text="pg_advisory_xact_lock(hashtextextended(CAST({text} AS text), {seed}))",
+        # The table's oid stands for this outbox among several in one database.
+        subscriptions="SELECT pg_advisory_xact_lock(hashtext('outbox_subscription'),"
+        " CAST(CAST(CAST('{subscription}' AS regclass) AS oid) AS integer))",
+        upgrades=_serialize_upgrades,
+        share="FOR SHARE",
+        skip_locked="FOR UPDATE SKIP LOCKED",
+        check_now="SET CONSTRAINTS ALL IMMEDIATE",
+    ),
+    driving=Driving(
+        blocking="postgresql+psycopg",
+        names=frozenset(("psycopg", "psycopg_async", "psycopg2")),
+        commits_every_statement=commits_every_statement,
+        is_aborted=is_aborted,
+        connect=PostgresChannel,
+        sends_together=True,
+        notifies=True,
+        location=_location,
+        prepare=None,
+        configure=None,
+    ),
+    errors=Errors(
+        transient=_transient,
+        locked=lambda error: isinstance(error, psycopg.errors.LockNotAvailable),
+        missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName),
+        already_there=lambda error: isinstance(error, psycopg.errors.DuplicateTable | psycopg.errors.DuplicateColumn),
+    ),
+    home=Home(
+        identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"
+        " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid",
+        installation="CAST(gen_random_uuid() AS text)",
+        wal=WriteAheadLog(
+            end="SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), pg_current_wal_insert_lsn()::text",
+            flushed="SELECT pg_current_wal_flush_lsn() >= CAST(:lsn AS pg_lsn)",
+            # Every role may execute it. The message is meant for logical decoding, where nobody reads this prefix.
+            flush="SELECT pg_logical_emit_message(true, 'outbox', '')::text",
+        ),
+        restore=RESTORE,
+        check_tables=check_tables,
+        check_ids=check_ids,
     ),
 )

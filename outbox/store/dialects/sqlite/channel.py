@@ -1,4 +1,4 @@
-"""SQLite connections of our own, and what a fork has to do with their locks."""
+"""Our own connections to an SQLite file, and their locks in a fork."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _after_fork_in_child() -> None:
 
 
 def disown_inherited() -> None:
-    """Close the parent's connections, before this process opens one of its own.
+    """Close the parent's connections, before this process opens its own.
 
-    As long as one of them is open, SQLite believes that it still holds the lock on the file, and takes none for this
-    process. The last other process to close the file would then delete the write-ahead log, with what is committed
-    here.
+    While an inherited connection is open, SQLite believes to hold the lock on the file, and takes none for this
+    process. The last other process to close the file would then delete the write-ahead log, with the commits of this
+    process.
     """
     with _connecting:
         while _inherited:
@@ -87,7 +87,7 @@ class SqliteChannel:
             return self._driver.execute(statement, parameters).rowcount
 
     def rows_of_last(self, statements: Sequence[tuple[str, Parameters]]) -> list[Row]:
-        """Run statements in one transaction and return the rows of the last one."""
+        """Run statements in one transaction and return the rows of the last statement."""
         with nullcontext() if self._driver.in_transaction else self.transaction():
             return [self.rows(statement, parameters) for statement, parameters in statements][-1]
 

@@ -1,4 +1,4 @@
-"""The dialect of SQLite. One writer at a time draws ids, under the write lock, so an id is its own position."""
+"""The dialect of SQLite. One writer at a time draws ids, under the write lock, so an id is a position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,23 @@ from sqlalchemy import Connection, Engine
 
 from outbox.model.message import Message, stored_message
 from outbox.model.topics import Topics
-from outbox.store.dialects.dialect import APPENDED, COLUMNS, Dialect, Location, connects_by_url, driver_of
+from outbox.store.dialects.claims import claiming
+from outbox.store.dialects.dialect import (
+    APPENDED,
+    COLUMNS,
+    Clock,
+    Dialect,
+    Driving,
+    Errors,
+    Home,
+    Location,
+    Locks,
+    Reads,
+    Values,
+    Writes,
+    connects_by_url,
+    driver_of,
+)
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.check import check_ids, check_tables
 from outbox.store.dialects.sqlite.engine import commits_every_statement, configure, make_fit, waits_for_itself
@@ -42,7 +58,7 @@ def _moment(value: Any) -> datetime | None:
 
 
 def _bind_moment(moment: datetime) -> str:
-    """Return a moment as text, to the millisecond where that is exact, as SQLite itself writes it.
+    """Return a moment as text, as SQLite writes moments: to the millisecond where that is exact.
 
     The texts `.123` and `.123000` would compare as two moments.
     """
@@ -114,11 +130,11 @@ _PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}
     UNION ALL SELECT * FROM (SELECT {_COLUMNS} FROM {{message}}
         WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {_CHOSEN}
         ORDER BY id LIMIT :limit)"""
+_BELOW_HEAD = "CAST(substr({column}, instr({column}, ':') + 1) AS integer) - 1"
 #: The last message of a position is one look-up by the primary key. A message that was purged proves nothing.
-_GIVEN_AGAIN = """EXISTS (
-    SELECT 1 FROM {message} AS m
-    WHERE m.id = coalesce(p.after_id, CAST(substr(p.base, instr(p.base, ':') + 1) AS integer) - 1)
-      AND m.message_id <> p.last_message)"""
+_GIVEN_AGAIN = f"""EXISTS (
+    SELECT 1 FROM {{message}} AS m
+    WHERE m.id = coalesce(p.after_id, {_BELOW_HEAD.format(column="p.base")}) AND m.message_id <> p.last_message)"""
 _EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :head AND id < :target"""
 
 
@@ -140,65 +156,93 @@ def _serialize_upgrades(connection: Connection, _name: str) -> None:
 DIALECT = Dialect(
     name="sqlite",
     schemas=False,
-    transaction_ids=False,
-    now="strftime('%Y-%m-%d %H:%M:%f', 'now')",
-    later="strftime('%Y-%m-%d %H:%M:%f', {now}, ({seconds}) || ' seconds')",
-    # Rounded, because differences of fractional days may come out a little too long; moments have milliseconds.
-    seconds="round((julianday({until}) - julianday({since})) * 86400.0, 3)",
-    among_numbers="{value} IN (SELECT value FROM json_each({list}))",
-    among_texts="{value} IN (SELECT value FROM json_each({list}))",
-    of_topics=_OF_TOPICS,
-    bind_topics=_bind_topics,
-    bind_list=json.dumps,
-    bind_moment=_bind_moment,
-    moment=_moment,
-    messages=_messages,
-    notifies=False,
-    connect=SqliteChannel,
-    transient=_transient,
-    locked=is_busy,
-    missing_table=lambda error: "no such table" in str(error),
-    already_there=lambda error: any(words in str(error) for words in (" already ", "duplicate column")),
-    incarnation="''",
-    capture=f"SELECT {_SNAPSHOT}, '', NULL, {{now}}",
-    read_on=_READ_ON,
-    read_on_fresh=_READ_ON,
-    read_on_chosen=_READ_ON_CHOSEN,
-    page=_PAGE,
-    page_late=_PAGE,
-    extent=_EXTENT,
-    append=_append,
-    header="json_extract({headers}, '$.\"{name}\"')",
-    from_milliseconds="strftime('%Y-%m-%d %H:%M:%f', CAST({value} AS integer) / 1000.0, 'unixepoch')",
-    bind_uuid=lambda uuid: uuid.hex,
-    chains_writes=False,
-    outermost="TRUE",
-    # `true` keeps a following ON CONFLICT from being read as the condition of a join.
-    pairs="(SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS id"
-    " FROM json_each(:pairs) WHERE true) AS pairs",
-    bind_pairs=lambda pairs: {"pairs": json.dumps([(name, id.hex) for name, id in pairs])},
-    lock_keys=None,
-    share_text=None,
-    own_text=None,
-    one_writer=True,
-    waits_for_itself=waits_for_itself,
-    commits_every_statement=commits_every_statement,
-    is_aborted=lambda _driver: False,
-    blocking="sqlite+pysqlite",
-    drivers=frozenset(("pysqlite", "aiosqlite")),
-    location=_location,
-    prepare_engine=make_fit,
-    configure_engine=configure,
-    serialize_upgrades=_serialize_upgrades,
-    check_tables=check_tables,
-    check_ids=check_ids,
-    check_now=None,
-    lock_subscriptions=None,
-    last_message="(SELECT message_id FROM {message} WHERE id = :last)",
-    given_again=_GIVEN_AGAIN,
-    share_lock="",
-    skip_locked="",
-    identity="SELECT NULL AS system_identifier, NULL AS database_oid",
-    installation="lower(hex(randomblob(16)))",
-    wal=None,
+    clock=Clock(
+        now="strftime('%Y-%m-%d %H:%M:%f', 'now')",
+        later="strftime('%Y-%m-%d %H:%M:%f', {now}, ({seconds}) || ' seconds')",
+        # Rounded, because differences of fractional days may come out a little too long; moments have milliseconds.
+        seconds="round((julianday({until}) - julianday({since})) * 86400.0, 3)",
+        from_milliseconds="strftime('%Y-%m-%d %H:%M:%f', CAST({value} AS integer) / 1000.0, 'unixepoch')",
+        bind=_bind_moment,
+        read=_moment,
+    ),
+    values=Values(
+        types={"text": "text", "bigint": "bigint", "smallint": "smallint"},
+        among_numbers="{value} IN (SELECT value FROM json_each({list}))",
+        among_texts="{value} IN (SELECT value FROM json_each({list}))",
+        bind_list=json.dumps,
+        bind_uuid=lambda uuid: uuid.hex,
+        rows="VALUES {rows}",
+        of_topics=_OF_TOPICS,
+        bind_topics=_bind_topics,
+        header="json_extract({headers}, '$.\"{name}\"')",
+    ),
+    reads=Reads(
+        transaction_ids=False,
+        incarnation="''",
+        capture=f"SELECT {_SNAPSHOT}, '', NULL, {{now}}",
+        read_on=_READ_ON,
+        read_on_fresh=_READ_ON,
+        read_on_chosen=_READ_ON_CHOSEN,
+        page=_PAGE,
+        page_late=_PAGE,
+        extent=_EXTENT,
+        late=None,
+        messages=_messages,
+        last_message="(SELECT message_id FROM {message} WHERE id = :last)",
+        below_head=_BELOW_HEAD,
+        given_again=_GIVEN_AGAIN,
+    ),
+    writes=Writes(
+        append=_append,
+        claim=claiming(
+            # `true` keeps a following ON CONFLICT from being read as the condition of a join.
+            "(SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS id"
+            " FROM json_each(:pairs) WHERE true) AS pairs",
+            lambda pairs: {"pairs": json.dumps([(name, id.hex) for name, id in pairs])},
+        ),
+        insert_once="INSERT INTO",
+        unless_there="ON CONFLICT DO NOTHING",
+        update_from="UPDATE {table} SET {changes} FROM {source} WHERE {joined}",
+        # What is read afterwards costs no round trip here, and is the same: nobody else writes meanwhile.
+        returning=None,
+        outermost=None,
+    ),
+    locks=Locks(
+        one_writer=True,
+        waits_for_itself=waits_for_itself,
+        keys=None,
+        share_text=None,
+        own_text=None,
+        subscriptions=None,
+        upgrades=_serialize_upgrades,
+        share="",
+        skip_locked="",
+        check_now=None,
+    ),
+    driving=Driving(
+        blocking="sqlite+pysqlite",
+        names=frozenset(("pysqlite", "aiosqlite")),
+        commits_every_statement=commits_every_statement,
+        is_aborted=lambda _driver: False,
+        connect=SqliteChannel,
+        sends_together=False,
+        notifies=False,
+        location=_location,
+        prepare=make_fit,
+        configure=configure,
+    ),
+    errors=Errors(
+        transient=_transient,
+        locked=is_busy,
+        missing_table=lambda error: "no such table" in str(error),
+        already_there=lambda error: any(words in str(error) for words in (" already ", "duplicate column")),
+    ),
+    home=Home(
+        identity="SELECT NULL AS system_identifier, NULL AS database_oid",
+        installation="lower(hex(randomblob(16)))",
+        wal=None,
+        restore=None,
+        check_tables=check_tables,
+        check_ids=check_ids,
+    ),
 )

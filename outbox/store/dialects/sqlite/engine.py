@@ -25,7 +25,7 @@ _LEGACY = -1
 
 
 def _require_legacy_control(connect_args: Mapping[str, Any]) -> None:
-    """Refuse a driver that would begin transactions by itself, or would not commit those that we begin."""
+    """Refuse a driver that would begin transactions, or would not commit ours."""
     if connect_args.get("autocommit", _LEGACY) != _LEGACY:
         raise DatabaseError(
             "outbox.create_engine begins and commits SQLite's transactions itself, which the driver's"
@@ -100,7 +100,7 @@ _BEGUN = object()
 
 
 def waits_for_itself(engine: Engine) -> bool:
-    """Return whether this thread or task has a transaction open on the engine, for which another one would wait."""
+    """Return whether this thread or task has a transaction open on the engine; another one would wait for it."""
     return any(
         each.dialect is engine.dialect and _driver_is_busy(each) for each in _begun.get() if each.pooled is not None
     )
@@ -169,10 +169,11 @@ def _end_what_was_begun(dialect: Any) -> None:
 
 
 def commits_every_statement(driver: Any) -> bool:
-    """Return whether the driver commits every statement: no transaction is open, and it would not begin one itself.
+    """Return whether the driver commits every statement: no transaction is open, and the driver would begin none.
 
-    In the driver's legacy mode it begins one before an INSERT if it has an isolation level. With `autocommit=False` a
-    transaction is always open, unless a statement has ended it. With `autocommit=True` the driver begins none.
+    In the legacy mode the driver begins a transaction before an INSERT if there is an isolation level. With
+    `autocommit=False` a transaction is always open, unless a statement has ended it. With `autocommit=True` the driver
+    begins none.
     """
     begins = _autocommit_of(driver) == _LEGACY and driver.isolation_level is not None
     return not begins and not driver.in_transaction

@@ -1,4 +1,4 @@
-"""The lock of an SQLite file: one writer has it at a time, and the others try for it themselves."""
+"""The lock of an SQLite file, which one writer has at a time; the others try again and again."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def begin_immediate(
     seconds: float = BUSY_SECONDS,
     pause: Callable[[float], Any] = time.sleep,
 ) -> None:
-    """Take the write lock now, trying every 0.3 to 2 ms; `begin` executes the statement that takes it.
+    """Take the write lock now, trying every 0.3 to 2 ms; `begin` executes the statement.
 
-    SQLite's own busy handler is off until the lock is taken. It sleeps up to 100 ms between tries, so that among busy
-    writers one might never get the lock.
+    SQLite's busy handler is off until then, because it sleeps up to 100 ms between tries: among busy writers one might
+    never get the lock.
     """
     execute(_OWN_PAUSES.format(0))
     try:

@@ -1,19 +1,21 @@
-"""The suite that third parties get: our own dialects pass it, and dialects that are wrong in one place do not."""
+"""Our dialects pass the contract, a plain one does as well, and dialects that are wrong in one place do not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, inspect
 
-from outbox import Outbox
+from outbox import Outbox, create_engine
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
-from outbox.testing.dialect_contract import DialectContract
 from tests.scenarios.exactness.twins import ID_AFTER_LAST, replaced
+from tests.store.dialect_contract import DialectContract
+from tests.store.plain_dialect import PLAIN, made, refusing
+from tests.support.dialects import varied
 
 
 class TestPostgresql(DialectContract):
@@ -32,6 +34,38 @@ class TestSqlite(DialectContract):
     def engine(self, sqlite_engine: Engine) -> Engine:
         """The database of this test."""
         return sqlite_engine
+
+
+class TestPlain(DialectContract):
+    """A database that has only what all of them have, as far as SQLite can stand for it."""
+
+    dialect = PLAIN
+
+    @pytest.fixture
+    def engine(self, tmp_path: Path) -> Iterator[Engine]:
+        """A file with the tables as such a database has them, which refuses what it would not understand."""
+        engine = create_engine(f"sqlite:///{tmp_path / 'plain.sqlite3'}")
+        made(engine)
+        refusing(engine)
+        yield engine
+        engine.dispose()
+
+
+def test_the_plain_database_refuses_what_it_does_not_have(tmp_path):
+    """Else the contract would prove nothing: with SQLite's own dialect it fails."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'plain.sqlite3'}")
+    made(engine)
+    refusing(engine)
+    outbox = Outbox(engine)
+
+    with pytest.raises(AssertionError, match="json_each is not understood"), outbox.begin() as session:
+        outbox.send(session, "alpha", b"", dedup_key="k")
+    with (
+        closing(Outbox(engine, dialect=PLAIN).database.open()) as channel,
+        pytest.raises(AssertionError, match="RETURNING is not understood"),
+    ):
+        channel.rows("DELETE FROM {inbox} RETURNING consumer")
+    assert [each["dialect_options"] for each in inspect(engine).get_indexes("outbox_parked")] == [{}] * 6
 
 
 def windows(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
@@ -67,39 +101,41 @@ _FIRST_HIGHEST = ("max(seq)", "max(id)")
 #: What is wrong, and which tests of the suite notice it.
 TWINS: dict[str, tuple[Dialect, list[Callable[..., None]]]] = {
     "postgresql: reads on behind the last id": (
-        replace(ID_AFTER_LAST, read_on_fresh=ID_AFTER_LAST.read_on),
+        varied(ID_AFTER_LAST, read_on_fresh=ID_AFTER_LAST.reads.read_on),
         [windows, early_writer],
     ),
-    "postgresql: forgets who commits late": (replace(POSTGRESQL, read_on=POSTGRESQL.read_on_fresh), [windows]),
+    "postgresql: forgets who commits late": (varied(POSTGRESQL, read_on=POSTGRESQL.reads.read_on_fresh), [windows]),
     "postgresql: pages by transaction": (
-        replace(POSTGRESQL, page=replaced(POSTGRESQL.page, **_BY_TRANSACTION)),
+        varied(POSTGRESQL, page=replaced(POSTGRESQL.reads.page, **_BY_TRANSACTION)),
         [windows],
     ),
-    "postgresql: pages without the late part": (replace(POSTGRESQL, page_late=POSTGRESQL.page), [windows]),
+    "postgresql: pages without the late part": (varied(POSTGRESQL, page_late=POSTGRESQL.reads.page), [windows]),
     "postgresql: pages what is open": (
-        replace(POSTGRESQL, page=replaced(POSTGRESQL.page, open=("<> ALL (CAST(:open AS bigint[]))", "> 0"))),
+        varied(POSTGRESQL, page=replaced(POSTGRESQL.reads.page, open=("<> ALL (CAST(:open AS bigint[]))", "> 0"))),
         [windows],
     ),
     "postgresql: appends backwards": (
-        replace(POSTGRESQL, append=lambda names, rows, **options: POSTGRESQL.append(names, rows[::-1], **options)),
+        varied(
+            POSTGRESQL, append=lambda names, rows, **options: POSTGRESQL.writes.append(names, rows[::-1], **options)
+        ),
         [order],
     ),
     "sqlite: appends backwards": (
-        replace(SQLITE, append=lambda names, rows, **options: SQLITE.append(names, rows[::-1], **options)),
+        varied(SQLITE, append=lambda names, rows, **options: SQLITE.writes.append(names, rows[::-1], **options)),
         [order],
     ),
     "sqlite: takes the highest id for the last one": (
-        replace(
+        varied(
             SQLITE,
-            capture=replaced(SQLITE.capture, highest=_HIGHEST, first=_FIRST_HIGHEST),
-            read_on=replaced(SQLITE.read_on, highest=_HIGHEST, first=_FIRST_HIGHEST),
-            read_on_fresh=replaced(SQLITE.read_on_fresh, highest=_HIGHEST, first=_FIRST_HIGHEST),
+            capture=replaced(SQLITE.reads.capture, highest=_HIGHEST, first=_FIRST_HIGHEST),
+            read_on=replaced(SQLITE.reads.read_on, highest=_HIGHEST, first=_FIRST_HIGHEST),
+            read_on_fresh=replaced(SQLITE.reads.read_on_fresh, highest=_HIGHEST, first=_FIRST_HIGHEST),
         ),
         [never_falls],
     ),
-    "sqlite: a clock that cannot be moved": (replace(SQLITE, later="{now}"), [parked]),
+    "sqlite: a clock that cannot be moved": (varied(SQLITE, later="{now}"), [parked]),
     "sqlite: knows lists of one": (
-        replace(SQLITE, among_numbers="{value} = json_extract({list}, '$[0]')"),
+        varied(SQLITE, among_numbers="{value} = json_extract({list}, '$[0]')"),
         [parked],
     ),
 }

@@ -13,7 +13,7 @@ from outbox.outbox import Outbox
 from outbox.store.database import Channel
 from outbox.store.log.limits import Limits
 from outbox.store.log.log import Extent, Log
-from outbox.store.operations import probe
+from tests.support import probe
 
 _MOST_OPEN = 4
 
@@ -52,7 +52,7 @@ class Schedule:
         self._channel = channel
         self._random = random.Random(seed)
         self._log = Log()
-        self._most_open = 1 if outbox.database.dialect.one_writer else _MOST_OPEN
+        self._most_open = 1 if outbox.database.dialect.locks.one_writer else _MOST_OPEN
         self._open: list[Connection] = []
         self._base = EARLIEST
         self._settled: set[int] = set()

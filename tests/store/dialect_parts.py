@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import pytest
 
+from outbox.errors import SubscriptionError
 from outbox.model.lease import Lease, Partition
+from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message, slot_of
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import Declaration, Subscription
 from outbox.outbox import Outbox
+from outbox.schema import record_metadata
 from outbox.store.database import Channel
+from outbox.store.dialects.statements import Script, executor, run
+from outbox.store.half_messages.half import Half, Halves
+from outbox.store.half_messages.op import DecidedHalves, Ops
+from outbox.store.half_messages.record import Records
+from outbox.store.idempotency import dedup, inbox
+from outbox.store.idempotency.dedup import Dedup
+from outbox.store.idempotency.inbox import InboxRows
 from outbox.store.log.log import Log
-from outbox.store.operations import probe
+from outbox.store.operations.half_status import half_standings
+from outbox.store.operations.parked_status import Count
+from outbox.store.operations.purge import Purge, purged_id
+from outbox.store.operations.status import standings
 from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.notices import RefusalNotice, refused_workers
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.store.subscriptions.workers import LiveWorkers
+from tests.support import probe
+
+R = TypeVar("R")
 
 _NAME = "contract"
 _LONG = timedelta(minutes=10)
@@ -257,6 +277,134 @@ class ParkedContract:
             ]
             for each in partitions
         ]
+
+
+class HalfContract:
+    """The tests of half messages and verdicts, of which the first one stands."""
+
+    def test_the_first_verdict_on_a_transaction_stands(self, outbox: Outbox, channel: Channel) -> None:
+        """Commit once, with the messages; refuse what comes later: another verdict, and another half message."""
+        halves, ops, message = Halves(outbox.database), Ops(outbox.database), Message("alpha", b"x", key="k")
+        half = Half(transaction="t", group="g", way="listener")
+        places = [_alone(outbox, halves.append(half, message, 7, '{"a":"b"}')) for _ in range(2)]
+
+        first = _alone(outbox, ops.commit("t", by="first"))
+        later = [_alone(outbox, each) for each in (ops.commit("t", by="later"), ops.roll_back("t", by="later"))]
+        late = _alone(outbox, halves.append(half, message, 7, "{}"))
+
+        found = Log().read_on(channel, EARLIEST).messages
+        assert [each is not None for each in (*places, late)] == [True, True, False]
+        assert (first.op, first.first, [*first.restored]) == ("commit", True, [message.message_id])
+        assert [(each.op, each.first, each.by) for each in later] == [("commit", False, "first")] * 2
+        assert [(each.message_id, each.topic, each.key, each.headers) for each in found] == [
+            (message.message_id, "alpha", "k", {"a": "b"})
+        ]
+
+    def test_a_joined_transaction_restores_its_messages_once(self, outbox: Outbox, channel: Channel) -> None:
+        """Write the verdict first, and the messages at the end; nothing is left to restore then."""
+        halves, ops, message = Halves(outbox.database), Ops(outbox.database), Message("alpha", b"x")
+        half = Half(transaction="t", group="g", way="join")
+        _alone(outbox, halves.append(half, message, 7, "{}"))
+        with outbox.engine.begin() as connection:
+            joined = run(executor(connection), ops.join("t", by="business"))
+            restored = [run(executor(connection), ops.restore("t")) for _ in range(2)]
+
+        unknown = _alone(outbox, ops.roll_back("another", by="somebody"))
+
+        assert (joined.op, joined.first, restored) == ("commit", True, [{message.message_id}, None])
+        assert (unknown.op, unknown.first) == (None, False)
+        assert [each.message_id for each in Log().read_on(channel, EARLIEST).messages] == [message.message_id]
+        assert DecidedHalves(channel).pending(["t"], timedelta(0))["t"].op == "commit"
+
+    def test_a_record_proves_one_outcome(self, outbox: Outbox) -> None:
+        """Write a commit once; a fence finds it, and fences a transaction without one."""
+        record_metadata().create_all(outbox.engine)
+        records = Records(outbox.database)
+        answers = [_alone(outbox, records.insert("t")) for _ in range(2)]
+        with closing(outbox.database.open()) as channel:
+            fenced = [records.fence(channel, each, patience=1.0) for each in ("t", "another")]
+
+        assert (answers, fenced) == ([None, "commit"], ["commit", "rollback"])
+        assert _alone(outbox, records.insert("another")) == "rollback"
+
+
+class UpkeepContract:
+    """The tests of what is written again and again, and of what is deleted in the end."""
+
+    def test_what_is_over_is_pruned(self, outbox: Outbox, channel: Channel) -> None:
+        """Delete dedup keys and notes of the inbox that have expired; a dedup key that has expired is free again."""
+        twins = [Message("alpha", b"", dedup_key="k") for _ in range(2)]
+        over, kept = (Dedup(outbox.database, timedelta(seconds=seconds)) for seconds in (-1, 60))
+        claims = [_alone(outbox, each.claim(twins)) for each in (over, over, kept, kept)]
+        for seconds in (-1, 60):
+            rows = InboxRows(outbox.database, timedelta(seconds=seconds))
+            _alone(outbox, rows.handle(f"for {seconds}", twins[0].message_id))
+        _alone(outbox, over.claim([Message("alpha", b"", dedup_key="another")]))
+
+        pruned = [each.prune(channel) for each in (dedup, inbox)]
+
+        again = {1: twins[0].message_id}
+        assert claims == [again, again, again, {0: twins[0].message_id, **again}]
+        assert (pruned, [probe.count(channel, each) for each in ("dedup", "inbox")]) == ([1, 1], [1, 1])
+
+    def test_a_purge_deletes_what_all_have_passed(self, outbox: Outbox, channel: Channel) -> None:
+        """Delete no row that a subscription lacks, and record how far the purge went."""
+        partition = _declared(channel)
+        _appended(outbox, channel, ["a", None, "b"])
+        lease = _taken(Leases(channel), partition, "holder")
+        time.sleep(0.01)
+        held = Purge(channel).run(timedelta(0))
+        capture = Log().now(channel)
+        Subscriptions(channel).drop("relay")
+        assert ProgressLog(channel).settle(lease, 1, Progress(capture.position), capture.incarnation)
+
+        gone = Purge(channel, batch=2).run(timedelta(0))
+
+        assert [(each.rows, each.held_by) for each in (held, gone)] == [(0, (_NAME, "relay")), (3, ())]
+        assert (probe.count(channel, "message"), purged_id(channel)) == (0, 3)
+
+    def test_workers_and_commands_are_seen_again_and_again(self, channel: Channel) -> None:
+        """Write that a worker is alive, that a command wants a lease, and that a worker is refused."""
+        partition, leases, workers = _declared(channel), Leases(channel), LiveWorkers(channel, _NAME)
+        refused = RefusalNotice("refused")
+        for _ in range(2):
+            workers.seen("ann")
+            leases.ask(partition, "command")
+            with pytest.raises(SubscriptionError), refused.noted(channel, "ann"):
+                raise SubscriptionError("no such topic")
+        found = leases.look(partition)
+
+        assert (workers.live(timedelta(minutes=1)), found is not None and found.wanted) == ({"ann"}, True)
+        assert [(each.name, each.notice) for each in refused_workers(channel)] == [("refused", "no such topic")]
+        workers.gone("ann")
+        leases.take_back(partition, "command")
+        with refused.noted(channel, "ann"):
+            pass
+        assert (workers.live(timedelta(minutes=1)), refused_workers(channel)) == (set(), [])
+
+    def test_a_status_counts_what_waits(self, outbox: Outbox, channel: Channel) -> None:
+        """Count the log and the parked messages of a subscription, and the half messages of a group."""
+        halves, partition = Halves(outbox.database), _declared(channel)
+        check = Declaration(name="check:g", kind="check", destination="check:g", topics=(HALF_TOPIC,), tags=("g",))
+        Subscriptions(channel).declare(check)
+        ids = _appended(outbox, channel, ["a", "b", None])
+        Parked(channel, _NAME).park({Parking(state="dead", blocks=True, error="no"): ids[:1]})
+        half = Half(transaction="t", group="g", way="listener")
+        _alone(outbox, halves.append(half, Message("beta", b"x"), 7, "{}"))
+
+        now, found = standings(channel)
+
+        own = next(each for each in found if each.subscription.name == partition.subscription)
+        assert (own.backlog, own.parked["dead"], own.troubles[0].error) == (Count(3), Count(1), "no")
+        assert [(each.group, each.topic, each.pending) for each in half_standings(channel, now, found)] == [
+            ("g", "beta", Count(1))
+        ]
+
+
+def _alone(outbox: Outbox, steps: Script[R]) -> R:
+    """Run a script in a transaction of its own."""
+    with outbox.engine.begin() as connection:
+        return run(executor(connection), steps)
 
 
 def _subscription(channel: Channel) -> Subscription:

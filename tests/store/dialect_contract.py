@@ -1,14 +1,7 @@
 """The contract of dialects as a suite: on a database whose dialect passes it, an outbox keeps its promises.
 
-    class TestCockroach(DialectContract):
-        dialect = COCKROACH
-
-        @pytest.fixture
-        def engine(self):
-            ...                    # a database of this test, with empty outbox tables
-
 It talks to the database through the parts of `outbox.store` that workers are made of, and judges them by the algebra of
-`outbox.model.position`, which uses no SQL. Run it on every version of the server that is to be supported.
+`outbox.model.position`, which uses no SQL.
 """
 
 from __future__ import annotations
@@ -37,18 +30,18 @@ from outbox.store.idempotency.inbox import InboxRows
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
-from outbox.store.operations import probe
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.testing.dialect_parts import LeaseContract, ParkedContract
-from outbox.testing.schedules import Schedule, read_whole
+from tests.store.dialect_parts import HalfContract, LeaseContract, ParkedContract, UpkeepContract
+from tests.store.schedules import Schedule, read_whole
+from tests.support import probe
 
 _AWKWARD = " a'b\"c%s:x \\ é 😀 "
 _SMALL = Limits(rows=4, bytes=10_000)
 
 
-class DialectContract(LeaseContract, ParkedContract):
-    """The suite. Subclass it with a fixture `engine`, and with a `dialect` if the library does not know it."""
+class DialectContract(LeaseContract, ParkedContract, HalfContract, UpkeepContract):
+    """The suite. A subclass has a fixture `engine`: a database with empty tables; and a `dialect`, if it is no own."""
 
     #: The dialect under test; None: the library's own for this engine.
     dialect: ClassVar[Dialect | None] = None
@@ -56,7 +49,7 @@ class DialectContract(LeaseContract, ParkedContract):
     @pytest.fixture
     def engine(self) -> Engine:
         """An engine on a database with empty outbox tables."""
-        raise NotImplementedError("a subclass of DialectContract has a fixture `engine`")
+        raise NotImplementedError
 
     @pytest.fixture
     def outbox(self, engine: Engine) -> Iterator[Outbox]:
@@ -226,7 +219,7 @@ class DialectContract(LeaseContract, ParkedContract):
 
     def test_an_early_writer_who_commits_late_is_in_the_next_window(self, outbox: Outbox, channel: Channel) -> None:
         """Find ids that are lower than those that were read before: no reader may go on behind the last id."""
-        if outbox.database.dialect.one_writer:
+        if outbox.database.dialect.locks.one_writer:
             pytest.skip("one writer at a time cannot be overtaken")
         log = Log()
         with outbox.engine.connect() as slow:
@@ -345,7 +338,7 @@ class DialectContract(LeaseContract, ParkedContract):
         readers = [(each, Cursor(Log(limits, EVERYTHING, each), Progress(EARLIEST))) for each in partitions]
         read: list[tuple[Partition, Message]] = []
         with ExitStack() as stack:
-            many = 1 if outbox.database.dialect.one_writer else 2
+            many = 1 if outbox.database.dialect.locks.one_writer else 2
             writers = [stack.enter_context(outbox.engine.connect()) for _ in range(many)]
             for n in range(24):
                 outbox.send(writers[n % many], "alpha", f"{n}", key=f"key-{n % 7}")

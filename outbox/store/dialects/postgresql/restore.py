@@ -1,0 +1,48 @@
+"""PostgreSQL's statements for a log that was copied to another server, whose transaction ids mean nothing there."""
+
+from __future__ import annotations
+
+from outbox.model.position import EARLIEST
+from outbox.store.dialects.dialect import Restore
+
+#: A subscription at the beginning of the log reads all of it in any case, so no row needs a new id for its sake. An
+#: example is the subscription `relay` of the migration where relays have other names.
+_AT_BEGINNING = f"base = '{EARLIEST}' AND target IS NULL"
+_STANDS = """
+    SELECT DISTINCT ON (subscription, partition)
+           subscription, base, target, after_id, settled_at, partition, partitions
+    FROM {progress} AS g JOIN {subscription} AS s ON s.name = g.subscription AND s.generation = g.generation
+    ORDER BY subscription, partition, epoch DESC, n DESC"""
+#: The row `m` belongs to the partition with the progress `p`.
+_OWN = "m.slot % p.partitions = p.partition"
+#: The row `m` was written after the copy, so that its id is one of this server and cannot be compared with a position
+#: of the other server; or the progress `p` has not passed it. The server does not read '0:0:' as a snapshot.
+_UNREAD = f"""
+    (m.created_at > p.settled_at
+     OR CASE p.base WHEN '{EARLIEST}' THEN TRUE
+        ELSE NOT pg_visible_in_snapshot(m.xact_id::text::xid8, p.base::pg_snapshot) END
+        AND NOT (p.target IS NOT NULL AND m.id <= p.after_id
+                 AND pg_visible_in_snapshot(m.xact_id::text::xid8, p.target::pg_snapshot)))"""
+_UNREAD_BY_SOME = f"EXISTS (SELECT 1 FROM ({_STANDS}) AS p WHERE {_OWN} AND NOT ({_AT_BEGINNING}) AND {_UNREAD})"
+
+RESTORE = Restore(
+    unlimited="SET LOCAL statement_timeout = 0",
+    lock="LOCK TABLE {message}, {progress}, {lease} IN SHARE ROW EXCLUSIVE MODE",
+    # The messages that a subscription has read, and that get a new id because another one has not.
+    again=f"""
+    SELECT count(*) FROM {{message}} AS m
+    WHERE {{of_topics}} AND (CAST(:tags AS text[]) IS NULL OR tags = ANY(CAST(:tags AS text[])))
+      AND topic <> CAST(:hidden AS text) AND direct IS DISTINCT FROM CAST(:skips AS text)
+      AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text))
+      AND {_UNREAD_BY_SOME}
+      AND NOT EXISTS (
+          SELECT 1 FROM ({_STANDS}) AS p
+          WHERE p.subscription = CAST(:name AS text) AND {_OWN} AND ({_AT_BEGINNING} OR {_UNREAD}))
+""",
+    # A row that some subscription had not seen gets the id of this transaction, as if it were committed now; all others
+    # get 0, which lies before every position.
+    restamp=f"""
+    UPDATE {{message}} AS m
+    SET xact_id = CASE WHEN {_UNREAD_BY_SOME} THEN pg_current_xact_id()::text::bigint ELSE 0 END
+""",
+)

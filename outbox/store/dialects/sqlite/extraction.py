@@ -1,0 +1,41 @@
+"""SQLite's part of an extraction."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from outbox.store.dialects.extraction import Speech
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _moment(moment: datetime) -> str:
+    """Return a moment as a literal that sorts by time among the stored texts.
+
+    Stored texts have milliseconds or microseconds; of two with the same beginning the shorter sorts lower.
+    """
+    written = moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    return f"'{written.removesuffix('000')}'"
+
+
+SPEECH = Speech(
+    show={
+        "uuid": "substr({c}, 1, 8) || '-' || substr({c}, 9, 4) || '-' || substr({c}, 13, 4) || '-'"
+        " || substr({c}, 17, 4) || '-' || substr({c}, 21)",
+        # Microseconds since 1970; zeros are added to a moment that is stored to the millisecond.
+        "timestamp": "CAST(strftime('%s', {c}) AS integer) * 1000000"
+        " + CAST(substr(substr({c}, 21) || '000000', 1, 6) AS integer)",
+    },
+    replaced={"xact_id": "r.id"},
+    text=_quoted,
+    uuid=lambda value: f"'{value.hex}'",
+    moment=_moment,
+    number="r.id",
+    late="",
+    server="SELECT NULL AS system, NULL AS timeline",
+    settings=(),
+    patience=None,
+    replayed="SELECT TRUE AS replayed",
+)
