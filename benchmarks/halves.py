@@ -57,13 +57,16 @@ _ROWS = 200
 
 #: So that what is ahead of the service stays there, and what was asked about is not due again.
 _POLICY = CheckPolicy(
-    transaction_timeout=timedelta(hours=1), interval=timedelta(hours=1), most=1_000_000, age_limit=timedelta(days=30)
+    transaction_timeout=timedelta(hours=1),
+    check_interval=timedelta(hours=1),
+    check_max=1_000_000,
+    age_limit=timedelta(days=30),
 )
 
 
 def fill_halves(place: Place, count: int, *, age: timedelta = timedelta(0)) -> None:
     """Append half messages without a verdict, each of a transaction of its own."""
-    half = Half(transaction=_TRANSACTION, group=_GROUP, way="listener", fence_after=timedelta(minutes=10))
+    half = Half(transaction=_TRANSACTION, group=_GROUP, way="listener")
     restored = stored_headers({TRANSACTION_ID: _TRANSACTION})
     statement = sql.SQL(_FILL).format(
         half=sql.Literal(HALF_TOPIC),
@@ -156,7 +159,7 @@ class Checks:
         self._due = due
         self._asked: list[float] = []
         outbox = self._outbox = Outbox(place.engine)
-        self._broker = Broker(outbox, connections=1, reject_transactions=False)
+        self._broker = Broker(outbox, connections=1)
         self._set_aside(pending // 2)
         fill_halves(place, pending - pending // 2)
         self._every = pending // 2 // due

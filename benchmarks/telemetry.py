@@ -31,7 +31,7 @@ def telemetry_write(site: Site) -> list[Measurement]:
     with site.place() as place:
         ORDERS.metadata.create_all(place.engine)
         outbox, silent = Outbox(place.engine), Outbox(place.engine)
-        silent.transactions = Transactions(silent.database, silent.notifier, listeners=_NOBODY)
+        silent.transactions = Transactions(silent.database, silent.notifier.committed, listeners=_NOBODY)
 
         def send(outbox: Outbox, connection: Connection, _number: int) -> None:
             outbox.send(connection, "orders", BODY)

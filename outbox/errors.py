@@ -1,21 +1,21 @@
-"""Every error of the library: one tree, each leaf says what happened and what to do.
+"""Every error of the library, in one tree; each says what happened and what to do.
 
 OutboxError
 ├── InvalidMessageError      a message that no destination could carry; refused before any SQL
 ├── NoTransactionError       `send` outside a transaction
-├── TransactionAbortedError  a commit that PostgreSQL would have turned into a silent rollback
-├── DatabaseError            a database that cannot be used as it is (in memory, a restored copy)
+├── TransactionAbortedError  a commit that PostgreSQL would turn into a silent rollback
+├── DatabaseError            the database cannot be used (in memory, a restored copy)
 │   └── StandbyError         the server is a standby
 ├── SchemaError              the tables are missing or of another version
-├── SubscriptionError        a subscription that is unknown, or that declares something else
+├── SubscriptionError        a subscription is unknown, or declares something else
 ├── LeaseLostError           another worker owns the partition now
-├── PositionError            a position that does not belong to this server any more
+├── PositionError            a position belongs to another server, or to an earlier time of this server
 ├── PurgedError              retention has removed messages that a reader had not read yet
-├── OptionError              an option of the Spark source that is unknown or outside its limits
-├── ArchiveError             a folder of extracted messages that cannot be read, or not be continued
+├── OptionError              an option of the Spark source is unknown or outside its limits
+├── ArchiveError             a folder of extracted messages cannot be read or continued
 ├── MissingExtraError        an optional dependency is not installed
-├── SenderError              a destination that cannot be opened
-├── SignatureError           a webhook that was not signed with the secret, or not lately
+├── SenderError              a destination cannot be opened
+├── SignatureError           a webhook was not signed with the secret, or not lately
 ├── HungHandlerError         too many calls of a handler never came back
 ├── MQClientError            a call that RocketMQ would refuse, in its words
 └── VerdictStandsError       a transaction has the opposite verdict already
@@ -23,7 +23,7 @@ OutboxError
 
 
 class OutboxError(Exception):
-    """Base of all errors that this library raises on its own account."""
+    """Base of all errors of this library."""
 
 
 class InvalidMessageError(OutboxError, ValueError):
@@ -89,7 +89,7 @@ class SenderError(OutboxError):
 
 
 class SignatureError(OutboxError):
-    """A webhook was not signed with the secret, or its signature is too old; do not believe what it says."""
+    """A webhook was not signed with the secret, or its signature is too old; do not trust the message."""
 
 
 class HungHandlerError(OutboxError):
@@ -97,7 +97,7 @@ class HungHandlerError(OutboxError):
 
 
 class MQClientError(OutboxError):
-    """A call that RocketMQ's client or broker would refuse, in its words; `code` is its response code, if any."""
+    """A call that RocketMQ's client or broker would refuse, in RocketMQ's words; `code`: the response code, if any."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text if code is None else f"CODE: {code}  DESC: {text}")
@@ -108,7 +108,7 @@ class VerdictStandsError(OutboxError):
     """The opposite verdict on a transaction was stored before, and is final."""
 
     def __init__(self, transaction_id: str, verdict: str, asked: str, by: str | None = None) -> None:
-        """Make the error; `by` names who decided before, as it is stored."""
+        """`by`: the name of the decider before, as stored."""
         done = {"commit": "was committed", "rollback": "was rolled back"}[verdict]
         whom = "" if by is None else f" by {by}"
         super().__init__(

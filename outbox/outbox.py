@@ -1,4 +1,4 @@
-"""The outbox of an application: messages go into its own transaction, and workers are told after its commit."""
+"""The outbox of an application: writes messages in its transactions, and wakes workers after its commits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, 
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox.errors import InvalidMessageError
-from outbox.model.delay_levels import require_window
 from outbox.model.encoding import dumped
+from outbox.model.limits import require_window
 from outbox.model.message import Message, MessageFields
 from outbox.schema import SLOTS
 from outbox.store.database import Database
@@ -53,18 +53,17 @@ class Outbox:
     """Appends messages inside the caller's transactions.
 
     Args:
-        bind: the engine of the database that holds the outbox tables, or a `sessionmaker` bound to it; or an
-            `AsyncEngine` or an `async_sessionmaker`.
+        bind: the engine of the database with the outbox tables, or a `sessionmaker` bound to it; or an `AsyncEngine` or
+            an `async_sessionmaker`.
         schema: the tables' schema, if not the search path's first.
         slots: how many shares the key space has; fixed when the tables are made.
-        dedup_window: for how long after a message with a dedup key no other message with the same one is written.
-        sender: the destination for direct sends, and for `start` and `running` where they are given none.
-        direct: the subscription whose messages this process sends itself, right after its commits, if they have no key
-            and no times. The relay of that name sends the rest, and what is left behind. Does not apply to connections
-            of psycopg's own.
-        worker_engine: the engine by which threads of our own connect. Only an `AsyncEngine` needs one, and only when
-            its URL alone does not say how to connect.
-        dumps: a function that encodes bodies of `send` and `asend` that are neither bytes nor text. It replaces the
+        dedup_window: for how long after a message with a dedup key no message with the same key is written.
+        sender: the destination for direct sends, and the default of `start` and `running`.
+        direct: the subscription whose messages this process sends itself right after its commits, if a message has no
+            key and no times. The relay of that name sends all others. Does not apply to connections of psycopg's own.
+        worker_engine: the engine for threads of our own. Needed only beside an `AsyncEngine` whose URL alone does not
+            say how to connect.
+        dumps: a function that encodes bodies of `send` and `asend` that are neither bytes nor text. Replaces the
             encoder of `Message`, which knows no types of yours. The content type is `application/json` unless given.
     """
 
@@ -90,20 +89,20 @@ class Outbox:
         self._sender: Destination | None = self._shared or sender
         self._direct = self._sends_directly(direct)
         self._writing = Writing(self.database, dedup_window)
-        #: Those who are told what happens: to what is written here, and in the relays of this outbox.
+        #: Get the events of writing, and of the relays of this outbox.
         self.listeners = Listeners(EVERYWHERE)
-        after_commit = (self.notifier,) if self._direct is None else (self.notifier, self._direct)
+        after_commit = [self.notifier.committed] + ([] if self._direct is None else [self._direct.committed])
         self.transactions = Transactions(self.database, *after_commit, listeners=self.listeners)
         self.transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.locks.one_writer)
         #: Calls of a sender that hang, by subscription: a relay that is started again works on beside them.
         self.hung_calls: dict[Partition, HungCalls] = {}
-        #: The relays that run. Several threads may start and stop: each takes from the list what it stops.
+        #: The relays that run. Threads may start and stop at the same time: each takes from the list what it stops.
         self._relays: list[Relay] = []
 
     @property
     def engine(self) -> Engine:
-        """The engine by which workers reach the tables; for an AsyncEngine it is the blocking twin."""
+        """The engine by which workers reach the tables; for an AsyncEngine its blocking twin."""
         return self.database.engine
 
     # Writing
@@ -113,8 +112,8 @@ class Outbox:
     ) -> UUID:
         """Append one message in the caller's transaction, and return its id.
 
-        The INSERT is executed at once, on the caller's own connection: what happens to the transaction happens to the
-        message. This method commits nothing, rolls nothing back and opens no connection.
+        The INSERT is executed at once, on the caller's own connection: the message is committed or rolled back with the
+        transaction. `send` commits nothing, rolls nothing back and opens no connection.
 
         A keyed send on a Session flushes first, so that the lock that orders the key is taken before the message gets
         its place in the log. On a Connection write the row first and send after. Where there is no row to lock, pass
@@ -122,13 +121,13 @@ class Outbox:
 
         Args:
             handle: a `Session`, a `scoped_session`, a Core `Connection` or a psycopg `Connection`, in a transaction.
-            topic, body and fields: see `Message`. With a `dedup_key` that was used within the window nothing is
-                written, and the id is that of the first message.
+            topic, body and fields: see `Message`. If the `dedup_key` was used within the window, nothing is written,
+                and the id of the first message is returned.
 
         Raises:
-            InvalidMessageError: a field breaks a limit. Raised before any SQL; the error names field, limit and fix.
+            InvalidMessageError: a field breaks a limit; raised before any SQL.
             NoTransactionError: the connection commits every statement by itself.
-            SchemaError: the tables are not there.
+            SchemaError: the tables are missing.
         """
         return self._write(handle, [self._message(topic, body, fields)], "send", lock_keys=lock_key)[0]
 
@@ -136,7 +135,7 @@ class Outbox:
         """Append any number of messages in few statements, and return their ids in order. The log keeps that order.
 
         Raises:
-            InvalidMessageError: a message is in the list twice; and what `send` raises.
+            InvalidMessageError: a message is in the list twice; and all errors of `send`.
         """
         return self._write(handle, _checked(messages, "send_all"), "send_all", lock_keys=lock_keys)
 
@@ -159,9 +158,9 @@ class Outbox:
     def begin(self, propagation: Propagation = "required") -> AbstractContextManager[Session]:
         """Open a session in a transaction that commits at the end.
 
-        Inside another transaction of this outbox, "required" joins that one: there is one commit, at its end.
-        "requires_new" opens a transaction in any case, which commits on its own. "mandatory" raises when there is none
-        to join. A transaction runs in one thread and one task; threads and tasks started in it have to open their own.
+        Inside another transaction of this outbox, "required" joins: there is one commit, at the outer end.
+        "requires_new" opens a transaction in any case, with a commit of its own. "mandatory" raises if no transaction
+        runs. A transaction belongs to one thread and one task; other threads and tasks have to open their own.
         """
         return self._scopes.begin(propagation)
 
@@ -180,11 +179,11 @@ class Outbox:
     def transactional(
         self, function: Callable[..., Any] | None = None, *, propagation: Propagation = "required"
     ) -> Any:
-        """Make a function open a transaction, get its session as first argument, and commit when it returns.
+        """Make a function open a transaction, get its session as first argument, and commit at its end.
 
-        Called inside another transaction of this outbox the function joins that one, or does what else `propagation`
-        says (see `begin`). The caller gets what it returns or raises. A session that is passed as first argument is
-        used: then nothing is opened or committed. Functions with `async` get an `AsyncSession`.
+        Called inside another transaction of this outbox the function joins, unless `propagation` says otherwise (see
+        `begin`). If the caller passes a session as first argument, nothing is opened or committed. Functions with
+        `async` get an `AsyncSession`.
         """
         if function is None:
             return lambda given: self._scopes.wrap(given, propagation)
@@ -193,18 +192,18 @@ class Outbox:
     # Watching
 
     def listen(self, function: L) -> L:
-        """Call a function with every event of this outbox (see `outbox.telemetry.events`), and return it.
+        """Call a function with every event of this outbox (see `outbox.telemetry.events`), and return the function.
 
-        The function is called on the thread where something happened, and what happens there waits for it: it must be
-        quick, and write nothing in the transaction. What it raises is logged once and disturbs nothing.
+        The function is called on the thread of the event, which waits: be quick, and write nothing in the transaction.
+        An exception of the function is logged once and disturbs nothing.
 
         Raises:
-            TypeError: it is a coroutine function.
+            TypeError: `function` is a coroutine function.
         """
         return self.listeners.listen(function)
 
     def unlisten(self, function: Listener) -> None:
-        """Call a function of `listen` no more."""
+        """Stop calling a function of `listen`."""
         self.listeners.unlisten(function)
 
     # Relaying within the application
@@ -212,12 +211,12 @@ class Outbox:
     def start(self, sender: Destination | None = None, **options: Any) -> Relay:
         """Run a relay in a thread of this process, until `stop`; `options` are those of `Relay`.
 
-        Several processes may do the same: one of them at a time holds the lease. After a fork call it in the child.
+        Several processes may do the same: one process at a time holds the lease. After a fork, start in the child.
         """
         destination = sender if sender is not None else self._sender
         if destination is None:
             raise TypeError("no destination: pass one, as Outbox(…, sender=…) or here")
-        # Imported only where a relay is started, because it takes as long as all other imports together.
+        # Imported only here, because the import takes as long as all others together.
         from outbox.relay.relay import Relay
 
         relay = Relay(self, destination, **options)
@@ -227,7 +226,7 @@ class Outbox:
         return relay
 
     def stop(self, timeout: timedelta = timedelta(seconds=10)) -> None:
-        """Let the relay of `start` finish what is under way, and stop it; without one do nothing."""
+        """Let the relay of `start` finish its batch, and stop; do nothing without a relay."""
         with suppress(IndexError):
             while True:
                 relay = self._relays.pop()
@@ -236,17 +235,17 @@ class Outbox:
 
     @contextmanager
     def running(self, sender: Destination | None = None, **options: Any) -> Iterator[Relay]:
-        """Start a relay as `start` does, and stop it when the block ends."""
+        """Start a relay as `start` does; stop at the end of the block."""
         try:
             yield self.start(sender, **options)
         finally:
             self.stop()
 
     def close(self) -> None:
-        """End what this outbox runs in the background: its relay, its direct sends when what waits is sent, its hints.
+        """End the background threads of this outbox: its relay, its direct sends after the waiting ones, its hints.
 
-        A relay must send what is appended from now on, because the sender is closed. The engine is the application's,
-        and stays open. Its `dispose()` does not close the connections of what runs in the background.
+        Later messages need a relay, because the sender is closed. The application's engine stays open; its `dispose()`
+        does not close the connections of the background threads.
         """
         self.stop()
         if self._direct is not None:
@@ -266,7 +265,7 @@ class Outbox:
         require_own_name(name)
         self.database.require_independent_connections()
         direct = DirectSends(self.database, self._sender, name)
-        # When the outbox is garbage-collected, the thread ends, and no longer keeps its engine alive.
+        # The thread ends when the outbox is garbage-collected, and no longer keeps the engine alive.
         weakref.finalize(self, direct.end).atexit = False
         return direct
 
@@ -284,20 +283,21 @@ class Outbox:
             return []
         offer = None if self._direct is None else self._direct.offer()
         flush = any(message.key is not None for message in messages)
-        transaction = self.transactions.transaction_of(handle, verb, flush=flush)
-        # The commit of a driver's own connection is not noticed, so nothing would be sent after it.
+        connection = self.transactions.connection_of(handle, verb, flush=flush)
         direct = None
-        if offer is not None and transaction.direct is not None and transaction.direct + len(messages) <= offer.room:
-            direct = offer.direct
+        # The commit of a driver's own connection is not noticed, so nothing would be sent after it.
+        if offer is not None and isinstance(connection, Connection):
+            so_far = self.transactions.running(connection)
+            if (0 if so_far is None else len(so_far.direct)) + len(messages) <= offer.room:
+                direct = offer.direct
         with self.database.explained():
-            steps = self._writing.append(messages, lock_keys=lock_keys, direct=direct)
-            written = run(executor(transaction.connection), steps)
-        self.transactions.sent(transaction.connection, written)
+            written = run(executor(connection), self._writing.append(messages, lock_keys=lock_keys, direct=direct))
+        self.transactions.sent(connection, written)
         return written.message_ids
 
     async def _awrite(self, handle: Any, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
         if not isinstance(handle, psycopg.AsyncConnection):
-            # `run_sync` lets code for connections that block run on an awaited one, beside the event loop's stack.
+            # `run_sync` lets code for blocking connections run on an awaited connection, beside the event loop's stack.
             ids: list[UUID] = await of_scope(handle).run_sync(self._write, messages, lock_keys=lock_keys)
             return ids
         if not messages:

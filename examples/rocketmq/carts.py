@@ -24,7 +24,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import Inbox, Message, Outbox, create_engine, migrate
-from outbox.rocketmq import LocalTransactionState, TransactionMQProducer, TransactionResolution
+from outbox.rocketmq import CheckPolicy, LocalTransactionState, TransactionMQProducer, TransactionResolution
 
 messages = create_engine("sqlite:///messages.db")  # what RocketMQ has its broker for
 orders = create_engine("sqlite:///orders.db")
@@ -149,7 +149,9 @@ def full_carts() -> list[str]:
 
 
 # RocketMQ's 6 s would be long to wait for.
-producer_of = partial(TransactionMQProducer, outbox=outbox, transaction_timeout=timedelta(seconds=1))
+producer_of = partial(
+    TransactionMQProducer, outbox=outbox, policy=CheckPolicy(transaction_timeout=timedelta(seconds=1))
+)
 STYLES = {
     "listener": (partial(producer_of, "orders-listener", listener=OrderListener()), place_with_listener, orders),
     "checker": (partial(producer_of, "orders-checker", listener=OrderChecker()), place_with_checker, orders),

@@ -23,7 +23,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from outbox import Inbox, Message, Outbox, Relay, create_engine, migrate
-from outbox.rocketmq import TransactionMQProducer, TransactionResolution
+from outbox.rocketmq import CheckPolicy, TransactionMQProducer, TransactionResolution
 from outbox.schema import record_metadata
 
 messages = create_engine("sqlite:///messages.db")
@@ -31,7 +31,9 @@ payments = create_engine("sqlite:///payments.db")
 points = create_engine("sqlite:///points.db")
 outbox = Outbox(messages)
 # RocketMQ's 6 s would be long to wait for.
-producer = TransactionMQProducer("payments", outbox, business=payments, transaction_timeout=timedelta(seconds=1))
+producer = TransactionMQProducer(
+    "payments", outbox, business=payments, policy=CheckPolicy(transaction_timeout=timedelta(seconds=1))
+)
 inbox = Inbox(points, consumer="points")
 
 

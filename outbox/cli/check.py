@@ -62,9 +62,9 @@ def check(
     Runs until SIGTERM or SIGINT, which let it finish what is under way; a second one ends it at once. Several processes
     may run for one group, producers among them: one checks back, the others stand by.
 
-    Without --listener only transactions that were begun with verdict="join" or "commit" are decided, and with
-    --business those with "record": their databases know what became of them. All others wait for a process that has a
-    listener. Nothing is counted against them, and this process gives such a process its turn.
+    Without --listener only transactions that were begun with verdict="join" are decided, and with --business those
+    with "record": their databases know what became of them. All others wait for a process that has a listener. Nothing
+    is counted against them, and this process gives such a process its turn.
     """
     for name in ("check_interval", "check_timeout", "age_limit"):
         if policy[name] <= timedelta(0):
@@ -79,7 +79,10 @@ def check(
         Subscriptions(channel).check(declaration_of(group, timeout))
         if once:
             _require_nobody(channel, group)
-    with _service(target, group, _policy_of(timeout, **policy), question, business) as service:
+    from outbox.rocketmq.checker import CheckPolicy
+
+    checked = CheckPolicy(transaction_timeout=timeout, **policy)
+    with _service(target, group, checked, question, business) as service:
         say(f"check:{group}: {_asked(listener, business)}, after {age(timeout.total_seconds())}")
         _run(service, once=once)
     say(f"check:{group}: {_left(target, group) if once else 'stopped'}")
@@ -104,7 +107,7 @@ def _service(
         with open_channel_of(database):
             outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
         open.callback(outbox.close)
-        broker = Broker(outbox, connections=1, reject_transactions=False)
+        broker = Broker(outbox, connections=1)
         open.callback(broker.close)
         yield CheckService(broker, group, policy, question, business)
 
@@ -167,20 +170,6 @@ def _timeout_of(channel: Channel, group: str, asked: timedelta | None) -> timede
     if asked is None:
         return _DEFAULT_TIMEOUT if known is None else known.grace
     return asked
-
-
-def _policy_of(
-    timeout: timedelta, *, check_interval: timedelta, check_max: int, age_limit: timedelta, check_timeout: timedelta
-) -> CheckPolicy:
-    from outbox.rocketmq.checker import CheckPolicy
-
-    return CheckPolicy(
-        transaction_timeout=timeout,
-        interval=check_interval,
-        most=check_max,
-        age_limit=age_limit,
-        question=check_timeout,
-    )
 
 
 def _require_nobody(channel: Channel, group: str) -> None:

@@ -223,7 +223,7 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
             rows = HalfTransactions(channel).messages(id)
             _require_record(channel.database, id, op, business, half_of(rows[0]).recorded_in)
         outbox = Outbox(channel.database.engine, schema=channel.database.schema, slots=channel.database.slots)
-        broker = Broker(outbox, connections=1, reject_transactions=False)
+        broker = Broker(outbox, connections=1)
         try:
             is_new = broker.end(id, op, by=f"admin {by or me()}", patience=_PATIENCE_SECONDS)
         except Exception as error:

@@ -1,1 +1,1 @@
-"""The inbox, by which consumers know what they have handled already."""
+"""The inbox, which remembers the messages that a consumer has handled."""

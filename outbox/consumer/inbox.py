@@ -1,4 +1,4 @@
-"""The inbox of a consumer: it stores what was handled in the transaction that did the work."""
+"""The inbox of a consumer: remembers handled messages, in the transaction of the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from outbox.model.delay_levels import require_window
+from outbox.model.limits import require_window
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
 from outbox.store.database import Database
@@ -37,20 +37,9 @@ M = TypeVar("M", bound=Message | UUID | str)
 R = TypeVar("R")
 
 
-class Idempotent(Protocol):
-    """The decorator `idempotent` with its options given."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[[AsyncSession, M], Coroutine[Any, Any, R]], /
-    ) -> Callable[[M], Coroutine[Any, Any, R | None]]: ...
-    @overload
-    def __call__(self, handler: Callable[[Session, M], R], /) -> Callable[[M], R | None]: ...
-
-
 @runtime_checkable
 class Home(Protocol):
-    """The part of an `Outbox` that an inbox needs: the database, and transactions on it."""
+    """The part of an `Outbox` for an inbox: the database, and transactions on it."""
 
     database: Database
 
@@ -67,23 +56,24 @@ class Inbox:
     The row that remembers a message is part of the consumer's transaction: they are committed together, or neither is.
 
     Args:
-        bind: what the consumer's transactions are on: an engine, a `sessionmaker`, their async kinds, or an `Outbox`.
-        consumer: the consumer's name, if it is the same for all calls. Two consumers handle the same message once each.
-        schema: the tables' schema, if it is not the first of the search path. An `Outbox` brings its own.
-        retention: for how long a message is remembered, by the clock of the database. It must not be shorter than
-            the time in which a message may come again, dead letters that are replayed included.
+        bind: the consumer's engine, `sessionmaker`, or an async kind of either; or an `Outbox`, whose transactional
+            functions then join the transaction of an idempotent handler.
+        consumer: the consumer's name. Two consumers handle the same message once each.
+        schema: the tables' schema, if not the first of the search path. An `Outbox` brings its own.
+        retention: for how long a message is remembered, by the clock of the database. Not shorter than the time in
+            which a message may come again, replayed dead letters included.
     """
 
     def __init__(
         self,
         bind: Bind | Home,
-        consumer: str | None = None,
+        consumer: str,
         *,
         schema: str | None = None,
         retention: timedelta = timedelta(days=7),
     ) -> None:
         require_window("retention", retention)
-        self._consumer = None if consumer is None else _checked(consumer)
+        self._consumer = _checked(consumer)
         self._scopes: Home | Scopes
         if isinstance(bind, Home):
             if schema not in (None, bind.database.schema):
@@ -95,70 +85,62 @@ class Inbox:
             self._database = InboxDatabase(engine_of(bind), schema)
             self._scopes = Scopes(bind, one_writer=self._database.dialect.locks.one_writer)
             own_engine = own_engine_of(bind)
-        # The inbox has its own, also with an Outbox: no worker has to be woken because a message was handled.
+        # Not those of an Outbox: no worker has to be woken because a message was handled.
         self._transactions = Transactions(self._database)
         if own_engine is not None:
             self._transactions.watch(own_engine)
         self._rows = InboxRows(self._database, retention)
 
-    def once(self, handle: Handle, message: Message | UUID | str, consumer: str | None = None) -> bool:
+    def once(self, handle: Handle, message: Message | UUID | str) -> bool:
         """Return whether the message is handled for the first time; it counts as handled when the transaction commits.
 
-        While another transaction handles the same message, this waits for its end, as long as the caller's
-        `lock_timeout` allows: committed means False here, rolled back means True. (Under REPEATABLE READ it may raise
-        the database's serialization error instead, which asks for the transaction to be repeated.)
+        While another transaction handles the same message, `once` waits for the end, as long as the caller's
+        `lock_timeout` allows: committed means False here, rolled back means True. (Under REPEATABLE READ the database
+        may raise its serialization error instead: repeat the transaction.)
 
         Args:
-            handle: what `Outbox.send` takes: a `Session`, `scoped_session`, `Connection` or psycopg `Connection`.
-            message: the message, or its id as a UUID or as text, which is what a broker's header holds.
-            consumer: the consumer's name; if None, the inbox's own.
+            handle: as for `Outbox.send`: a `Session`, `scoped_session`, `Connection` or psycopg `Connection`.
+            message: the message, or its id as a UUID or as the text of a broker's header.
 
         Raises:
             NoTransactionError: the connection commits every statement by itself.
-            SchemaError: the tables are not there.
+            SchemaError: the tables are missing.
         """
-        name, id = self._named(consumer), _id_of(message)
+        id = _id_of(message)
         connection = self._transactions.connection_of(handle, "once", flush=False)
         with self._database.explained():
-            first = run(executor(connection), self._rows.handle(name, id))
+            first = run(executor(connection), self._rows.handle(self._consumer, id))
         self._transactions.wrote(connection)
         return first
 
-    async def aonce(self, handle: AsyncHandle, message: Message | UUID | str, consumer: str | None = None) -> bool:
-        """Do as `once`, on an `AsyncSession`, `async_scoped_session`, `AsyncConnection` or psycopg's async one."""
-        name, id = self._named(consumer), _id_of(message)
+    async def aonce(self, handle: AsyncHandle, message: Message | UUID | str) -> bool:
+        """Do as `once`, on one of the handles of `Outbox.asend`."""
+        id = _id_of(message)
         require_async(handle, "aonce")
         if not isinstance(handle, psycopg.AsyncConnection):
-            return bool(await of_scope(handle).run_sync(self.once, id, name))
+            return bool(await of_scope(handle).run_sync(self.once, id))
         self._transactions.require_driver(handle)
         with self._database.explained():
-            return await arun(async_executor(handle), self._rows.handle(name, id))
+            return await arun(async_executor(handle), self._rows.handle(self._consumer, id))
 
     @overload
     def idempotent(
-        self, handler: Callable[[AsyncSession, M], Coroutine[Any, Any, R]], /, *, consumer: str | None = None
+        self, handler: Callable[[AsyncSession, M], Coroutine[Any, Any, R]]
     ) -> Callable[[M], Coroutine[Any, Any, R | None]]: ...
     @overload
-    def idempotent(
-        self, handler: Callable[[Session, M], R], /, *, consumer: str | None = None
-    ) -> Callable[[M], R | None]: ...
-    @overload
-    def idempotent(self, handler: None = None, /, *, consumer: str | None = None) -> Idempotent: ...
-    def idempotent(self, handler: Callable[..., Any] | None = None, /, *, consumer: str | None = None) -> Any:
+    def idempotent(self, handler: Callable[[Session, M], R]) -> Callable[[M], R | None]: ...
+    def idempotent(self, handler: Callable[..., Any]) -> Any:
         """Make a `handler(session, message)` a function of the message alone, which takes effect once.
 
         The function opens a transaction of its own, runs the handler in it, and commits. If the message was handled
-        before, it returns None instead of running the handler. An exception of the handler rolls everything back.
+        before, the function returns None without the handler. An exception of the handler rolls everything back.
 
-        So does a verdict other than `Done`: the message was not handled. Its next delivery, as a retry or as the replay
-        of a dead letter, must not be taken for a repetition. What a failed try is to keep belongs into another
+        A verdict other than `Done` rolls back, too, because the message was not handled: a later delivery, as a retry
+        or as the replay of a dead letter, is no repetition. Whatever a failed try is to keep belongs into another
         transaction.
 
-        The result is what a `Relay` takes as its destination. With `async def` it is a coroutine function.
+        The result is a destination for a `Relay`. With `async def` it is a coroutine function.
         """
-        name = self._named(consumer)
-        if handler is None:
-            return lambda given: self.idempotent(given, consumer=name)
         require_plain_function(handler, "a handler", "once()")
         if inspect.iscoroutinefunction(handler):
 
@@ -166,7 +148,7 @@ class Inbox:
             async def awaited(message: Message | UUID | str) -> Any:
                 try:
                     async with self._scopes.abegin("requires_new") as session:
-                        if await self.aonce(session, message, name):
+                        if await self.aonce(session, message):
                             return _kept(await handler(session, message))
                 except _Undone as undone:
                     return undone.verdict
@@ -177,7 +159,7 @@ class Inbox:
         def called(message: Message | UUID | str) -> Any:
             try:
                 with self._scopes.begin("requires_new") as session:
-                    if self.once(session, message, name):
+                    if self.once(session, message):
                         return _kept(handler(session, message))
             except _Undone as undone:
                 return undone.verdict
@@ -185,10 +167,10 @@ class Inbox:
         return called
 
     def prune(self) -> int:
-        """Delete the rows whose retention is over, and return how many there were.
+        """Delete the rows whose retention is over, and return their number.
 
-        Relays of the same database do it by themselves. This method uses small transactions on a connection of its own.
-        It blocks, so in an event loop call it by `asyncio.to_thread`.
+        Relays of the same database prune by themselves. The method uses small transactions on a connection of its own,
+        and blocks: in an event loop use `asyncio.to_thread`.
         """
         pruned = 0
         with closing(self._database.open()) as channel, self._database.explained():
@@ -198,23 +180,16 @@ class Inbox:
                 if portion < PRUNED_AT_ONCE:
                     return pruned
 
-    def _named(self, consumer: str | None) -> str:
-        if consumer is not None:
-            return _checked(consumer)
-        if self._consumer is None:
-            raise ValueError("no consumer: pass consumer=, here or to Inbox")
-        return self._consumer
-
 
 class _Undone(Exception):  # noqa: N818 - not an error: it rolls a transaction back
-    """A handler's verdict that means that the message was not handled."""
+    """A handler's verdict on a message that was not handled."""
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
 
 
 def _kept(answer: R) -> R:
-    """Return the handler's answer; raise it as `_Undone` if its transaction must not be committed."""
+    """Return the handler's answer; raise `_Undone` if the transaction must not be committed."""
     if isinstance(answer, Retry | Reject | Unavailable):
         raise _Undone(answer)
     return answer

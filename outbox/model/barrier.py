@@ -1,8 +1,8 @@
 """The barrier: where the partitions of a subscription meet before their number changes.
 
-A subscription gets another number of partitions only while all of them stand at the same progress, because a key may
-go from one partition to another: the next generation begins there. Partitions that stand apart handle the log up to
-the position `stop_at`, and nothing after it, until all of them stand there.
+The number of partitions changes only while all partitions stand at the same progress, because a key may move from one
+partition to another: the next generation begins there. Partitions that stand apart handle the log up to the position
+`stop_at`, and wait there for the last partition.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from outbox.model.position import Position, Progress
 
 
 def stop_at(standing: Sequence[Progress]) -> Position:
-    """Return the first position at which these partitions can meet: none has passed it.
+    """Return the first position at which these partitions can meet: it sees all settled and begun messages.
 
-    It sees all that one of them has settled or has begun. Nobody may hold a lease of the partitions between the reading
-    of their progress and the storing of this position.
+    No lease of the partitions may be held from the reading of their progress to the storing of the position.
     """
     return reduce(Position.union, (progress.target or progress.base for progress in standing))
 
 
 def has_arrived(progress: Progress, stop: Position) -> bool:
-    """Return whether a partition stands at the position where all of them meet, and handles nothing more."""
+    """Return whether a partition stands at the stop, and handles nothing more."""
     return progress == Progress(stop)
 
 
 def next_generation(standing: Sequence[Progress]) -> Progress | None:
-    """Return where each partition of the next generation begins; None while these do not stand at the same progress."""
+    """Return where each partition of the next generation begins; None while the partitions stand apart."""
     first, *others = standing
     return first if all(progress == first for progress in others) else None

@@ -1,4 +1,4 @@
-"""Destinations as texts: whether two of them, as subscriptions store them, lead to the same place."""
+"""Destinations as subscriptions store them, and the comparison of two destinations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _URL = re.compile(
 def same_destination(one: str, other: str) -> bool:
     """Return whether two texts name the same destination.
 
-    Two URLs do when their schemes and paths are equal and they have a host in common, so that the hosts of a cluster
-    can be exchanged one by one. If both have the option `as`, its value counts in place of the hosts; if only one has
-    it, they differ. Other texts have to be equal.
+    Two URLs are compared by scheme, path and hosts: one common host is enough, so that the hosts of a cluster can be
+    exchanged one by one. If both URLs have the option `as`, its value counts in place of the hosts; if only one URL has
+    the option, the destinations differ. Other texts have to be equal.
     """
     if one == other:
         return True
@@ -27,7 +27,7 @@ def same_destination(one: str, other: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A destination's URL as it is stored. `name`: the value of its option `as`, percent-encoded."""
+    """A destination's URL as stored. `name`: the value of its option `as`, percent-encoded."""
 
     scheme: str
     hosts: frozenset[str]

@@ -1,12 +1,12 @@
-"""Bodies: how a Python value becomes the bytes of a message, exactly or not at all, and how a handler reads them.
+"""Bodies: a Python value becomes the bytes of a message, exactly or not at all; a handler reads the bytes.
 
 bytes, bytearray, memoryview   the same bytes, no content type
 str                            UTF-8, text/plain
 dict, list                     compact JSON, application/json
-an object that is JSON-able    the same; it says so by `__json__()`, by `model_dump(mode="json")` as pydantic's
-                               models do, or by being a dataclass; asked in this order
+an object                      the same, by `__json__()`, by `model_dump(mode="json")` as of pydantic's models, or as a
+                               dataclass; asked in this order
 
-Inside dicts, lists and objects the same holds. As in web frameworks, a UUID and a Decimal become text there, a date, a
+The same holds inside dicts, lists and objects. As in web frameworks, a UUID and a Decimal become text there, a date, a
 time and a datetime become text in ISO 8601, and an Enum becomes its value. Names are text, numbers are finite, and
 nothing else is converted silently. An outbox takes another serializer by `Outbox(dumps=…)`.
 """
@@ -20,7 +20,7 @@ import math
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, time, timedelta
+from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial
@@ -35,20 +35,17 @@ _CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
 _ACCEPTED = "bytes, str, dict, list, a dataclass or an object with __json__() or model_dump()"
 _MAX_PATH = 150
 
-#: Types that JSON cannot express, each with the fix that the error recommends.
+#: Types that JSON cannot express, each with the fix in the error.
 _FIXES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    ((datetime, date, time), "pass its isoformat()"),
     (timedelta, "pass its total_seconds()"),
-    ((uuid.UUID, PurePath), "pass str() of it"),
-    (Decimal, "pass str() of it, or float() if that is exact enough"),
-    (Enum, "pass its value"),
+    (PurePath, "pass its text: str(path)"),
     ((set, frozenset), "pass a list, sorted if the bytes should always be the same"),
     (tuple, "pass a list"),
-    ((bytes, bytearray, memoryview), "decode it, or pass base64 text"),
+    ((bytes, bytearray, memoryview), "decode the bytes, or pass base64 text"),
 )
-_CONVERT = "pass plain values, or give its class a __json__() that returns them"
+_CONVERT = "pass plain values, or give the class a __json__() with plain values"
 
-#: Types that JSON cannot express but that have one usual form, each with the function that returns it.
+#: Types that JSON cannot express, but whose usual form is text or a plain value, each with the function to it.
 _TEXTS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
     ((uuid.UUID, Decimal), str),
     ((date, time), lambda value: value.isoformat()),
@@ -57,11 +54,7 @@ _TEXTS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
 
 
 def encode_body(body: object) -> tuple[bytes, str | None]:
-    """Return the bytes of a body, and the content type that follows from its Python type.
-
-    Raises:
-        InvalidMessageError: the body cannot be encoded exactly, or has too many bytes.
-    """
+    """Return the bytes of a body, and the content type that follows from its Python type."""
     content_type: str | None = None
     if isinstance(body, (bytes, bytearray, memoryview)):
         data = bytes(body)
@@ -76,16 +69,12 @@ def encode_body(body: object) -> tuple[bytes, str | None]:
 
 
 def dumped(dumps: Callable[[Any], str | bytes], body: object) -> bytes:
-    """Return the bytes that an application's own serializer makes of a body.
-
-    Raises:
-        InvalidMessageError: the serializer raised, or returned something else than text or bytes.
-    """
+    """Return the bytes of a body by an application's own serializer."""
     try:
         data = dumps(body)
     except (TypeError, ValueError, RecursionError) as error:
         limit = f"is refused by dumps: {type(error).__name__}: {error!s:.200}"
-        raise InvalidMessageError("body", limit, "pass what it can write") from error
+        raise InvalidMessageError("body", limit, "pass a value that dumps can write") from error
     if isinstance(data, str):
         return _utf8(data)
     if not isinstance(data, bytes):
@@ -94,20 +83,16 @@ def dumped(dumps: Callable[[Any], str | bytes], body: object) -> bytes:
 
 
 def checked_charset(body: object, content_type: str) -> str:
-    """Return the content type, unless it contradicts how the body was encoded: text becomes UTF-8, JSON is UTF-8."""
+    """Return the content type, unless it contradicts the encoding of the body: text and JSON become UTF-8."""
     named = _CHARSET.search(content_type)
     if named is not None and not isinstance(body, bytes | bytearray | memoryview) and not _is_utf8(named[1]):
         limit = f"says charset {named[1]:.40}, but a {type(body).__name__} becomes UTF-8"
-        raise InvalidMessageError("content_type", limit, "leave the charset out, or pass bytes encoded by yourself")
+        raise InvalidMessageError("content_type", limit, "leave the charset out, or pass bytes in that charset")
     return content_type
 
 
 def decode_text(data: bytes, content_type: str | None, message_id: uuid.UUID) -> str:
-    """Return the bytes as text, by the charset of the content type, else by UTF-8.
-
-    Raises:
-        InvalidMessageError: they are not such text.
-    """
+    """Return the bytes as text, by the charset of the content type, else by UTF-8."""
     named = None if content_type is None else _CHARSET.search(content_type)
     charset = "UTF-8" if named is None else named[1]
     try:
@@ -117,11 +102,7 @@ def decode_text(data: bytes, content_type: str | None, message_id: uuid.UUID) ->
 
 
 def decode_json(data: bytes, content_type: str | None, message_id: uuid.UUID) -> Any:
-    """Return the value that the bytes hold as JSON, which is UTF-8 whatever the content type says (RFC 8259, 8.1).
-
-    Raises:
-        InvalidMessageError: they are not JSON, or hold NaN or Infinity.
-    """
+    """Return the JSON value of the bytes; JSON is UTF-8 whatever the content type says (RFC 8259, 8.1)."""
     try:
         return json.loads(data.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -155,9 +136,12 @@ def _utf8(text: str) -> bytes:
 
 
 def _json(body: object) -> bytes:
-    if not isinstance(body, dict | list) and (_dump_of(body) is None or _is_text_alone(body)):
-        # Only containers are accepted, so that a forgotten `json.dumps` is noticed.
-        fix = "put it into a dict or a list" if body is None or isinstance(body, int | float) else _fix_for(body)
+    # Only containers are accepted, so that a forgotten `json.dumps` is noticed. A single text, number or date is none.
+    is_scalar = body is None or isinstance(body, int | float) or _text_of(body) is not None
+    if not isinstance(body, dict | list) and (
+        _dump_of(body) is None or (is_scalar and not hasattr(type(body), "__json__"))
+    ):
+        fix = "put the value into a dict or a list" if is_scalar else _fix_for(body)
         raise InvalidMessageError("body", f"must be {_ACCEPTED}, not {type(body).__name__:.40}", fix)
     try:
         _check_names(body)
@@ -166,13 +150,8 @@ def _json(body: object) -> bytes:
         raise _explained(body, error) from error
 
 
-def _is_text_alone(body: object) -> bool:
-    """Return whether a body would become one text: like a number alone it is hardly meant as JSON, and refused."""
-    return _text_of(body) is not None and not hasattr(type(body), "__json__")
-
-
 def _plain(value: object) -> object:
-    """Convert an object to JSON values, one level deep: the encoder calls this again for what is inside."""
+    """Convert an object to JSON values, one level deep: the encoder calls again for inner objects."""
     dump = _dump_of(value)
     if dump is None:
         raise TypeError(f"a {type(value).__name__} is not JSON")
@@ -185,10 +164,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def _dump_of(value: object) -> Callable[[], object] | None:
-    """Return a function that gives the JSON form of an object; None if the object has none.
+    """Return the function to an object's JSON form; None if the object has no JSON form.
 
-    Methods are looked up on the type: a mock has an attribute of any name, and a class has its methods without being
-    a value of itself.
+    Methods are looked up on the type, because a mock has attributes of any name, and a class has methods of its values.
     """
     kind = type(value)
     if hasattr(kind, "__json__"):
@@ -203,7 +181,7 @@ def _dump_of(value: object) -> Callable[[], object] | None:
 
 
 def _text_of(value: object) -> Callable[[], object] | None:
-    """Return a function that writes a value of one of `_TEXTS`; None for any other value."""
+    """Return the function of `_TEXTS` for a value; None for any other value."""
     return next((partial(write, value) for kinds, write in _TEXTS if isinstance(value, kinds)), None)
 
 
@@ -219,29 +197,25 @@ def _check_names(value: object) -> None:
             _check_names(inner)
 
 
-# What follows runs only after the encoding has failed, to find out why: it costs nothing while all is well.
+# All below runs only after the encoding has failed, to find the reason.
 
 
 def _explained(body: object, error: Exception) -> InvalidMessageError:
-    """Return the error that refuses `body`, with the place of what is wrong in it."""
+    """Return the error that refuses `body`, with the place of the fault."""
     try:
         found = next(_faults(body, "", ()), None)
     except Exception:
-        found = None  # one of its objects raises: then the error tells only what it raised
+        found = None  # an object raises: then the error tells only its exception
     if found is not None:
         path, limit, fix = found
-        where = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}…"
-        return InvalidMessageError(f"body{where}", limit, fix)
+        return InvalidMessageError(f"body{path if len(path) <= _MAX_PATH else f'{path[:_MAX_PATH]}…'}", limit, fix)
     reason = "nested too deeply" if isinstance(error, RecursionError) else f"{error!s:.200}"
     reason = reason.encode("ascii", "backslashreplace").decode()
     return InvalidMessageError("body", f"is not JSON: {reason}", "pass bytes, or plain values only")
 
 
-Fault = tuple[str, str, str]
-
-
-def _faults(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Fault]:
-    """Yield each part of a value that is not JSON: its path, what is wrong with it, and the fix."""
+def _faults(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
+    """Yield each part of a value that is not JSON: path, limit and fix. `above`: the containers around the value."""
     if isinstance(value, str):
         if not _is_text(value):
             yield path, "holds a lone surrogate, which is not text", "decode the original bytes properly"
@@ -260,7 +234,7 @@ def _faults(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Fault]:
         yield path, f"is of type {type(value).__name__:.40}, which JSON has no word for", _fix_for(value)
 
 
-def _faults_inside(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Fault]:
+def _faults_inside(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
     for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(value, dict) and not isinstance(name, str):
             yield path, f"the JSON name {name!r:.80} must be a str", "convert the dict's keys"

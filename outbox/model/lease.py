@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition of a subscription, which a worker leases. `Subscription.partition` makes it.
+    """A partition of a subscription, which a worker leases; made by `Subscription.partition`.
 
-    `partitions`: how many the subscription has. Of the slots of keys it owns each `partitions`-th one.
+    `partitions`: how many partitions the subscription has. Each owns every `partitions`-th slot.
     """
 
     subscription: str
@@ -24,35 +24,35 @@ class Partition:
 
     @property
     def parameters(self) -> dict[str, object]:
-        """The key of its rows."""
+        """The key of the partition's rows."""
         return {"subscription": self.subscription, "generation": self.generation, "partition": self.partition}
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to a partition, under an epoch that no other holder of it ever gets."""
+    """The right to a partition, under an epoch that no other holder ever gets."""
 
     partition: Partition
     epoch: int
     owner: str
 
     def follows(self, other: Lease) -> bool:
-        """Return whether nobody had the partition between the other lease and this one."""
+        """Return whether nobody had the partition between the `other` lease and this lease."""
         return self.partition == other.partition and self.epoch == other.epoch + 1
 
     @property
     def parameters(self) -> dict[str, object]:
-        """The key of its row, and the epoch that a write has to match."""
+        """The key of the lease's row, and the epoch that a write has to match."""
         return {**self.partition.parameters, "epoch": self.epoch}
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a lease, as others see it.
+    """The holder of a lease, as others see the holder.
 
-    `length`: for how long the holder takes it each time; None where that was not written. `notice`: the reason why a
-    worker that wants to work does not, as it wrote itself at `noticed_at`. The next worker that works removes it.
-    `wanted`: a command waits for the lease, so the holder gives it back, and no other worker takes it.
+    `length`: for how long the holder takes the lease each time; None where no length is stored. `notice`: the reason,
+    written at `noticed_at`, why a worker that wants to work does not; the next working worker removes the notice.
+    `wanted`: a command waits for the lease: the holder gives the lease back, and no other worker takes it.
     """
 
     owner: str | None
@@ -68,21 +68,21 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A lease as one sees it who wants it: its holder, and since when it has stood still, by the clock of that one."""
+    """A wanted lease as seen by whoever waits: its holder, and since when it has stood still, by the waiter's clock."""
 
     holder: Holder
     since: float
 
     @classmethod
     def of(cls, holder: Holder, now: float, last: Sight | None) -> Sight:
-        """Return what is seen now. `last`: what was seen before; it lasts while nobody takes or renews the lease."""
+        """Return the sight now. `last`: the sight before, which lasts while nobody takes or renews the lease."""
         if last is not None and (holder.epoch, holder.renewals) == (last.holder.epoch, last.holder.renewals):
             return last
         return cls(holder, now)
 
     def stood_still(self, now: float, length: timedelta) -> bool:
-        """Return whether nobody has renewed the lease for the length for which its holder takes it.
+        """Return whether nobody has renewed the lease for its holder's length.
 
-        `length`: counts for a holder that has not written its own.
+        `length`: counts for a holder without a stored length.
         """
         return now - self.since > (self.holder.length or length).total_seconds()

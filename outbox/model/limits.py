@@ -1,6 +1,6 @@
 """The limits of a message's fields, checked before any SQL.
 
-Each check returns the field as it is stored, or raises an `InvalidMessageError` naming field, limit and fix.
+Each check returns the field as stored, or raises an `InvalidMessageError` with field, limit and fix.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import NoReturn
+from types import MappingProxyType
+from typing import Literal, NoReturn, get_args
 
 from outbox.errors import InvalidMessageError
-from outbox.model.delay_levels import DELAY_LEVELS, MAX_DELAY, DelayLevel
 
+DelayLevel = Literal[
+    "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h"
+]
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours"}
+#: In the order of RocketMQ's `messageDelayLevel`: level 1 is the first, level 18 the last.
+DELAY_LEVELS: Mapping[str, timedelta] = MappingProxyType(
+    {name: timedelta(**{_UNITS[name[-1]]: int(name[:-1])}) for name in get_args(DelayLevel)}
+)
 #: Half messages live in the same log under this topic; only a transaction producer writes it.
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 
@@ -24,15 +32,15 @@ MAX_TAGS = 255
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
 MAX_CONTENT_TYPE = 255
-FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC)
-LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC)
+MAX_DELAY = timedelta(days=36_525)
+_FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1), datetime(9000, 1, 1)  # noqa: DTZ001 - compared without zones
 
 _TOPIC = re.compile(r"[A-Za-z0-9._%|-]+")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _CONTENT_TYPE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _RESERVED_HEADERS = ("outbox-", "nats-")
-#: Returns a string as JSON. `json` uses it, too, but makes an encoder at each call.
+#: Returns a string as JSON. `json` uses the same function, but makes an encoder at each call.
 _quoted = json.encoder.encode_basestring
 
 
@@ -116,7 +124,7 @@ def checked_headers(headers: Mapping[str, str]) -> str:
         if not (isinstance(value, str) and value.isascii() and value.isprintable() and value.strip() == value):
             _check_header_value(name, value)
     stored = stored_headers(headers)
-    # JSON only adds to the headers (quotes, escapes): if ASCII JSON keeps the limit, so do they, and need no count.
+    # JSON only adds to the headers (quotes, escapes): if ASCII JSON keeps the limit, the headers do, without a count.
     if not (len(stored) <= MAX_HEADER_BYTES and stored.isascii()) and _size(headers) > MAX_HEADER_BYTES:
         _refuse("headers", f"must be at most {MAX_HEADER_BYTES} bytes together", "put more into the body")
     return stored
@@ -163,7 +171,7 @@ def _check_header_value(name: str, value: str) -> None:
 
 
 def checked_content_type(content_type: str) -> str:
-    """Return the content type; what it says about the body is not checked here."""
+    """Return the content type; a contradiction to the body is found elsewhere."""
     known = isinstance(content_type, str) and len(content_type) <= MAX_CONTENT_TYPE
     if not known or not _CONTENT_TYPE.fullmatch(content_type):
         _refuse("content_type", f"must be 1 to {MAX_CONTENT_TYPE} printable ASCII characters", "pass a MIME type")
@@ -175,7 +183,7 @@ def checked_time(field: str, moment: datetime) -> datetime:
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         _refuse(field, "must be a datetime with a time zone", "pass datetime.now(UTC) + …")
     # Compared without zones: near year 1 or 9999 the conversion itself would overflow.
-    if not FIRST_TIME.replace(tzinfo=None) < moment.replace(tzinfo=None) < LAST_TIME.replace(tzinfo=None):
+    if not _FIRST_TIME < moment.replace(tzinfo=None) < _LAST_TIME:
         _refuse(field, "must lie between the years 1970 and 9000", "pass None for no limit")
     return moment.astimezone(UTC)
 
@@ -198,3 +206,9 @@ def checked_delay(delay: timedelta | DelayLevel, deliver_at: datetime | None) ->
         limit = f"must be a timedelta from 0 to {MAX_DELAY.days} days, or one of {' '.join(DELAY_LEVELS)}"
         _refuse("delay", limit, "pass timedelta(minutes=30), say")
     return delay
+
+
+def require_window(name: str, window: object) -> None:
+    """Refuse a length of time that is no timedelta above 0 and up to `MAX_DELAY`; the error begins with `name`."""
+    if not isinstance(window, timedelta) or not timedelta(0) < window <= MAX_DELAY:
+        raise ValueError(f"{name} must be a timedelta above 0, of at most {MAX_DELAY.days} days, not {window!r:.40}")

@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Never, TypedDict, Unpack, final
 
-from outbox.model.delay_levels import DelayLevel
 from outbox.model.encoding import checked_charset, decode_json, decode_text, encode_body
 from outbox.model.limits import (
+    DelayLevel,
     checked_content_type,
     checked_dedup_key,
     checked_delay,
@@ -30,14 +30,14 @@ from outbox.model.limits import (
 )
 from outbox.model.trace_context import TRACE_HEADERS
 
-#: The header, named as in RocketMQ, with the id of the transaction of RocketMQ's model that a message was sent in.
+#: The header, named as in RocketMQ, with the id of a message's transaction in RocketMQ's model.
 TRANSACTION_ID = "__transactionId__"
 
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class MessageFields(TypedDict, total=False):
-    """The fields that a message may have besides topic and body; see `Message`."""
+    """The fields of a message besides topic and body; see `Message`."""
 
     key: str | None
     tags: str | None
@@ -58,50 +58,34 @@ class ReplacedFields(MessageFields, total=False):
 
 @final
 class Message:
-    """One message. A user makes it; a handler gets it back with its place in the log.
+    """One message. A user makes it; a handler gets it back with its log id.
 
-    It has its id from the beginning. If it is sent twice, both copies have that id, and an inbox handles one of them.
-    `replace` makes a message with another id.
+    A message has its `message_id` from the beginning. If a message is sent twice, both copies have the same id, and an
+    inbox handles one copy. `replace` makes a message with another id.
 
     Args:
         topic: 1 to 249 characters of `[A-Za-z0-9._%|-]`.
         body: bytes stay as they are; `str` becomes UTF-8 `text/plain`. dict, list, dataclass and objects with
-            `__json__()` or pydantic's `model_dump`, also nested, become compact JSON, `application/json`. In them
+            `__json__()` or pydantic's `model_dump`, also nested, become compact JSON, `application/json`. Inside,
             UUIDs, Decimals, dates and times become text, and Enums their values. At most 4 MiB.
         key: the unit of order, over all topics of a subscription; 1 to 1024 bytes of UTF-8. None: no order.
         tags: one string of at most 255 characters for filters.
         headers: at most 64, 16 KiB together, names are HTTP tokens.
-        content_type: overrides the one that follows from the body's type.
+        content_type: overrides the content type that follows from the body's type.
         deliver_at: the message is not delivered before this moment (an aware datetime). Instead, `delay` may be given,
             which the database counts from the insert: a timedelta, or one of RocketMQ's levels by name ("1s" … "2h").
         expires_at: after this moment the message becomes a dead letter instead of being delivered.
-        dedup_key: a second message with the same one, within a window, is not written; 1 to 1024 bytes of UTF-8.
+        dedup_key: a second message with the same key, within a window, is not written; 1 to 1024 bytes of UTF-8.
 
-    A handler also finds `id` (its place in the log), `message_id`, `created_at` and `attempt` (1 at the first).
+    A handler also finds `id` (the log id), `message_id`, `created_at` and `attempt` (1 at the first).
 
     Raises:
-        InvalidMessageError: a field breaks a limit. The error names field, limit and fix; nothing has reached the
-            database.
+        InvalidMessageError: a field breaks a limit. The error names field, limit and fix.
     """
 
     # Not a frozen dataclass: its object.__setattr__ per field would cost a third of the relay's speed.
-    __slots__ = (
-        "_created_at",
-        "_headers",
-        "_message_id",
-        "attempt",
-        "body",
-        "content_type",
-        "dedup_key",
-        "delay",
-        "deliver_at",
-        "direct",
-        "expires_at",
-        "id",
-        "key",
-        "tags",
-        "topic",
-    )
+    __slots__ = ("_created_at", "_headers", "_message_id", "attempt", "body", "content_type", "dedup_key", "delay",
+                 "deliver_at", "direct", "expires_at", "id", "key", "tags", "topic")  # fmt: skip
 
     id: int | None
     topic: str
@@ -158,10 +142,8 @@ class Message:
 
     @property
     def message_id(self) -> uuid.UUID:
-        """The message's id, the same in every copy.
-
-        It is made a UUID when asked for, because that costs more than reading the message's row.
-        """
+        """The message's id, the same in every copy."""
+        # Made a UUID only here, because a UUID costs more than reading the message's row.
         if not isinstance(self._message_id, uuid.UUID):
             self._message_id = stored_uuid(self._message_id)
         return self._message_id
@@ -172,7 +154,7 @@ class Message:
 
     @property
     def created_at(self) -> datetime | None:
-        """The moment when the database took it in; made a datetime when asked for, because most handlers never ask."""
+        """The moment of the insert, by the database's clock; made a datetime only here, because few handlers ask."""
         if isinstance(self._created_at, int):
             self._created_at = from_microseconds(self._created_at)
         return self._created_at
@@ -183,7 +165,7 @@ class Message:
 
     @property
     def id_text(self) -> str:
-        """The message's id as text, which is made from a row without a UUID in between."""
+        """The message's id as text; made from a row without a UUID in between."""
         stored = self._message_id
         if not isinstance(stored, bytes):
             return str(self.message_id)
@@ -192,7 +174,7 @@ class Message:
 
     @property
     def created_at_text(self) -> str | None:
-        """`created_at` as ISO 8601 in UTC, which is made from a row without a datetime in between."""
+        """`created_at` as ISO 8601 in UTC; made from a row without a datetime in between."""
         moment = self._created_at
         if isinstance(moment, int):
             second, microsecond = divmod(moment, 1_000_000)
@@ -201,12 +183,12 @@ class Message:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers; decoded when asked for, because most handlers never ask."""
+        """The headers; decoded only here, because few handlers ask."""
         return json.loads(self._headers) if self._headers is not None else {}
 
     @property
     def headers_json(self) -> str | None:
-        """The headers as they are stored: a JSON object of strings, or None."""
+        """The headers as stored: a JSON object of strings, or None."""
         return self._headers
 
     def headers_json_with(self, trace: Mapping[str, str]) -> str | None:
@@ -218,15 +200,15 @@ class Message:
 
     @property
     def transaction_id(self) -> str | None:
-        """The id of the transaction of RocketMQ's model that it was sent in, if any."""
+        """The id of the message's transaction in RocketMQ's model, if any."""
         return self.headers.get(TRANSACTION_ID)
 
     def replace(self, **fields: Unpack[ReplacedFields]) -> Message:
-        """Make a message with an id of its own, that has these fields, and all others as they were given for this one.
+        """Make a message with a new id and these fields; all other fields are copied.
 
-        A new body brings the content type that follows from its type, unless one is given, too. A new `delay` or
-        `deliver_at` replaces both old ones. The `dedup_key` is copied as well: give another one if both messages are to
-        be written.
+        A new body brings the content type that follows from its type, unless a content type is given, too. A new
+        `delay` or `deliver_at` replaces both old values. The `dedup_key` is copied as well: give another key if both
+        messages are to be written.
 
         Raises:
             InvalidMessageError: as from `Message`.
@@ -246,10 +228,7 @@ class Message:
     __replace__ = replace
 
     def sent_as(self, topic: str, *, headers_json: str | None, body: bytes, content_type: str | None) -> Message:
-        """Return this message, with its id, its key and its place in the log, as a destination is to get it.
-
-        Nothing is checked again.
-        """
+        """Return the message as a destination is to get it, with the same ids and key; nothing is checked again."""
         return stored_message(
             self.id, self._message_id, topic, self.key, self.tags, headers_json, body, content_type, self._created_at,
             self.deliver_at, self.expires_at, self.direct, self.attempt,
@@ -259,15 +238,15 @@ class Message:
         """Return the body as text, by the charset of its content type, else by UTF-8.
 
         Raises:
-            InvalidMessageError: it is not such text; the error names the message and its content type.
+            InvalidMessageError: the body is no such text; the error names the message and its content type.
         """
         return decode_text(self.body, self.content_type, self.message_id)
 
     def json(self) -> Any:
-        """Return the value that the body holds as JSON, whatever its content type.
+        """Return the body's JSON value, whatever its content type.
 
         Raises:
-            InvalidMessageError: it is not JSON; the error names the message and its content type.
+            InvalidMessageError: the body is not JSON; the error names the message and its content type.
         """
         return decode_json(self.body, self.content_type, self.message_id)
 
@@ -276,10 +255,9 @@ class Message:
 
 
 def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, str]:
-    """Return headers with those of a trace added, as far as they fit into the limits.
+    """Return headers with the headers of a trace added, as far as the limits allow.
 
-    A trace that the user gave stays as it is: then nothing is added, because a `tracestate` belongs to its
-    `traceparent`.
+    A user's own trace stays as it is: nothing is added, because a `tracestate` belongs to its `traceparent`.
     """
     merged = dict(headers)
     if any(name.lower() in TRACE_HEADERS for name in merged):
@@ -306,7 +284,7 @@ def stored_message(
     direct: str | None = None,
     attempt: int = 1,
 ) -> Message:
-    """Return a message as the log holds it; arguments are in the order of its columns, and are not checked again."""
+    """Return a message of the log; the arguments are in the order of the columns, and are not checked again."""
     message = Message.__new__(Message)
     message.id = id
     message._message_id = message_id
@@ -327,14 +305,14 @@ def stored_message(
 
 
 def stored_uuid(stored: uuid.UUID | bytes | str) -> uuid.UUID:
-    """Return a UUID from the form in which a driver returned it."""
+    """Return a UUID from a driver's form of a UUID."""
     if isinstance(stored, bytes):
         return uuid.UUID(bytes=stored)
     return uuid.UUID(stored) if isinstance(stored, str) else stored
 
 
 def from_microseconds(number: int) -> datetime:
-    """Return a moment from PostgreSQL's own form of it: microseconds since 2000."""
+    """Return a moment from PostgreSQL's own form: microseconds since 2000."""
     return _YEAR_2000 + timedelta(microseconds=number)
 
 

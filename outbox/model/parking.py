@@ -1,4 +1,4 @@
-"""Parking as a value: how a message is parked that was not done, and which messages are not to be tried."""
+"""Parking as a value: the state of a message that was not done, and the messages that are not to be tried."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ State = Literal["delayed", "waiting", "retry", "blocked", "dead"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parking:
-    """The way in which messages are parked that were not done. One value serves all messages with the same parking.
+    """The parking of messages that were not done; one value for all messages that are parked alike.
 
-    `blocks`: later messages of their keys wait for them. `delay`: the time until they are due. None: they are due when
-    their turn comes, or, in the state `delayed`, at their own `deliver_at`.
+    `blocks`: later messages of the same keys wait. `delay`: the time until the messages are due; None: due when their
+    turn comes, or, in the state `delayed`, at their own `deliver_at`.
     """
 
     state: State
@@ -27,7 +27,7 @@ class Parking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Messages that are not to be tried: those with these log `ids`, and those of these `keys` except the ids `but`."""
+    """Messages that are not to be tried: log `ids`, and all messages of `keys` except the log ids in `but`."""
 
     ids: Collection[int | None] = ()
     keys: Collection[str | None] = ()

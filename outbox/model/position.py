@@ -1,7 +1,7 @@
-"""Positions and windows: what had been settled at one moment, and what was committed between two moments.
+"""Positions and windows: the settled part of the log at a moment, and the commits between two moments.
 
-Every row of the log carries one number that tells whether it is settled: its transaction id on PostgreSQL, its own id
-elsewhere. The algebra below is the same for both, and knows neither SQL nor a driver.
+Every row of the log carries a number that tells whether the row is settled: its transaction id on PostgreSQL, its own
+id elsewhere. The algebra below is the same for both, and knows neither SQL nor a driver.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outbox.errors import PositionError
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position: at its moment every number below `head` had been settled that is not in `open`."""
+    """A position: at its moment every number below `head` had been settled, except the numbers in `open`."""
 
     head: int
     open: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class Position:
 
     @classmethod
     def of(cls, head: int, open: Iterable[int] = ()) -> Self:
-        """Return a position from open numbers in any order; those that are not below `head` are left out."""
+        """Return a position from open numbers in any order; numbers not below `head` are left out."""
         return cls(head, tuple(sorted({n for n in open if n < head})))
 
     @classmethod
@@ -52,7 +52,7 @@ class Position:
         return n < self.head and n not in self.open
 
     def union(self, other: Self) -> Self:
-        """Return the smallest position that sees all that either of the two sees."""
+        """Return the smallest position that sees all numbers of both positions."""
         head = max(self.head, other.head)
         return type(self).of(head, (n for n in {*self.open, *other.open} if not (self.sees(n) or other.sees(n))))
 
@@ -78,7 +78,7 @@ class Window:
 
     @property
     def fresh(self) -> tuple[int, int]:
-        """The range [first, end) of numbers above the base; those in `target.open` do not belong to it."""
+        """The range [first, end) of numbers above the base; the numbers in `target.open` do not belong to it."""
         return self.base.head, max(self.base.head, self.target.head)
 
     @property
@@ -87,7 +87,7 @@ class Window:
         return tuple(n for n in self.target.open if n >= self.base.head)
 
     def overlaps(self, seen: Position) -> bool:
-        """Return whether the window holds a number that another position sees, as that of purged rows."""
+        """Return whether the window holds a number that another position sees, such as the position of a purge."""
         if any(seen.sees(n) for n in self.late):
             return True
         first, end = self.base.head, min(self.target.head, seen.head)
@@ -97,9 +97,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a partition: it is done with all that `base` sees, and with ids up to `after` of the window.
+    """The progress of a partition: all that `base` sees is done, and the ids up to `after` in the open window.
 
-    The window lies between `base` and `target`; without a `target` nothing of a window is done.
+    The open window lies between `base` and `target`; without a `target` no window is open.
     """
 
     base: Position
@@ -108,12 +108,12 @@ class Progress:
 
     def __post_init__(self) -> None:
         if (self.target is None) != (self.after is None):
-            raise PositionError("progress inside a window needs both its target and the id it came to")
+            raise PositionError("progress inside a window needs both the target and the last id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """The position of now, the incarnation of the server that gave it, and its clock."""
+    """The position of now, with the incarnation and the clock of the server."""
 
     position: Position
     incarnation: str

@@ -1,4 +1,4 @@
-"""Retries: how many attempts a failed message gets, and how long it waits for the next one."""
+"""Retries: the number of attempts of a message, and the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tenacity.wait import wait_base, wait_random_exponential
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The number of attempts that a message gets, and the time that it waits in between.
+    """The number of attempts of a message, and the pauses between attempts.
 
     `attempts`: failures after which a message is dead. `wait`: one of tenacity's wait strategies, in seconds;
     the default grows from 1 s to 10 min with full jitter.
@@ -21,7 +21,7 @@ class RetryPolicy:
     wait: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=1, min=1, max=600))
 
     def exhausted(self, attempts: int) -> bool:
-        """Return whether a message that failed `attempts` times is dead."""
+        """Return whether a message is dead after `attempts` failures."""
         return attempts >= self.attempts
 
     def delay(self, attempts: int) -> timedelta:

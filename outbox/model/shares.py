@@ -1,4 +1,4 @@
-"""Fair shares: which of the live workers of a subscription has which of its partitions."""
+"""Fair shares: the deal of a subscription's partitions among its live workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 
 def fair_shares(owners: Sequence[str | None], workers: Collection[str]) -> tuple[str | None, ...]:
-    """Deal the partitions out evenly among live workers; return the worker that shall have each partition.
+    """Deal the partitions out evenly among live workers; return the future worker of each partition.
 
     Workers that read the same leases come to the same deal, without asking each other. No two shares differ by more
     than one partition. A partition moves only if its owner is not alive, or has more than its share.
@@ -17,7 +17,7 @@ def fair_shares(owners: Sequence[str | None], workers: Collection[str]) -> tuple
         workers: the live workers. Without any, nobody gets a partition.
     """
     held = Counter(owner for owner in owners if owner in workers)
-    # Those that have the most get the larger shares, so that they give the fewest away.
+    # The workers with the most partitions get the larger shares, so that the fewest partitions move.
     ranked = sorted(workers, key=lambda worker: (-held[worker], worker))
     room = {worker: (len(owners) + len(ranked) - 1 - rank) // len(ranked) for rank, worker in enumerate(ranked)}
     dealt: list[str | None] = []

@@ -1,4 +1,4 @@
-"""Subscriptions as values: their names, what they select of the log, and what a worker declares them to be."""
+"""Subscriptions as values: names, selections, and the declarations of workers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from outbox.model.lease import Partition
 from outbox.model.position import Position
 
 OnDead = Literal["block", "continue"]
-#: The task of a subscription. relay: it sends. compensation: it sends what direct writers have left behind. check: it
-#: asks what became of transactions. extract: it stands for a reader outside of the database, which holds retention
-#: back for a while.
+#: The task of a subscription. relay: send. compensation: send what direct writers have left behind. check: ask about
+#: transactions. extract: stand for a reader outside the database, which holds retention back for a while.
 Kind = Literal["relay", "compensation", "check", "extract"]
 #: The start of a new subscription: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
@@ -23,41 +22,34 @@ _COMPENSATION = ":compensation"
 
 
 def compensation_of(name: str) -> str:
-    """Return the name of the subscription that finds what direct writers of subscription `name` have left behind."""
+    """Return the name of the compensation of subscription `name`."""
     return name + _COMPENSATION
 
 
 def subscription_of(compensation: str) -> str | None:
-    """Return the name of the subscription whose direct writers the compensation of this name follows.
-
-    None if no compensation can have this name.
-    """
+    """Return the subscription of a compensation; None for any other name."""
     return compensation.removesuffix(_COMPENSATION) if compensation.endswith(_COMPENSATION) else None
 
 
 def route_name(name: str, pattern: str) -> str:
-    """Return the name of the subscription for topics that were taken out of subscription `name`."""
+    """Return the name of the route of `pattern`, whose topics were split from subscription `name`."""
     return f"{name}:{pattern}"
 
 
 def grace_milliseconds(grace: timedelta) -> int:
-    """Return a grace as it is stored, which is never shorter."""
+    """Return a grace as stored: rounded up."""
     return -(-grace // timedelta(milliseconds=1))
 
 
 def require_own_name(name: str) -> None:
-    """Refuse to run a compensation by itself, because it runs beside its subscription, with the same sender.
-
-    Raises:
-        SubscriptionError: `name` is the name of a compensation.
-    """
+    """Refuse to run a compensation alone, because its subscription's relay runs it, with the same sender."""
     own = subscription_of(name)
     if own is not None:
         raise SubscriptionError(f"{name} is the compensation of {own!r}, which its relay does; run the relay {own!r}")
 
 
 def check_of(group: str) -> str:
-    """Return the name of the subscription that asks what became of the transactions of a producer group."""
+    """Return the name of the subscription that checks back on the transactions of a producer group."""
     return f"check:{group}"
 
 
@@ -65,9 +57,8 @@ def check_of(group: str) -> str:
 class Selection:
     """The part of the log that a reader handles.
 
-    `topics`: only these, in the form of `chosen_topics`; None: all except half messages. `tags`: only these; None: all.
-    `skips`: without the messages that their writers send themselves for the subscription of this name. `only`: nothing
-    but the messages that their writers send themselves for the subscription of this name.
+    `topics`: in the form of `chosen_topics`; None: all except half messages. `tags`: the tags; None: all. `skips`:
+    leave out the direct sends of this subscription. `only`: nothing but the direct sends of this subscription.
     """
 
     topics: tuple[str, ...] | None = None
@@ -82,13 +73,12 @@ EVERYTHING = Selection()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """The properties of a subscription as a worker declares them. They belong to its name, not to the process.
+    """The properties of a subscription as a worker declares them. They belong to the name, not to the process.
 
-    `destination`: None where it is not known yet. `grace`: rows are read at least this long after their commit; None:
-    as stored, else no grace. `split_from`: the subscription from which this one takes its topics, if that one had them
-    before, or one of the routes that were split from it; the position then has to be taken over, too. `beside`: the
-    routes of the same process; while one of them cannot begin, none begins. `partitions`: how many it has; None: as
-    stored, else one.
+    `destination`: None while unknown. `grace`: rows are read at least this long after their commit; None: as stored,
+    else no grace. `split_from`: the subscription that had the topics before, or whose other routes had them; the
+    position is then taken over, too. `beside`: the routes of the same process; if one route cannot begin, none begins.
+    `partitions`: the number of partitions; None: as stored, else one.
     """
 
     name: str
@@ -107,9 +97,9 @@ class Declaration:
 class Subscription:
     """A row of `outbox_subscription`. Destination and policy are None until a first worker declares them.
 
-    `hold`: of an extract, for how long it holds retention back after its last progress. `stop_at`: the partitions
-    handle the log up to this position; when all of them stand there, there will be `next_partitions` of them. Both are
-    None while nobody has ordered another number.
+    `hold`: for how long an extract holds retention back after its last progress. `stop_at`: the partitions handle the
+    log up to this position; when all have arrived, their number becomes `next_partitions`. Both are None while no other
+    number is ordered.
     """
 
     name: str
@@ -128,38 +118,38 @@ class Subscription:
 
     @property
     def direct(self) -> str | None:
-        """The name of the subscription whose direct writers this compensation follows; None for every other kind."""
+        """The subscription of this compensation; None for every other kind."""
         return subscription_of(self.name) if self.kind == "compensation" else None
 
     @property
     def selection(self) -> Selection:
-        """The part of the log that it handles.
+        """The part of the log that the subscription handles.
 
-        A subscription always skips what its writers send themselves, because such rows may appear at any moment. Its
-        compensation handles them: that one starts where it was created, before all of them.
+        A subscription always skips its direct sends, because such rows may appear at any moment. The compensation
+        handles direct sends: it was created before the first one, and starts there.
         """
         if self.direct is not None:
             return Selection(topics=self.topics, only=self.direct)
         return Selection(topics=self.topics, tags=self.tags, skips=self.name)
 
     def partition(self, number: int) -> Partition:
-        """Return one of its partitions, from 0 on."""
+        """Return a partition by its number, from 0 on."""
         return Partition(self.name, self.generation, number, self.partitions)
 
     def all_partitions(self) -> list[Partition]:
-        """Its partitions, in the order of their numbers."""
+        """Return all partitions, in the order of their numbers."""
         return [self.partition(number) for number in range(self.partitions)]
 
 
 def base_of(name: str, known: Iterable[Subscription]) -> str:
-    """Return the subscription that `name` is a route of, such as `relay` for `relay:orders.*`; else `name`."""
+    """Return the relay of a route, such as `relay` for `relay:orders.*`; return any other `name` itself."""
     relays = {each.name for each in known if each.kind == "relay"}
     shorter = (name[:at] for at, letter in enumerate(name) if letter == ":")
     return next((each for each in shorter if each in relays), name)
 
 
 def routes_of(base: str, known: Iterable[Subscription]) -> list[Subscription]:
-    """Return the relay `base`, and those that have its routes, as far as they have begun."""
+    """Return the relay `base` and its routes, as far as they have begun."""
     return [
         each
         for each in known

@@ -18,10 +18,10 @@ _UNKNOWN = "\0"
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The topics that a subscription reads.
+    """The topics that a subscription reads: the `names`, and all matches of the `patterns`.
 
-    Those in `names`, and those that match one of `patterns`, without those that match one of `exceptions`, which are
-    names or patterns. Half messages are read only if their topic is in `names`.
+    Topics that match one of the `exceptions` (names or patterns) are left out. Half messages are read only if their
+    topic is in `names`.
     """
 
     names: tuple[str, ...]
@@ -30,7 +30,7 @@ class Topics:
 
     @classmethod
     def of(cls, chosen: Iterable[str] | None) -> Topics:
-        """Return the topics that a list in the form of `chosen_topics` names; None: all."""
+        """Return the topics of a list in the form of `chosen_topics`; None: all."""
         parts = [ANYTHING] if chosen is None else list(chosen)
         exceptions = tuple(part.removeprefix(_EXCEPT) for part in parts if part.startswith(_EXCEPT))
         included = [part for part in parts if not part.startswith(_EXCEPT)]
@@ -59,26 +59,26 @@ class Topics:
         return (*self.names, *self.patterns)
 
     def chosen(self) -> tuple[str, ...] | None:
-        """Return the list that stands for these topics; None: all. The opposite of `of`."""
+        """Return the list for these topics; None: all. The opposite of `of`."""
         if self.everything:
             return None
         included = () if self.any_name else self.included
         return tuple(sorted({*included, *(_EXCEPT + each for each in self.exceptions)}))
 
     def matches(self, topic: str) -> bool:
-        """Return whether messages of this topic are read."""
+        """Return whether messages of a topic are read."""
         if topic == HALF_TOPIC:
             return self.halves
         taken = topic in self.names or any(_matches(each, topic) for each in self.patterns)
         return taken and not any(_matches(each, topic) for each in self.exceptions)
 
     def lacks(self, part: str) -> bool:
-        """Return whether no topic that matches `part`, a name or a pattern, is read."""
+        """Return whether no match of `part`, a name or a pattern, is read."""
         left_out = any(covers(each, part) for each in self.exceptions)
         return left_out or not any(_overlap(each, part) for each in self.included)
 
     def shares(self, other: Topics) -> bool:
-        """Return whether a topic can be read by both; where exceptions are hard to compare, the answer is yes."""
+        """Return whether both can read a common topic; yes if exceptions are hard to compare."""
         left_out = (*self.exceptions, *other.exceptions)
         return any(
             _overlap(one, another) and not any(covers(each, one) or covers(each, another) for each in left_out)
@@ -87,15 +87,15 @@ class Topics:
         )
 
     def without(self, others: Sequence[str]) -> Topics:
-        """Return these topics except those that match one of `others`, which are names or patterns."""
+        """Return these topics without the matches of `others`, which are names or patterns."""
         kept = [each for each in self.included if not any(covers(other, each) for other in others)]
         return _simplified(kept, [*self.exceptions, *others])
 
     def within(self, others: Sequence[str]) -> Topics | None:
-        """Return those of these topics that match one of `others`, which are names or patterns; None: there are none.
+        """Return the part of these topics that matches `others`, names or patterns; None: nothing.
 
         Raises:
-            SubscriptionError: no list of names and patterns describes them.
+            SubscriptionError: no list of names and patterns describes the part.
         """
         found: set[str] = set()
         for other in others:
@@ -115,19 +115,15 @@ class Topics:
             return None
 
 
-#: All topics, except that of half messages.
+#: All topics, except the topic of half messages.
 EVERY_TOPIC = Topics((), (ANYTHING,))
 
 
 def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return the topics that were chosen, in the form that is stored: sorted, and without what changes nothing.
+    """Return chosen topics as stored: sorted, and simplified.
 
-    None means all topics, and so does `*`. `orders.*` is a pattern, `!orders.*` an exception. With exceptions alone all
-    other topics are meant.
-
-    Raises:
-        SubscriptionError: `topics` is one text, is empty, holds a topic that no message can have, or excepts all that
-            it names, so that nothing would ever come.
+    None and `*` mean all topics. `orders.*` is a pattern, `!orders.*` an exception. Exceptions alone mean all other
+    topics. Raise `SubscriptionError` if no message could come.
     """
     if topics is None:
         return None
@@ -142,22 +138,14 @@ def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def exact_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return what `chosen_topics` returns, for a reader that takes whole names only.
-
-    Raises:
-        SubscriptionError: as from `chosen_topics`; or one of the topics is a pattern or an exception.
-    """
+    """Do as `chosen_topics`, for a reader that takes whole names only."""
     parts = None if topics is None or isinstance(topics, str) else list(topics)
     require_names(parts or ())
     return chosen_topics(topics if isinstance(topics, str) else parts)
 
 
 def require_names(topics: Iterable[str]) -> None:
-    """Refuse patterns and exceptions, where topics are whole names.
-
-    Raises:
-        SubscriptionError: there is one.
-    """
+    """Refuse patterns and exceptions, where topics are whole names."""
     for part in topics:
         if isinstance(part, str) and (ANYTHING in part or part.startswith(_EXCEPT)):
             raise SubscriptionError(
@@ -167,13 +155,9 @@ def require_names(topics: Iterable[str]) -> None:
 
 
 def checked_part(part: str) -> str:
-    """Return a topic, a pattern or an exception, if a message can have such a topic.
-
-    Raises:
-        SubscriptionError: none can.
-    """
+    """Return a topic, a pattern or an exception; refuse what no topic of a message can match."""
     bare = part.removeprefix(_EXCEPT) if isinstance(part, str) else part
-    # A pattern is in order if it is once each of its stars stands for nothing, or for a letter where that is too short.
+    # A pattern is in order if its shortest match is: stars stand for nothing, or for a letter if nothing is left.
     shortest = bare.replace(ANYTHING, "") if isinstance(bare, str) and ANYTHING in bare else bare
     try:
         checked_topic("x" if shortest in ("", ".", "..") and shortest != bare else shortest)
@@ -187,8 +171,8 @@ def checked_part(part: str) -> str:
 
 
 def covers(pattern: str, other: str) -> bool:
-    """Return whether each topic that matches `other` matches `pattern`; both are names or patterns."""
-    # What stands for any characters in `other` can only be matched by what does so in `pattern`.
+    """Return whether `pattern` matches all topics of `other`; both are names or patterns."""
+    # A star in `other` can only be matched by a star in `pattern`.
     return _matches(pattern, other.replace(ANYTHING, _UNKNOWN))
 
 
@@ -208,8 +192,8 @@ def _matches(pattern: str, topic: str) -> bool:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return whether a topic can match both, which are names or patterns."""
-    # The ends in `other` that are reached by what was read of `one`: a text that matches both leads from 0 to its end.
+    """Return whether a topic can match both names or patterns."""
+    # The places in `other` reached by the letters of `one` so far: a topic that matches both leads from 0 to the end.
     reached = _past_stars({0}, other)
     for letter in one:
         if letter == ANYTHING:
@@ -221,7 +205,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _past_stars(places: set[int], pattern: str) -> set[int]:
-    """Return the places, and those after stars that stand for nothing."""
+    """Return the places, and the places after stars that stand for nothing."""
     found = set(places)
     for at in places:
         stars = len(pattern) - at - len(pattern[at:].lstrip(ANYTHING))
@@ -230,11 +214,7 @@ def _past_stars(places: set[int], pattern: str) -> set[int]:
 
 
 def _simplified(included: Iterable[str], excepted: Iterable[str]) -> Topics:
-    """Return topics in the one form that two ways to write them share, as far as that is easy to see.
-
-    Raises:
-        SubscriptionError: nothing is left.
-    """
+    """Return topics in their simplest form, as far as it is easy to find; refuse topics that leave nothing."""
     exceptions = _widest(excepted)
     left = [each for each in _widest(included) if not any(covers(other, each) for other in exceptions)]
     if not left:
@@ -250,7 +230,7 @@ def _sorted_out(included: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _widest(parts: Iterable[str]) -> list[str]:
-    """Return the parts without those that another one covers."""
+    """Return the parts that no other part covers."""
     found: list[str] = []
     for part in sorted({re.sub(r"\*+", ANYTHING, each) for each in parts}):
         if not any(covers(each, part) for each in found):

@@ -1,4 +1,4 @@
-"""The trace context of the moment of writing, so that a consumer's work shows up in the trace that caused it."""
+"""The trace context at the moment of writing, so that a consumer's work shows up in the trace of its cause."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 def trace_headers() -> Mapping[str, str]:
     """Return the headers of W3C Trace Context for the current span: `traceparent` and perhaps `tracestate`.
 
-    Empty without a span, and without OpenTelemetry. A process that has not imported its API has no span, and then
-    this costs one look into a dict. Never raises, because a message matters more than its trace.
+    Empty without a span. A process that has not imported OpenTelemetry's API has no span, and the call costs one look
+    into a dict. Never raises, because a message matters more than its trace.
     """
     if "opentelemetry.trace" not in sys.modules:
         return _NONE

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, final
 
-from outbox.model.delay_levels import MAX_DELAY
+from outbox.model.limits import MAX_DELAY
 
 
 def describe(said: object) -> str:
-    """Return what foreign code said, as text that every database can store.
+    """Return an answer or an exception of foreign code as text that every database can store.
 
     The text of an exception begins with the name of its class.
     """
@@ -22,7 +22,7 @@ def describe(said: object) -> str:
 
 
 class _Failed:
-    """A verdict with a reason. The reason may be any object, such as an exception, and is kept as text."""
+    """A verdict with a reason: any object, such as an exception, which is kept as text."""
 
     __slots__ = ()
 
@@ -34,7 +34,7 @@ class _Failed:
 
 @final
 class Done:
-    """Stored at the destination. `Done()` is the same object each time, because every message of a batch gets one."""
+    """Stored at the destination. `Done()` is always the same object, because every message of a batch gets one."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Retry(_Failed):
-    """This message failed. `after` replaces the back-off, up to `MAX_DELAY`. `counts`: the try counts as an attempt."""
+    """The message failed. `after` replaces the back-off, up to `MAX_DELAY`. `counts`: the try counts as an attempt."""
 
     error: str
     after: timedelta | None = None
@@ -64,7 +64,7 @@ class Retry(_Failed):
 
 @dataclass(frozen=True, slots=True)
 class Reject(_Failed):
-    """This message can never succeed, and becomes dead at once."""
+    """The message can never succeed, and becomes dead at once."""
 
     error: str
 
@@ -73,8 +73,8 @@ class Reject(_Failed):
 class Unavailable(_Failed):
     """The destination does not accept the message now, or was not asked. Nothing is counted against the message.
 
-    `everything`: the destination accepts no message of any topic, as when its server is away. The worker reports that,
-    and one message is enough to find out when it is over.
+    `everything`: the destination accepts no message of any topic, as when its server is away. The worker reports the
+    outage, and probes with one message.
     """
 
     error: str
@@ -83,5 +83,5 @@ class Unavailable(_Failed):
 
 Verdict = Done | Retry | Reject | Unavailable
 
-#: The only `Done`. It is compared by identity, so that checking a batch that went well costs almost nothing.
+#: The only `Done`; compared by identity, so that checking a good batch costs almost nothing.
 DONE: Final[Done] = object.__new__(Done)

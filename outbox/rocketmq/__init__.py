@@ -1,6 +1,7 @@
 """RocketMQ's transactional messages on the same log: half messages, verdicts that are written once, check-back."""
 
 from outbox.errors import MQClientError, VerdictStandsError
+from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.listener import TransactionChecker, TransactionListener
 from outbox.rocketmq.producer import TransactionMQProducer
 from outbox.rocketmq.states import (
@@ -13,15 +14,7 @@ from outbox.rocketmq.states import (
 from outbox.rocketmq.transaction import Transaction
 
 __all__ = [
-    "LocalTransactionState",
-    "MQClientError",
-    "MessageQueue",
-    "SendStatus",
-    "Transaction",
-    "TransactionChecker",
-    "TransactionListener",
-    "TransactionMQProducer",
-    "TransactionResolution",
-    "TransactionSendResult",
-    "VerdictStandsError",
-]
+    "CheckPolicy", "LocalTransactionState", "MQClientError", "MessageQueue", "SendStatus", "Transaction",
+    "TransactionChecker", "TransactionListener", "TransactionMQProducer", "TransactionResolution",
+    "TransactionSendResult", "VerdictStandsError",
+]  # fmt: skip

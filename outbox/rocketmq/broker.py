@@ -1,4 +1,4 @@
-"""The part of RocketMQ's broker: it stores half messages and verdicts, each in a transaction of its own."""
+"""The broker of RocketMQ's model: stores half messages and verdicts, each in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from outbox.writing.transaction import Transactions
 R = TypeVar("R")
 
 # RocketMQ's response codes.
-SYSTEM_ERROR, SLAVE_NOT_AVAILABLE, NO_PERMISSION = 1, 11, 16
-#: The name of a checker, as the one who has decided, begins so.
+SYSTEM_ERROR, SLAVE_NOT_AVAILABLE = 1, 11
+#: The name of a checker in `decided_by` begins with this text.
 CHECKER = "check "
 #: Seconds between two declarations of a group's check subscription, because a person may have dropped it.
 _DECLARE_SECONDS = 60.0
 
 
 class Home(Protocol):
-    """The parts of an `Outbox` that a broker needs."""
+    """The parts of an `Outbox` for a broker."""
 
     database: Database
     notifier: Notifier
@@ -47,23 +47,18 @@ class Home(Protocol):
 
 
 class Broker:
-    """Stores half messages and verdicts of one outbox, on connections of its own and not of the application's pool."""
+    """Stores half messages and verdicts of one outbox, on its own connections, not those of the application's pool."""
 
-    def __init__(self, outbox: Home, *, connections: int, reject_transactions: bool) -> None:
+    def __init__(self, outbox: Home, *, connections: int) -> None:
         self.outbox = outbox
         self.database = outbox.database
         self.ops = Ops(self.database)
         self._halves = Halves(self.database)
-        self._rejects = reject_transactions
         self._connections = Connections(self.database.open, connections, ask=_ask)
         self._declared: dict[str, float] = {}
 
     def declare(self, group: str, immunity: timedelta) -> None:
-        """Declare the group's check subscription, so that a check service finds its transactions.
-
-        Raises:
-            SubscriptionError: another producer gave the group a shorter immunity; a longer one counts for all.
-        """
+        """Declare the group's check subscription; refuse an immunity longer than another producer's."""
         if time.monotonic() - self._declared.get(group, float("-inf")) < _DECLARE_SECONDS:
             return
         self._require_no_transaction()
@@ -71,7 +66,7 @@ class Broker:
         def declare(channel: Channel) -> None:
             ensure_outbox(channel)
             try:
-                start = self._start_of(channel, group)
+                start = _start_of(channel, group)
                 Subscriptions(channel).declare(declaration_of(group, immunity), start)
             except SubscriptionError as error:
                 raise SubscriptionError(
@@ -81,47 +76,23 @@ class Broker:
         self._connections.call(declare)
         self._declared[group] = time.monotonic()
 
-    def _start_of(self, channel: Channel, group: str) -> Start:
-        """Return where a new check subscription begins.
-
-        A person may have dropped the one before, so it begins at the earliest message if transactions are pending.
-        """
-        if Subscriptions(channel).find(check_of(group)) is not None:
-            # A subscription that is there needs no start, and the look below may read every half message that is kept.
-            return "latest"
-        return "earliest" if HalfTransactions(channel).pending(group=group, limit=1) else "latest"
-
     def prepare(self, half: Half, message: Message, slot: int, headers: str) -> int:
-        """Store a half message; return its place in the log.
-
-        Raises:
-            VerdictStandsError: the transaction has a verdict; nothing was stored.
-            MQClientError: transactions are switched off; or the server is a replica.
-            DatabaseError: on SQLite this thread has a transaction open.
-        """
-        if self._rejects:
-            raise MQClientError(f"the broker[{self._address}] sending transaction message is forbidden", NO_PERMISSION)
+        """Store a half message; return its log id. Raise `VerdictStandsError` if the transaction has a verdict."""
         self._require_no_transaction()
-        place = self._run(lambda: self._halves.append(half, message, slot, headers))
-        if place is None:
+        id = self._run(lambda: self._halves.append(half, message, slot, headers))
+        if id is None:
             stands = self.standing(half.transaction)
             raise VerdictStandsError(half.transaction, stands.op or "rollback", "send", stands.by)
         crash_point("half.after_prepare")
-        return place
+        return id
 
     def end(
         self, transaction: str, op: Op, *, by: str, group: str | None = None, patience: float | None = None
     ) -> bool:
         """Write the verdict, unless it stands already; return whether it is new.
 
-        If a commit stands whose messages were not appended, append them.
-
-        `patience`: seconds to wait for a business transaction that is deciding; None: as long as any statement waits
-        for a lock.
-
-        Raises:
-            VerdictStandsError: the opposite stands.
-            MQClientError: the transaction is unknown, or of another group; the server is a replica.
+        If a commit stands whose messages were not appended, append them. `patience`: seconds to wait for a business
+        transaction that is deciding; None: as long as any statement waits for a lock.
         """
         self._require_no_transaction()
         commit = self.ops.commit_alone if patience is None else self.ops.commit
@@ -145,11 +116,7 @@ class Broker:
             self.outbox.notifier.hint()
 
     def standing(self, transaction: str) -> Decision:
-        """Return the decision that stands; its `op` is None if there is no verdict.
-
-        Raises:
-            DatabaseError: it cannot be read.
-        """
+        """Return the decision that stands, without `op` if there is no verdict."""
         with in_plain_words(f"the verdict on transaction {transaction} cannot be read", self.database):
             return self._connections.call(lambda channel: run(on_channel(channel), self.ops.standing(transaction)))
 
@@ -163,17 +130,13 @@ class Broker:
             raise DatabaseError(
                 "a half message or a verdict is committed on its own, and SQLite has one writer at a time, here the"
                 " open transaction of this thread: send half messages before the business transaction begins, and end"
-                " transactions after it; or join(session) or commit(session) in it"
+                " transactions after it; or join(session) in it"
             )
-
-    @property
-    def _address(self) -> str:
-        return self.database.engine.url.host or "localhost"
 
     def _run(self, steps: Callable[[], Script[R]], patience: float | None = None, *, chained: bool = True) -> R:
         """Run the steps in a transaction of their own.
 
-        `chained`: no step but the last needs the rows of the one before, so that they may be sent as one.
+        `chained`: no step but the last needs rows of an earlier step, so all may be sent as one.
         """
 
         def take(channel: Channel) -> R:
@@ -186,11 +149,7 @@ class Broker:
 
 
 def _ask(channel: Channel) -> None:
-    """Raise if a connection is lost.
-
-    Raises:
-        MQClientError: in RocketMQ's words, that the server is a replica.
-    """
+    """Raise if a connection is lost; raise in RocketMQ's words if the server is a replica."""
     try:
         Log().now(channel)
     except StandbyError as error:
@@ -203,9 +162,20 @@ def declaration_of(group: str, immunity: timedelta) -> Declaration:
     return Declaration(name=name, kind="check", destination=name, topics=(HALF_TOPIC,), tags=(group,), grace=immunity)
 
 
+def _start_of(channel: Channel, group: str) -> Start:
+    """Return where a new check subscription begins.
+
+    A person may have dropped an older subscription: if transactions are pending, begin at the earliest message.
+    """
+    if Subscriptions(channel).find(check_of(group)) is not None:
+        # An existing subscription needs no start, and the look below may read every half message of the log.
+        return "latest"
+    return "earliest" if HalfTransactions(channel).pending(group=group, limit=1) else "latest"
+
+
 @contextmanager
 def in_plain_words(failure: str, *databases: Database) -> Iterator[None]:
-    """Raise an error of a driver as a `DatabaseError` that begins with `failure`; the driver's is its cause."""
+    """Raise an error of a driver as a `DatabaseError` whose text begins with `failure`."""
     try:
         yield
     except OutboxError:
@@ -217,17 +187,12 @@ def in_plain_words(failure: str, *databases: Database) -> Iterator[None]:
 def why(error: Exception, *databases: Database) -> str:
     """Return the reason for an error of a driver."""
     if any(database.locked(error) for database in databases):
-        return "another transaction is deciding on it, or keeps the database busy, and has not ended; try again"
+        return "another transaction is deciding, or keeps the database busy, and has not ended; try again"
     return describe(error)
 
 
 def require(decision: Decision, transaction: str, op: Op, group: str | None = None) -> None:
-    """Raise unless this verdict stands.
-
-    Raises:
-        VerdictStandsError: the opposite verdict stands.
-        MQClientError: the transaction is unknown, or of another group.
-    """
+    """Raise unless this verdict stands, in a transaction of the group."""
     if group is not None and decision.group is not None and decision.group != group:
         raise MQClientError("The producer group wrong", SYSTEM_ERROR)
     if decision.op is None:

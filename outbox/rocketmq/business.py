@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """The records of a transaction are in another business database; `mismatch` says in which."""
+    """The records of a transaction are in another business database; `mismatch` names both databases."""
 
     mismatch: str
 
@@ -33,11 +33,11 @@ class Elsewhere:
 class Business:
     """A business database and its records; `outbox db upgrade --record-only` makes their table."""
 
-    #: So many seconds `require` waits for a business transaction that is under way, before a rollback is refused.
+    #: Seconds for which `require` waits for a business transaction under way, before a rollback is refused.
     rollback_patience = 5.0
 
-    def __init__(self, engine: Engine, *, connections: int, schema: str | None = None) -> None:
-        self.database = RecordDatabase(engine, schema)
+    def __init__(self, engine: Engine, *, connections: int) -> None:
+        self.database = RecordDatabase(engine)
         self._records = Records(self.database)
         self._connections = Connections(self.database.open, connections)
         self.transactions = Transactions(self.database)
@@ -48,53 +48,39 @@ class Business:
         return self._connections.call(self.database.identity)
 
     def require_other_than(self, outbox: Database) -> None:
-        """Raise if this is the outbox's own database, where no business transaction has left a record.
-
-        Raises:
-            DatabaseError: it is the outbox's own.
-        """
+        """Raise if this is the outbox's own database, where no business transaction has left a record."""
         here = self.database.dialect.driving.location(self.database.engine)
         if here is not None and here == outbox.dialect.driving.location(outbox.engine):
             raise DatabaseError(
                 f"the business database is the outbox's own ({here.name}): there a business transaction decides by"
-                ' verdict="join" or "commit", without a record'
+                ' verdict="join", without a record'
             )
 
-    def join(self, connection: DriverConnection, transaction: str) -> None:
-        """Write the record as part of a business transaction.
-
-        Raises:
-            VerdictStandsError: a checker has decided for a rollback, or the business was committed before; this
-                transaction cannot be committed any more.
-        """
+    def join(self, connection: Connection, transaction: str) -> None:
+        """Write the record as part of a business transaction, which cannot be committed if another verdict stands."""
         with or_doomed(self.transactions, None, connection), self.database.explained():
             stands = run(executor(connection), self._records.insert(transaction))
             if stands is not None:
                 raise VerdictStandsError(transaction, stands, "business transaction")
-        before_commit(self.transactions, connection, lambda: self._require_still_there(connection, transaction))
+        self.transactions.before_commit(connection, lambda: self._require_still_there(connection, transaction))
 
     def standing(self, transaction: str) -> Op | None:
         """Return the verdict that is recorded; None if there is none."""
         return self._connections.call(lambda channel: run(on_channel(channel), self._records.standing(transaction)))
 
-    def fence(self, transaction: str, *, patience: float = PATIENCE_SECONDS) -> Op | None:
+    def fence(self, transaction: str, *, patience: float) -> Op | None:
         """Record a rollback unless the business has committed; return the verdict that stands.
 
-        After that the business cannot commit. Wait `patience` seconds for a business transaction that is under way, and
-        raise then.
+        Afterwards the business cannot commit. Wait `patience` seconds for a business transaction under way, then raise.
         """
         return self._connections.call(lambda channel: self._records.fence(channel, transaction, patience=patience))
 
     def outcome(self, half: Half) -> Op | Elsewhere:
-        """Return the verdict of a business transaction; record a rollback if it has none.
-
-        Raises:
-            DatabaseError: no record can be read.
-        """
+        """Return the verdict of a business transaction; record a rollback if it has none."""
         mismatch = self.mismatch(half.recorded_in)
         if mismatch is not None:
             return Elsewhere(mismatch)
-        stands = self.fence(half.transaction)
+        stands = self.fence(half.transaction, patience=PATIENCE_SECONDS)
         if stands is None:
             raise DatabaseError("the record that stood before is gone")
         return stands
@@ -106,12 +92,7 @@ class Business:
         return f"its record is in another business database ({recorded_in}) than this one ({self.identity})"
 
     def require(self, transaction: str, op: Op, recorded_in: str | None) -> None:
-        """Raise unless the records agree with a verdict; record a rollback first if nothing is recorded yet.
-
-        Raises:
-            VerdictStandsError: the opposite is recorded.
-            MQClientError: there is no record of the commit, or records of this transaction are in another database.
-        """
+        """Raise unless the records agree with a verdict; record a rollback first if nothing is recorded yet."""
         mismatch = self.mismatch(recorded_in)
         if mismatch is not None:
             raise MQClientError(f"transaction {transaction}: {mismatch}")
@@ -130,38 +111,29 @@ class Business:
         """Close the connections; a later call opens others."""
         self._connections.close()
 
-    def _require_still_there(self, connection: DriverConnection, transaction: str) -> None:
+    def _require_still_there(self, connection: Connection, transaction: str) -> None:
         if run(executor(connection), self._records.standing(transaction)) != "commit":
             raise NoTransactionError(
                 f"the record of transaction {transaction} was undone with a savepoint; join outside of every savepoint"
             )
 
 
-def before_commit(transactions: Transactions, connection: DriverConnection, do: Callable[[], None]) -> None:
-    """Call `do` right before the commit; never on a driver's own connection, which tells nobody of its commits."""
-    if isinstance(connection, Connection):
-        transactions.before_commit(connection, do)
-
-
 @contextmanager
 def or_doomed(transactions: Transactions, ops: Ops | None, connection: DriverConnection) -> Iterator[None]:
     """Keep a business transaction from committing if this block raises, even if the application swallows the error.
 
-    This holds for every error: SQLite undoes only the statement that failed, and would commit without the verdict.
+    Every error counts: SQLite undoes only the statement that failed, and would commit without the verdict.
     """
     try:
         yield
     except Exception as error:
-        _doom(transactions, ops, connection, error)
+
+        def raise_again(error: Exception = error) -> None:
+            raise error
+
+        if isinstance(connection, Connection):
+            transactions.before_commit(connection, raise_again)
+        elif ops is not None:
+            with suppress(Exception):
+                run(executor(connection), ops.abort())
         raise
-
-
-def _doom(transactions: Transactions, ops: Ops | None, connection: DriverConnection, error: Exception) -> None:
-    def raise_again() -> None:
-        raise error
-
-    if isinstance(connection, Connection):
-        transactions.before_commit(connection, raise_again)
-    elif ops is not None:
-        with suppress(Exception):
-            run(executor(connection), ops.abort())

@@ -1,4 +1,4 @@
-"""Check-back: it finds out what became of transactions that nobody has ended."""
+"""Check-back: finds out the outcome of transactions that nobody has ended."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ logger = logging.getLogger("outbox")
 #: Added to the wait for the end of an immunity, because a transaction of exactly that age is still immune.
 _TICK = timedelta(milliseconds=1)
 _AGAIN = timedelta(seconds=1)
-#: Answers for transactions about which this process cannot find out anything.
+#: Answers for transactions whose outcome this process cannot find out.
 NO_LISTENER = "no listener here"
 NO_BUSINESS = "the business database is not known here: business=… (or --business) is missing"
-#: Why another process of the group may find out something that this one cannot.
+#: Why another process of the group may find out more than this process.
 _LACKING = "transactions wait for a listener or a business database that this process does not have"
 #: More calls than this never overlap: a worker makes no other one while eight of its calls hang.
 _MOST_CALLS = 10
-#: The pause between two questions is longer than the interval by a random part of it, up to this one.
+#: The pause between two questions is longer than the interval by up to this part, at random.
 _JITTER = 0.1
 
 
@@ -44,25 +44,45 @@ _JITTER = 0.1
 class CheckPolicy:
     """The times and limits of check-back, by the clock of the database; the defaults are RocketMQ's.
 
-    `transaction_timeout`: no transaction is asked about before this age. `interval`: the pause between two questions.
-    `most`: after so many UNKNOWNs the transaction is given up and waits for a person. `age_limit`: beyond this age it
-    is given up too, unless a database says what became of it. `question`: the time limit of one question, and of one
-    look into a business database. `threads`: the most questions at once.
+    Args:
+        transaction_timeout: no transaction is asked about before this age (transactionTimeOut).
+        check_interval: the pause between two questions about a transaction (transactionCheckInterval).
+        check_max: after so many UNKNOWNs a transaction is given up, and waits for a person (transactionCheckMax).
+        age_limit: beyond this age (fileReservedTime) a transaction is given up too, unless a database knows its
+            outcome.
+        check_timeout: the time limit of one question, and of one look into a business database; a later answer counts
+            as UNKNOWN.
+        threads: the most questions at once.
+
+    Raises:
+        TypeError: a time is no timedelta.
+        ValueError: a value is too small.
     """
 
     transaction_timeout: timedelta = timedelta(seconds=6)
-    interval: timedelta = timedelta(seconds=30)
-    most: int = 15
+    check_interval: timedelta = timedelta(seconds=30)
+    check_max: int = 15
     age_limit: timedelta = timedelta(hours=72)
-    question: timedelta = timedelta(seconds=5)
+    check_timeout: timedelta = timedelta(seconds=5)
     threads: int = 4
+
+    def __post_init__(self) -> None:
+        least = {"transaction_timeout": timedelta(0)}
+        for name in ("transaction_timeout", "check_interval", "age_limit", "check_timeout"):
+            time = getattr(self, name)
+            if not isinstance(time, timedelta):
+                raise TypeError(f"{name} is a timedelta, not {type(time).__name__}: timedelta(seconds=…)")
+            if time < least.get(name, timedelta.resolution):
+                raise ValueError(f"{name} must be greater than 0, not {time}")
+        if self.check_max < 1:
+            raise ValueError(f"check_max must be at least 1, not {self.check_max}")
 
 
 class Checker:
     """Handles half messages: finds the verdict on their transactions, or says when to ask again.
 
-    A call that is past its deadline goes on beside the next one. Each call has a connection of its own, because on a
-    common one the transaction of the second call would be a part of the first one's, and be taken back with it.
+    A call past its deadline goes on beside the next call. Each call has a connection of its own, because on a common
+    connection the second transaction would be a part of the first, and be taken back with it.
     """
 
     def __init__(
@@ -77,7 +97,7 @@ class Checker:
         at_a_loss: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """`spread`: returns numbers from 0 to 1, by which questions are spread. `at_a_loss`: called with the reason
-        when there is a transaction about which only another process can find out something.
+        why only another process can find out the outcome of a transaction.
         """
         self._broker = broker
         self._group = group
@@ -85,7 +105,7 @@ class Checker:
         self._spread = spread
         self._at_a_loss = at_a_loss
         self._connections = Connections(broker.database.open, _MOST_CALLS)
-        self._seconds = policy.question.total_seconds()
+        self._seconds = policy.check_timeout.total_seconds()
         #: Who is asked, by the way to the verdict.
         self._respondents: dict[Way, Respondent] = {}
         if question is not None:
@@ -102,7 +122,7 @@ class Checker:
         self._hanging_log: dict[Way, ThrottledLog] = {way: ThrottledLog(logger) for way in self._respondents}
 
     def check(self, rows: Sequence[Message]) -> list[Verdict]:
-        """Find out what became of the transactions of these half messages; return one verdict for each row."""
+        """Find out the outcome of the transactions of half messages; return a verdict for each row."""
         try:
             with self._connections.one() as channel:
                 return self._check(channel, rows)
@@ -135,7 +155,7 @@ class Checker:
         return [verdicts[row.key or ""] for row in rows]
 
     def _is_due(self, half: Half, pending: Pending | None) -> bool:
-        """Return whether it may be asked now what became of a transaction."""
+        """Return whether a transaction may be asked about now."""
         if pending is None or pending.op is not None or pending.immune_for >= timedelta(0):
             return False
         # A database knows the outcome at any age, so its answer counts beyond the age limit, too.
@@ -153,7 +173,7 @@ class Checker:
         return answers
 
     def _tell(self, way: Way, hanging: Hanging) -> None:
-        """Warn of questions that hang; if they are all that may be asked, let another process of the group ask."""
+        """Warn of questions that hang; if they leave no thread free, let another process of the group ask."""
         oldest = f"for {hanging.seconds:.1f} s (transaction {hanging.transaction})"
         if way == "record":
             text = f"the business database has not answered {oldest}; its transactions wait, others go on"
@@ -188,21 +208,17 @@ class Checker:
     def _found(
         self, channel: Channel, half: Half, pending: Pending, answer: Answer | Unasked | None, until: float
     ) -> Verdict:
-        """Write what is found out about a transaction; if that is nothing yet, return when to look again."""
+        """Write the verdict on a transaction if it is found; else return when to look again."""
         if isinstance(answer, Unasked):
             return self._later(answer.value, _AGAIN if answer is Unasked.NO_TIME else None)
         if half.way == "listener":
             return self._by_listener(channel, half.transaction, answer)
         if half.way == "record":
             return self._by_record(channel, half.transaction, answer)
-        left = half.fence_after - pending.age
-        if half.way == "commit" and left >= timedelta(0):
-            # An absent op says nothing yet, because the business transaction writes it as its last statement.
-            return self._later("not committed yet", min(left + _TICK, self._policy.interval))
         if clock() > until:
             # Many business transactions are under way, and the looks before waited for each of them.
             return self._later(Unasked.NO_TIME.value, _AGAIN)
-        # Its business transaction writes the op: it is rolled back, unless that is still writing it.
+        # A business transaction writes the op as its first statement. Without one a rollback fences the business off.
         return self._decided(channel, half.transaction, "rollback")
 
     def _by_listener(self, channel: Channel, transaction: str, answer: Answer | None) -> Verdict:
@@ -213,7 +229,7 @@ class Checker:
             logger.warning("the check of transaction %s raised %s", transaction, answer.reason)
         op = op_of(answer.returned)
         if op is None:
-            return Retry(answer.reason, self._spaced(self._policy.interval))
+            return Retry(answer.reason, self._policy.check_interval * (1 + _JITTER * self._spread()))
         return self._decided(channel, transaction, op)
 
     def _by_record(self, channel: Channel, transaction: str, answer: Answer | None) -> Verdict:
@@ -222,7 +238,10 @@ class Checker:
             return self._later(NO_BUSINESS)
         match answer.returned:
             case Elsewhere(mismatch):
-                self._log_once(transaction, mismatch)
+                # Only the first transaction of each other business database, because there may be very many.
+                if mismatch not in self._logged:
+                    self._logged.add(mismatch)
+                    logger.warning("transaction %s: %s", transaction, mismatch)
                 self._at_a_loss(_LACKING)
                 return self._later(mismatch)
             case "commit" | "rollback" as op:
@@ -230,14 +249,8 @@ class Checker:
             case _:
                 return self._later(f"the business database does not say: {answer.reason}")
 
-    def _log_once(self, transaction: str, mismatch: str) -> None:
-        """Log only the first transaction of each other business database, because one may have very many."""
-        if mismatch not in self._logged:
-            self._logged.add(mismatch)
-            logger.warning("transaction %s: %s", transaction, mismatch)
-
     def _decided(self, channel: Channel, transaction: str, op: Op) -> Verdict:
-        """Write the verdict. Wait briefly for a business transaction that is writing one; then try again later."""
+        """Write the verdict. Wait briefly for a business transaction that is deciding; then try again later."""
         decide = self._broker.ops.commit if op == "commit" else self._broker.ops.roll_back
         crash_point("check.before_end")
         try:
@@ -269,12 +282,12 @@ class Checker:
     def _not_written(self, transaction: str, what: str, error: Exception) -> Verdict:
         if self._broker.database.transient(error):
             return self._later("its business transaction is under way")
-        # As when a trigger refuses one of its messages: that holds up no other transaction.
+        # As when a trigger refuses a message: no other transaction waits.
         logger.warning("transaction %s: %s: %s", transaction, what, describe(error))
         return self._later(describe(error))
 
     def _read_back(self, channel: Channel, verdicts: dict[str, Verdict], pending: Mapping[str, Pending]) -> None:
-        """Take back each `Done` whose verdict is not committed, because what is done is never looked at again."""
+        """Take back each `Done` whose verdict is not committed, because nobody looks at a done message again."""
         written = [key for key, verdict in verdicts.items() if verdict is DONE and _is_open(pending.get(key))]
         if not written:
             return
@@ -288,14 +301,11 @@ class Checker:
 
     def _later(self, why: str, after: timedelta | None = None) -> Retry:
         """Return a retry that does not count as an UNKNOWN, because nobody was asked."""
-        return Retry(why, self._policy.interval if after is None else after, counts=False)
-
-    def _spaced(self, interval: timedelta) -> timedelta:
-        return interval * (1 + _JITTER * self._spread())
+        return Retry(why, self._policy.check_interval if after is None else after, counts=False)
 
 
 def _read(heads: Mapping[str, Message]) -> tuple[dict[str, Half], dict[str, Verdict]]:
-    """Return the facts about each transaction; and, for half messages of another hand that have none, a verdict."""
+    """Return the facts about each transaction; and a verdict for half messages of another hand, which have none."""
     halves: dict[str, Half] = {}
     unreadable: dict[str, Verdict] = {}
     for transaction, row in heads.items():

@@ -1,4 +1,4 @@
-"""Connections of our own: with a second one for each thread the application's pool could run out of connections."""
+"""Connections of our own: with a second connection for each thread the application's pool could run dry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.statements import Execute, Row, Statement
 
 _WAIT_SECONDS = 30.0
-#: The number of tries of RocketMQ's client when it sends: one, and two more.
+#: The number of tries of RocketMQ's client when it sends.
 _TRIES = 3
 
 R = TypeVar("R")
@@ -25,12 +25,12 @@ def _answers(channel: Channel) -> None:
 
 
 class Connections:
-    """A few connections, opened when they are needed; a caller that finds none free waits for one."""
+    """A few connections, opened when needed; a caller that finds none free waits."""
 
     def __init__(
         self, open_channel: Callable[[], Channel], most: int, *, ask: Callable[[Channel], None] = _answers
     ) -> None:
-        """`ask`: raises if a connection is lost; an `OutboxError` if nothing can be done on it."""
+        """`ask`: raises if a connection is lost; raises an `OutboxError` if the connection is of no use."""
         self._ask = ask
         self._open = open_channel
         self._most = most
@@ -41,13 +41,13 @@ class Connections:
 
     @contextmanager
     def one(self) -> Iterator[Channel]:
-        """Yield a connection that nobody else uses meanwhile; close it if the block raises."""
+        """Yield a connection for the caller alone; close it if the block raises."""
         free, closed = self._free, self._closed
         try:
             channel = free.get(timeout=_WAIT_SECONDS)
         except Empty:
             raise DatabaseError(
-                f"none of the producer's {self._most} connections was free within {_WAIT_SECONDS:g} s; give it more:"
+                f"none of the producer's {self._most} connections was free within {_WAIT_SECONDS:g} s; raise"
                 " half_pool=…"
             ) from None
         try:
@@ -65,9 +65,9 @@ class Connections:
             free.put(channel)
 
     def call(self, do: Callable[[Channel], R]) -> R:
-        """Call `do` with a connection; if the connection is lost, call it again with another one.
+        """Call `do` with a connection; if the connection is lost, call again with another connection.
 
-        So what `do` writes may be written twice, and has to count once.
+        So `do` may write twice, and the second time must change nothing.
         """
         for tries_left in reversed(range(_TRIES)):
             again = False
@@ -81,7 +81,7 @@ class Connections:
             except Exception:
                 if not (again and tries_left):
                     raise
-            # The connections that nobody uses were most likely lost with it.
+            # The connections that nobody uses were most likely lost as well.
             self.close()
         raise AssertionError("the last try returns or raises")
 
@@ -95,7 +95,7 @@ class Connections:
         return False
 
     def close(self) -> None:
-        """Close the connections that nobody uses; the others are closed when they are given back."""
+        """Close the connections that nobody uses; each of the others is closed when it is given back."""
         self._closed += 1
         for _ in range(self._most):
             try:
@@ -107,7 +107,7 @@ class Connections:
             self._free.put(None)
 
     def _reset(self) -> None:
-        """Begin without connections: at first, and in a forked process, which must not use those of its parent."""
+        """Begin without connections: at first, and in a forked process, which must not use its parent's."""
         self._free: LifoQueue[Channel | None] = LifoQueue()
         for _ in range(self._most):
             self._free.put(None)
@@ -116,8 +116,8 @@ class Connections:
 def on_channel(channel: Channel) -> Execute:
     """Return the function that executes statements on a connection of our own.
 
-    A statement that returns nothing is sent together with the next one that returns rows, in one transaction. One that
-    counts has to be inside a transaction with those before it.
+    A statement without rows is sent together with the next statement that returns rows, in one transaction. A statement
+    that counts has to be inside a transaction with the statements before it.
     """
     waiting: list[Statement] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 from outbox.errors import MQClientError
 from outbox.model.message import TRANSACTION_ID, Message
@@ -17,7 +18,7 @@ _FORBIDDEN = {
     "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_OP_HALF_TOPIC", GIVEN_UP_TOPIC, "SELF_TEST_TOPIC",
     "OFFSET_MOVED_EVENT",
 }  # fmt: skip
-#: Properties that RocketMQ sets itself, by its `MessageConst`; and two of ours, which it writes as well.
+#: Properties that RocketMQ sets itself, by its `MessageConst`.
 _RESERVED = (
     "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "UNIQ_KEY",
     "ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "TIMER_DELAY_SEC",
@@ -27,11 +28,7 @@ _MOST_IMMUNITY_SECONDS = 10**9
 
 
 def checked_group(group: str) -> str:
-    """Return the name of a producer group.
-
-    Raises:
-        MQClientError: RocketMQ would refuse it.
-    """
+    """Return the name of a producer group; raise in RocketMQ's words if it would refuse the name."""
     if not isinstance(group, str) or not group.strip():
         raise MQClientError("the specified group is blank")
     if len(group) > MAX_GROUP:
@@ -43,15 +40,19 @@ def checked_group(group: str) -> str:
     return group
 
 
-def check_message(message: Message) -> None:
-    """Raise if a message cannot be part of a transaction.
-
-    Raises:
-        MQClientError: RocketMQ would refuse the message, too; or it has a dedup key.
-    """
+def require_message(message: object) -> Message:
+    """Return a message; refuse anything else."""
     if not isinstance(message, Message):
         raise MQClientError("the message is null", MESSAGE_ILLEGAL)
-    _check_topic(message.topic)
+    return message
+
+
+def checked_immunity(message: Message) -> timedelta | None:
+    """Refuse a message that cannot be part of a transaction, in RocketMQ's words.
+
+    Return for how long no checker may ask about the transaction, if the message says so.
+    """
+    _check_topic(require_message(message).topic)
     if not message.body:
         raise MQClientError("the message body length is zero", MESSAGE_ILLEGAL)
     if message.dedup_key is not None:
@@ -60,7 +61,15 @@ def check_message(message: Message) -> None:
     for name in _RESERVED:
         if name in headers:
             raise MQClientError(f"The Property<{name}> is used by system, input another please", MESSAGE_ILLEGAL)
-    immunity_of(message)
+    asked = headers.get(IMMUNITY)
+    if asked is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,10}", asked) or int(asked) > _MOST_IMMUNITY_SECONDS:
+        raise MQClientError(
+            f"{IMMUNITY} must be a decimal integer of seconds, 0 to {_MOST_IMMUNITY_SECONDS}, but is {asked!a:.60}",
+            MESSAGE_ILLEGAL,
+        )
+    return timedelta(seconds=int(asked))
 
 
 def _check_topic(topic: str) -> None:
@@ -70,20 +79,3 @@ def _check_topic(topic: str) -> None:
         raise MQClientError(f"The specified topic[{topic}] contains illegal characters, allowing only {_NAME}")
     if topic in _FORBIDDEN:
         raise MQClientError(f"Sending message to topic[{topic}] is forbidden.")
-
-
-def immunity_of(message: Message) -> int | None:
-    """Return the seconds during which its transaction is not to be asked about, as a message says; None: it says none.
-
-    Raises:
-        MQClientError: the property is no decimal integer, or less than 0.
-    """
-    asked = message.headers.get(IMMUNITY)
-    if asked is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,10}", asked) or int(asked) > _MOST_IMMUNITY_SECONDS:
-        raise MQClientError(
-            f"{IMMUNITY} must be a decimal integer of seconds, 0 to {_MOST_IMMUNITY_SECONDS}, but is {asked!a:.60}",
-            MESSAGE_ILLEGAL,
-        )
-    return int(asked)

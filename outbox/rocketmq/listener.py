@@ -13,32 +13,32 @@ from outbox.rocketmq.states import LocalTransactionState, TransactionResolution
 
 
 class TransactionListener(Protocol):
-    """Executes local transactions, and says later what became of them.
+    """Executes local transactions, and tells their outcome later.
 
     Both methods find the id of the transaction as `message.transaction_id`.
     """
 
     @abstractmethod
     def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
-        """Execute the local transaction; return its state. Anything else that is returned counts as UNKNOW."""
+        """Execute the local transaction; return its state. Any other answer counts as UNKNOW."""
 
     @abstractmethod
     def check_local_transaction(self, message: Message) -> LocalTransactionState:
         """Return the state of the local transaction. UNKNOW, an exception or any other object mean: ask again later.
 
-        ROLLBACK_MESSAGE is the right answer only if the local transaction cannot be committed any more.
+        Answer ROLLBACK_MESSAGE only if the local transaction cannot be committed any more.
         """
 
 
 class TransactionChecker(Protocol):
-    """Says what became of a transaction."""
+    """Tells the outcome of a transaction."""
 
     @abstractmethod
     def check(self, message: Message) -> TransactionResolution:
         """Return the resolution of the transaction, by the same rules as `check_local_transaction`."""
 
 
-#: The methods of a listener of the 4.x shape. A name that is nearly one of them, or one of Java's, is a mistake.
+#: The methods of a listener of the 4.x shape. A name that is nearly the same, or the name in Java, is a mistake.
 _EXECUTE, _CHECK = "execute_local_transaction", "check_local_transaction"
 _NEARLY = 0.9
 
@@ -47,11 +47,7 @@ Question = Callable[[Message], object]
 
 
 def question_of(listener: TransactionListener | TransactionChecker | Question | None) -> Question | None:
-    """Return the function that asks a listener, a checker or a function; None if there is none.
-
-    Raises:
-        TypeError: it is none of them, or a class; a method is written with async, or its name is misspelt.
-    """
+    """Return the function that asks a listener, a checker or a function; None for None. Refuse anything else."""
     if isinstance(listener, type):
         raise TypeError(f"a listener is an object, not a class: pass {listener.__name__}()")
     _require_spelling(listener)
@@ -67,16 +63,12 @@ def question_of(listener: TransactionListener | TransactionChecker | Question | 
         return _blocking(listener)
     raise TypeError(
         "a listener has check_local_transaction(message) or check(message), or is a function of one message;"
-        f" {type(listener).__name__} is none of them"
+        f" {type(listener).__name__} is no listener"
     )
 
 
 def execution_of(listener: object) -> Callable[[Message, Any], object] | None:
-    """Return the method that executes local transactions; None if it has none.
-
-    Raises:
-        TypeError: it is written with async.
-    """
+    """Return the method that executes local transactions; None if there is none."""
     execute: Callable[[Message, Any], object] | None = getattr(listener, _EXECUTE, None)
     if execute is not None and _is_awaited(execute):
         raise TypeError(f"a local transaction is executed by a call that blocks: write {_EXECUTE} without async")
@@ -84,7 +76,7 @@ def execution_of(listener: object) -> Callable[[Message, Any], object] | None:
 
 
 def _blocking(question: Question) -> Question:
-    """Raise if a question is written with async: nothing awaits its answer, so it would be UNKNOWN for ever."""
+    """Raise if a question is written with async: nobody awaits the answer, so it would be UNKNOWN for ever."""
     if _is_awaited(question):
         raise TypeError("a listener is asked by a thread that blocks: write its check without async")
     return question
@@ -99,9 +91,9 @@ def _is_awaited(function: object) -> bool:
 
 
 def _require_spelling(listener: object) -> None:
-    """Raise if a listener lacks a method, and has one whose name is nearly the same.
+    """Raise if a listener lacks a method, and has a method whose name is nearly the same.
 
-    Without it a transaction would be executed, or asked about, by nobody.
+    Otherwise nobody would execute a transaction, or answer for it.
     """
     others = {_plain(name): name for name in dir(listener) if name not in (_EXECUTE, _CHECK)}
     for verb in (_EXECUTE, _CHECK):

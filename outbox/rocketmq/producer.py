@@ -5,36 +5,29 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from sqlalchemy import Engine
 
 from outbox.errors import MQClientError, VerdictStandsError
-from outbox.model.message import TRANSACTION_ID, Message
+from outbox.model.message import TRANSACTION_ID, Message, uuid7
 from outbox.outbox import Outbox
 from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import CheckPolicy
-from outbox.rocketmq.limits import check_message, checked_group
+from outbox.rocketmq.limits import checked_group, require_message
 from outbox.rocketmq.listener import Question, TransactionChecker, TransactionListener, execution_of, question_of
 from outbox.rocketmq.service import CheckService
-from outbox.rocketmq.states import (
-    LocalTransactionState,
-    MessageQueue,
-    SendStatus,
-    TransactionResolution,
-    TransactionSendResult,
-    op_of,
-)
+from outbox.rocketmq.states import LocalTransactionState, TransactionResolution, TransactionSendResult, op_of
 from outbox.rocketmq.transaction import Transaction, end_by_word
-from outbox.store.half_messages.half import Way
+from outbox.store.half_messages.half import Half, Way
 
 logger = logging.getLogger("outbox")
 
-_WAYS: tuple[Way, ...] = ("join", "commit", "record", "listener")
 #: Groups that check back in this process: two producers of one group would take the lease away from each other.
 _started: weakref.WeakKeyDictionary[Outbox, set[tuple[int, str]]] = weakref.WeakKeyDictionary()
 
@@ -46,21 +39,13 @@ class TransactionMQProducer:
         group: the producer group; any live producer of a group may be asked about its transactions.
         outbox: the outbox that stores messages, half messages and verdicts.
         listener: a `TransactionListener` executes local transactions and is asked about them. A `TransactionChecker`,
-            or a function of one message, is only asked. None: only business transactions in a database decide, and
-            `begin_transaction` has to say how.
+            or a function of one message, is only asked. None: only business transactions in a database decide.
         business: the engine of the business database, for verdict="record".
-        transaction_timeout: no transaction is asked about before this age (RocketMQ's transactionTimeOut).
-        check_interval: the pause between two questions about a transaction (transactionCheckInterval).
-        check_max: after so many UNKNOWNs a transaction waits for a person (transactionCheckMax).
-        age_limit: beyond this age (fileReservedTime) it waits for a person too, unless a database says what became of
-            it.
-        check_timeout: the time limit of one question; an answer that comes later counts as UNKNOWN.
-        fence_after: for verdict="commit": the age from which on a transaction without a verdict is rolled back. It has
-            to be longer than the longest business transaction.
-        half_pool: the most connections of its own that it opens, for half messages and verdicts.
-        reject_transactions: refuse every half message, as RocketMQ's rejectTransactionMessage does.
+        policy: when check-back asks, and how often.
+        half_pool: the most connections that the producer opens for half messages and verdicts.
 
     Raises:
+        TypeError: the listener is none, or a method is misspelt or written with async.
         MQClientError: RocketMQ would refuse the name of the group.
     """
 
@@ -71,48 +56,23 @@ class TransactionMQProducer:
         listener: TransactionListener | TransactionChecker | Question | None = None,
         *,
         business: Engine | None = None,
-        transaction_timeout: timedelta = timedelta(seconds=6),
-        check_interval: timedelta = timedelta(seconds=30),
-        check_max: int = 15,
-        age_limit: timedelta = timedelta(hours=72),
-        check_timeout: timedelta = timedelta(seconds=5),
-        fence_after: timedelta = timedelta(minutes=10),
+        policy: CheckPolicy | None = None,
         half_pool: int = 5,
-        reject_transactions: bool = False,
     ) -> None:
         self.group = checked_group(group)
-        _check_kinds(outbox, business)
-        _check_times(transaction_timeout, check_interval, age_limit, check_timeout, fence_after)
-        if check_max < 1:
-            raise ValueError(f"check_max must be at least 1, not {check_max}")
+        if not isinstance(outbox, Outbox):
+            raise TypeError(f"outbox is an Outbox, not {type(outbox).__name__}: pass Outbox(engine)")
+        if business is not None and not isinstance(business, Engine):
+            raise TypeError(f"business is the engine of the business database, not {type(business).__name__}")
         self._outbox = outbox
-        self._fence_after = fence_after
-        self._policy = CheckPolicy(
-            transaction_timeout=transaction_timeout,
-            interval=check_interval,
-            most=check_max,
-            age_limit=age_limit,
-            question=check_timeout,
-        )
-        self._broker = Broker(outbox, connections=half_pool, reject_transactions=reject_transactions)
+        self._policy = policy or CheckPolicy()
+        self._broker = Broker(outbox, connections=half_pool)
         self._business = None if business is None else Business(business, connections=half_pool)
-        self._checks_back = False
-        self._supervisor: Supervisor | None = None
-        self.set_transaction_listener(listener)
-
-    def set_transaction_listener(self, listener: TransactionListener | TransactionChecker | Question | None) -> None:
-        """Set the listener; not while this producer checks back.
-
-        Raises:
-            TypeError: it is no listener, or a method is misspelt or written with async.
-            MQClientError: the producer was started.
-        """
-        if self._checks_back:
-            raise MQClientError("the producer was started: call set_transaction_listener before start()")
         self._question = question_of(listener)
         self._execute = execution_of(listener)
         self._listener = listener
         self._service = CheckService(self._broker, self.group, self._policy, self._question, self._business)
+        self._supervisor: Supervisor | None = None
 
     # The 4.x shape
 
@@ -122,23 +82,21 @@ class TransactionMQProducer:
         """Store a half message, execute the local transaction, and write its verdict; all before this returns.
 
         If the local transaction raises, its state is UNKNOW, so that check-back decides, and the error is raised again.
-        With `swallow` it is not raised, as in RocketMQ.
+        With `swallow` the error is not raised, as in RocketMQ.
 
         Raises:
             MQClientError: there is no listener, or the message is refused; then nothing was stored. Or "send message
-                Exception": it is not sure that the half message was stored, and the local transaction was not executed.
+                Exception": the half message may be stored or not, and the local transaction was not executed.
             InvalidMessageError: the message is against a limit of the log; nothing was stored.
             VerdictStandsError: check-back decided otherwise meanwhile.
         """
-        execute = self._execute
-        if execute is None:
+        if self._execute is None:
             raise MQClientError(self._why_none_executes())
-        check_message(message)
-        transaction = self._begin("listener", id=str(message.message_id))
-        place, queue = transaction.store(message)
+        transaction = self._begin("listener", id=str(require_message(message).message_id))
+        stored = transaction.store(message)
         state, raised, odd = LocalTransactionState.UNKNOW, None, None
         try:
-            answer = execute(_in_transaction(message, transaction.id), arg)
+            answer = self._execute(_in_transaction(message, transaction.id), arg)
             op = op_of(answer)
             state = LocalTransactionState.UNKNOW if op is None else LocalTransactionState(op)
             odd = _why_no_state(answer)
@@ -147,34 +105,18 @@ class TransactionMQProducer:
         except Exception as error:
             raised = error
             logger.warning("the local transaction of %s raised %s", transaction.id, type(error).__name__)
-        state, unrecorded = self._recorded(transaction, state)
+        state, unrecorded = _recorded(transaction, state)
         if raised is not None and not swallow:
             raise raised
-        return _sent(transaction, message, place, queue, state, raised or unrecorded or odd)
+        return replace(stored, local_transaction_state=state, error=raised or unrecorded or odd)
 
     def _why_none_executes(self) -> str:
         if self._listener is None:
             return "TransactionListener is null"
         return (
             f"the listener ({type(self._listener).__name__}) has no execute_local_transaction(message, arg), and is"
-            " only asked: give the producer one that has it, or use begin_transaction"
+            " only asked: give the producer a listener that has it, or use begin_transaction"
         )
-
-    def _recorded(
-        self, transaction: Transaction, state: LocalTransactionState
-    ) -> tuple[LocalTransactionState, Exception | None]:
-        """Write the verdict; return the state that is recorded, and the error if it is not the given one."""
-        try:
-            if state is LocalTransactionState.COMMIT_MESSAGE:
-                transaction.commit()
-            elif state is LocalTransactionState.ROLLBACK_MESSAGE:
-                transaction.rollback()
-        except (VerdictStandsError, MQClientError):
-            raise
-        except Exception as error:
-            logger.warning("check-back decides on transaction %s: %s", transaction.id, error)
-            return LocalTransactionState.UNKNOW, error
-        return state, None
 
     # The 5.x shape
 
@@ -182,11 +124,10 @@ class TransactionMQProducer:
         """Begin a transaction of any number of messages.
 
         Args:
-            verdict: who says what became of it if nobody has ended it. "listener": the listener or checker is asked.
-                "join": a business transaction in the outbox's own database, which the transaction joins at its
-                beginning. "commit": such a business transaction, which commits it at its end. "record": a business
-                transaction in the `business` database. None: "listener" if the producer has one, else "record" if it
-                has a `business`.
+            verdict: who decides if nobody has ended the transaction. "listener": the listener or checker is asked.
+                "join": a business transaction in the outbox's own database, which joins at its beginning. "record": a
+                business transaction in the `business` database. None: "listener" if the producer has a listener, else
+                "record" if it has a `business`.
 
         Raises:
             MQClientError: the producer lacks the listener or the `business` for this verdict.
@@ -194,16 +135,16 @@ class TransactionMQProducer:
         if verdict is None and self._question is None and self._business is None:
             raise MQClientError(
                 "Transaction checker should not be null: give the producer a listener or a checker; or, if a business"
-                ' transaction in the outbox\'s own database decides, say so by verdict="join" or verdict="commit"'
+                ' transaction in the outbox\'s own database decides, say so by verdict="join"'
             )
         way = verdict or ("record" if self._question is None else "listener")
-        if way not in _WAYS:
-            raise ValueError(f"verdict is one of {', '.join(_WAYS)}, not {verdict!r}")
+        if way not in get_args(Way):
+            raise ValueError(f"verdict is one of {', '.join(get_args(Way))}, not {verdict!r}")
         if way == "listener" and self._question is None:
             raise MQClientError("Transaction checker should not be null")
         if way == "record" and self._business is None:
             raise MQClientError('verdict="record" needs the engine of the business database: business=…')
-        return self._begin(way)
+        return self._begin(way, id=str(uuid7()))
 
     def send(self, message: Message, transaction: Transaction) -> TransactionSendResult:
         """Store a half message in a transaction, as RocketMQ's 5.x clients write it.
@@ -211,21 +152,26 @@ class TransactionMQProducer:
         Raises:
             TypeError: the transaction is none, or the arguments are in the other order.
         """
-        _require_transaction(message, transaction)
-        place, queue = transaction.store(message)
-        return _sent(transaction, message, place, queue, LocalTransactionState.UNKNOW)
+        given: tuple[object, object] = (message, transaction)  # for those who do not check types
+        if not isinstance(given[1], Transaction):
+            found = "the other way round" if isinstance(given[0], Transaction) else f"not {type(given[1]).__name__}"
+            raise TypeError(
+                f"send takes a message and its transaction, {found}: send(message, transaction), with the transaction"
+                " of begin_transaction(); outbox.send(session, topic, body) sends a message without one"
+            )
+        return transaction.store(message)
 
     def end_transaction(
         self, transaction_id: str, state: LocalTransactionState | TransactionResolution
     ) -> TransactionResolution:
         """End a transaction that perhaps another process has begun; return the verdict that stands.
 
-        UNKNOWN changes nothing. If it is not clear whether a call worked, call it again.
+        UNKNOWN changes nothing. If the outcome of a call is not clear, call again.
 
         Raises:
             VerdictStandsError: the opposite stands.
             MQClientError: the transaction is unknown, or of another group; or it is to be committed, and the business
-                transaction that decides it has not been committed.
+                transaction that decides has not been committed.
             DatabaseError: a database did not answer, or a business transaction is deciding and does not end.
         """
         if not transaction_id:
@@ -235,20 +181,14 @@ class TransactionMQProducer:
         if not isinstance(state, LocalTransactionState | TransactionResolution):
             raise TypeError(f"a transaction ends with a state or a resolution, not with {type(state).__name__}")
         op = op_of(state)
-        decision = self._broker.standing(transaction_id)
+        stands = self._broker.standing(transaction_id)
         if op is None:
-            return TransactionResolution.UNKNOWN if decision.op is None else TransactionResolution(decision.op)
+            return TransactionResolution.UNKNOWN if stands.op is None else TransactionResolution(stands.op)
         # A transaction of another group, or one that has its verdict, is the broker's to refuse or to confirm.
-        way = decision.way if decision.op is None and decision.group == self.group else None
-        end_by_word(
-            self._broker,
-            self._business,
-            transaction_id,
-            op,
-            group=self.group,
-            way=way,
-            recorded_in=decision.recorded_in,
-        )
+        is_open = stands.op is None and stands.group == self.group
+        way: Way = stands.way if is_open and stands.way is not None else "listener"
+        half = Half(transaction=transaction_id, group=self.group, way=way, recorded_in=stands.recorded_in)
+        end_by_word(self._broker, self._business, half, op)
         return TransactionResolution(op)
 
     # Checking back
@@ -266,7 +206,6 @@ class TransactionMQProducer:
                 f"The producer group[{self.group}] has been created before, specify another name please."
             )
         groups.add(here)
-        self._checks_back = True
         if self._supervisor is None or not self._supervisor.alive:
             self._supervisor = Supervisor([self._service])
             self._supervisor.start()
@@ -276,15 +215,10 @@ class TransactionMQProducer:
         if self._supervisor is not None:
             self._supervisor.stop()
             self._supervisor.join(timeout.total_seconds())
-        self._checks_back = False
         _started.get(self._outbox, set()).discard((os.getpid(), self.group))
         self._broker.close()
         if self._business is not None:
             self._business.close()
-
-    def close(self) -> None:
-        """Shut down, by the name that it has in RocketMQ's 5.x clients."""
-        self.shutdown()
 
     def __enter__(self) -> Self:
         self.start()
@@ -295,64 +229,24 @@ class TransactionMQProducer:
     ) -> None:
         self.shutdown()
 
-    def _begin(self, way: Way, *, id: str | None = None) -> Transaction:
-        return Transaction(
-            self._broker,
-            self.group,
-            way,
-            fence_after=self._fence_after,
-            declare=lambda: self._broker.declare(self.group, self._policy.transaction_timeout),
-            business=self._business,
-            id=id,
-        )
+    def _begin(self, way: Way, *, id: str) -> Transaction:
+        half = Half(transaction=id, group=self.group, way=way)
+        return Transaction(self._broker, half, immunity=self._policy.transaction_timeout, business=self._business)
 
 
-def _check_kinds(outbox: object, business: object) -> None:
-    if not isinstance(outbox, Outbox):
-        raise TypeError(f"outbox is an Outbox, not {type(outbox).__name__}: pass Outbox(engine)")
-    if business is not None and not isinstance(business, Engine):
-        raise TypeError(f"business is the engine of the business database, not {type(business).__name__}")
-
-
-def _check_times(timeout: object, interval: object, age: object, question: object, fence: object) -> None:
-    times = {
-        "transaction_timeout": timeout, "check_interval": interval, "age_limit": age, "check_timeout": question,
-        "fence_after": fence,
-    }  # fmt: skip
-    for name, time in times.items():
-        if not isinstance(time, timedelta):
-            raise TypeError(f"{name} is a timedelta, not {type(time).__name__}: timedelta(seconds=…)")
-        if time < timedelta(0) or (time == timedelta(0) and name in ("check_interval", "check_timeout", "age_limit")):
-            raise ValueError(f"{name} must be greater than 0, not {time}")
-
-
-def _require_transaction(message: object, transaction: object) -> None:
-    if not isinstance(transaction, Transaction):
-        found = "the other way round" if isinstance(message, Transaction) else f"not {type(transaction).__name__}"
-        raise TypeError(
-            f"send takes a message and its transaction, {found}: send(message, transaction), with the transaction of"
-            " begin_transaction(); outbox.send(session, topic, body) sends a message without one"
-        )
-
-
-def _sent(
-    transaction: Transaction,
-    message: Message,
-    place: int,
-    queue: MessageQueue,
-    state: LocalTransactionState,
-    error: Exception | None = None,
-) -> TransactionSendResult:
-    """Return the result of a half message that is stored."""
-    return TransactionSendResult(
-        send_status=SendStatus.SEND_OK,
-        message_queue=queue,
-        msg_id=str(message.message_id),
-        queue_offset=place,
-        transaction_id=transaction.id,
-        local_transaction_state=state,
-        error=error,
-    )
+def _recorded(transaction: Transaction, state: LocalTransactionState) -> tuple[LocalTransactionState, Exception | None]:
+    """Write the verdict; return the recorded state, and the error if another state was given."""
+    try:
+        if state is LocalTransactionState.COMMIT_MESSAGE:
+            transaction.commit()
+        elif state is LocalTransactionState.ROLLBACK_MESSAGE:
+            transaction.rollback()
+    except (VerdictStandsError, MQClientError):
+        raise
+    except Exception as error:
+        logger.warning("check-back decides on transaction %s: %s", transaction.id, error)
+        return LocalTransactionState.UNKNOW, error
+    return state, None
 
 
 def _why_no_state(answer: object) -> TypeError | None:

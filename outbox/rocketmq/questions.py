@@ -18,7 +18,7 @@ from outbox.runtime.fork import in_child
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was returned to a question; if that is no verdict, the `reason` says why. `raised`: an error was raised."""
+    """The answer to a question; the `reason` says why it is no verdict. `raised`: the listener has raised an error."""
 
     returned: object
     reason: str
@@ -26,7 +26,7 @@ class Answer:
 
 
 class Unasked(Enum):
-    """Why a question was not asked."""
+    """The reasons why a question is not asked."""
 
     OPEN = "its last question is open still"
     BUSY = "too many other questions hang"
@@ -37,7 +37,7 @@ class Unasked(Enum):
 class Hanging:
     """The questions that are past their time limit.
 
-    `number`: how many; `all_threads`: no thread is left for another one. `seconds`: for how long the oldest is open.
+    `number`: how many; `all_threads`: they leave no thread free. `seconds`: for how long the oldest is open.
     """
 
     number: int
@@ -50,15 +50,15 @@ Answered = SimpleQueue[tuple[str | None, Answer]]
 
 
 class Respondent:
-    """A listener or a business database, with the questions that it has not answered yet.
+    """A listener or a business database, with the questions that wait for an answer.
 
-    Several calls of a checker may use it at the same time. They share its threads, and no two of them ask about the
-    same transaction. A question that hangs for ever keeps one thread, and the others stay free.
+    Calls of a checker may overlap: they share the threads, and never ask about a transaction twice at a time. A
+    question that hangs for ever keeps one thread; the other threads stay free.
     """
 
     def __init__(self, ask: Callable[[Message], object], *, threads: int, seconds: float) -> None:
         """`ask`: returns the answer about the transaction of a half row. `threads`: the most questions at once.
-        `seconds`: the time limit of one question.
+        `seconds`: the time limit of a question.
         """
         self._ask = ask
         self._threads = threads
@@ -73,7 +73,7 @@ class Respondent:
         self._open: dict[str | None, float] = {}
 
     def begin(self, row: Message, answered: Answered) -> Unasked | None:
-        """Ask about the transaction of a row; the answer will be in `answered`. Return why it could not be asked."""
+        """Ask about the transaction of a row; put the answer into `answered`. Return why nobody is asked, or None."""
         with self._lock:
             if row.key in self._open:
                 return Unasked.OPEN
@@ -84,7 +84,7 @@ class Respondent:
         return None
 
     def hanging(self) -> Hanging | None:
-        """Return which questions hang; None if none does."""
+        """Return the questions that hang; None if there are none."""
         with self._lock:
             open_for = {transaction: clock() - began for transaction, began in self._open.items()}
         late = {transaction: seconds for transaction, seconds in open_for.items() if seconds >= self._seconds}
@@ -98,79 +98,60 @@ class Respondent:
             returned = self._ask(row)
             answer = Answer(returned, _reason(returned))
         except BaseException as error:
-            # Also SystemExit and KeyboardInterrupt, which end only this thread.
+            # SystemExit and KeyboardInterrupt, too, which end only this thread.
             answer = Answer(None, describe(error), raised=True)
         with self._lock:
             self._open.pop(row.key, None)
         answered.put((row.key, answer))
 
 
-class _Round:
-    """Questions that are asked together."""
-
-    def __init__(self, questions: Sequence[tuple[Message, Respondent]], seconds: float) -> None:
-        self._waiting = list(questions)
-        self._seconds = seconds
-        self._until = clock() + seconds
-        self._answered: Answered = SimpleQueue()
-        #: The moment until which each open question is waited for, by transaction.
-        self._limits: dict[str | None, float] = {}
-        self.answers: dict[str | None, Answer | Unasked] = {}
-
-    def run(self) -> None:
-        """Ask as long as there is time for it, and wait for the answers."""
-        self._begin()
-        while self._limits:
-            self._wait_for_one()
-            self._begin()
-        for row, respondent in self._waiting:
-            hanging = respondent.hanging()
-            self.answers[row.key] = Unasked.BUSY if hanging is not None and hanging.all_threads else Unasked.NO_TIME
-
-    def _begin(self) -> None:
-        """Ask as many questions as can be asked now, the first ones first."""
-        waiting, self._waiting = self._waiting, []
-        in_time, busy = clock() < self._until, set[Respondent]()
-        for row, respondent in waiting:
-            if not in_time or respondent in busy:
-                self._waiting.append((row, respondent))
-                continue
-            unasked = respondent.begin(row, self._answered)
-            if unasked is None:
-                self._limits[row.key] = clock() + self._seconds
-            elif unasked is Unasked.OPEN:
-                self.answers[row.key] = unasked
-            else:
-                busy.add(respondent)
-                self._waiting.append((row, respondent))
-
-    def _wait_for_one(self) -> None:
-        """Wait for the next answer, or for the time limit of the oldest question."""
-        try:
-            transaction, answer = self._answered.get(timeout=max(0.0, min(self._limits.values()) - clock()))
-        except Empty:
-            now = clock()
-            for transaction in [each for each, limit in self._limits.items() if limit <= now]:
-                del self._limits[transaction]
-                self.answers[transaction] = Answer(None, f"no answer within {self._seconds:g} s")
-        else:
-            if self._limits.pop(transaction, None) is not None:
-                self.answers[transaction] = answer
-
-
 def ask_all(questions: Sequence[tuple[Message, Respondent]], *, seconds: float) -> dict[str | None, Answer | Unasked]:
     """Ask about the transactions of these rows, the first ones first; return the answers by transaction.
 
-    Each respondent has as many questions at once as it has threads. No question begins after `seconds`, and none is
-    waited for longer than `seconds`.
+    Each respondent has as many questions at once as it has threads. No question begins after `seconds`, and no answer
+    is waited for longer than `seconds`.
     """
-    together = _Round(questions, seconds)
-    together.run()
-    return together.answers
+    answers: dict[str | None, Answer | Unasked] = {}
+    answered: Answered = SimpleQueue()
+    #: The moment until which each open question is waited for, by transaction.
+    limits: dict[str | None, float] = {}
+    waiting, until = list(questions), clock() + seconds
+    while True:
+        busy, later, in_time = set[Respondent](), [], clock() < until
+        for row, respondent in waiting:
+            unasked = respondent.begin(row, answered) if in_time and respondent not in busy else Unasked.BUSY
+            if unasked is None:
+                limits[row.key] = clock() + seconds
+            elif unasked is Unasked.OPEN:
+                answers[row.key] = unasked
+            else:
+                busy.add(respondent)
+                later.append((row, respondent))
+        waiting = later
+        if not limits:
+            break
+        answers |= _next_answers(answered, limits, seconds)
+    for row, respondent in waiting:
+        hanging = respondent.hanging()
+        answers[row.key] = Unasked.BUSY if hanging is not None and hanging.all_threads else Unasked.NO_TIME
+    return answers
+
+
+def _next_answers(answered: Answered, limits: dict[str | None, float], seconds: float) -> dict[str | None, Answer]:
+    """Wait for the next answer, or for the time limit of the oldest question; take what came from the `limits`."""
+    try:
+        transaction, answer = answered.get(timeout=max(0.0, min(limits.values()) - clock()))
+    except Empty:
+        now = clock()
+        late = [each for each, limit in limits.items() if limit <= now]
+        for each in late:
+            del limits[each]
+        return {each: Answer(None, f"no answer within {seconds:g} s") for each in late}
+    return {} if limits.pop(transaction, None) is None else {transaction: answer}
 
 
 def _reason(returned: object) -> str:
-    """Return why an answer is no verdict, for one that is none."""
+    """Return why an answer is no verdict."""
     if returned is LocalTransactionState.UNKNOW or returned is TransactionResolution.UNKNOWN:
         return "UNKNOWN"
     with suppress(Exception):

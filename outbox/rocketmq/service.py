@@ -22,7 +22,7 @@ _ROUNDS = 4
 
 
 class CheckService:
-    """Asks what became of a group's transactions. Of all processes that run it, one works at a time."""
+    """Asks about the transactions of a group. Of all processes that run the service, one works at a time."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class CheckService:
         settings: Settings | None = None,
     ) -> None:
         declared = declaration_of(group, policy.transaction_timeout)
-        #: The name of its subscription.
+        #: The name of the subscription.
         self.name = declared.name
         deferral = Deferral(declared.name)
         self._checker = Checker(broker, group, policy, question, business, at_a_loss=deferral.ask)
@@ -43,7 +43,9 @@ class CheckService:
             declared=declared,
             handler=self._checker.check,
             policy=HandlerPolicy(
-                retry=RetryPolicy(attempts=policy.most), deadline=policy.question * _ROUNDS, least=policy.threads
+                retry=RetryPolicy(attempts=policy.check_max),
+                deadline=policy.check_timeout * _ROUNDS,
+                least=policy.threads,
             ),
             start="latest",
             deferral=deferral,
@@ -53,11 +55,11 @@ class CheckService:
 
     @property
     def stopping(self) -> bool:
-        """True from when a stop is asked until it has stopped."""
+        """True from when a stop is asked until the service has stopped."""
         return self._stop.asked
 
     def work(self, until: Until, stop: Stop) -> None:
-        """Check until a stop is asked, or only what is due. It holds no connections after that."""
+        """Check until a stop is asked, or until nothing is due; then close the connections."""
         with self._stop.within(stop):
             try:
                 self._worker.work("stopped" if until == "stopped" else "empty")

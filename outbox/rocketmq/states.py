@@ -26,7 +26,7 @@ class TransactionResolution(Enum):
 
 
 class SendStatus(Enum):
-    """The outcome of storing a half message. There is only one, because a call raises if nothing is stored durably."""
+    """The outcome of storing a half message; a call raises if nothing is stored durably."""
 
     SEND_OK = "SEND_OK"
 
@@ -41,11 +41,11 @@ class MessageQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSendResult:
-    """The result of `send_message_in_transaction`.
+    """The result of `send` and `send_message_in_transaction`.
 
-    `local_transaction_state` is the recorded state. It is UNKNOW if the local transaction returned no other state, or
-    if its state could not be written; then check-back decides. `error` says what went wrong, if anything did.
-    `queue_offset` is the place of the half message in the log. `message_queue` is where its message will go.
+    `local_transaction_state`: the recorded state; UNKNOW if the local transaction returned no other state, or if its
+    state could not be written: then check-back decides. `error`: the reason why the state is not recorded.
+    `queue_offset`: the log id of the half message. `message_queue`: the queue to which its message will go.
     """
 
     send_status: SendStatus

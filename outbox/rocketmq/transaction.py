@@ -1,13 +1,12 @@
-"""A transaction with half messages: it stores them, and takes the verdict that delivers or drops their messages."""
+"""Transactions with half messages, which a verdict delivers or drops."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
 import psycopg
@@ -16,13 +15,19 @@ from sqlalchemy import Connection
 
 from outbox.errors import DatabaseError, MQClientError, NoTransactionError, OutboxError, VerdictStandsError
 from outbox.model.limits import checked_headers, stored_headers
-from outbox.model.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced, uuid7
+from outbox.model.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced
 from outbox.model.trace_context import trace_headers
 from outbox.model.verdict import describe
 from outbox.rocketmq.broker import CHECKER, Broker, in_plain_words, require, why
-from outbox.rocketmq.business import before_commit, or_doomed
-from outbox.rocketmq.limits import check_message, immunity_of
-from outbox.rocketmq.states import MessageQueue, TransactionResolution
+from outbox.rocketmq.business import or_doomed
+from outbox.rocketmq.limits import checked_immunity
+from outbox.rocketmq.states import (
+    LocalTransactionState,
+    MessageQueue,
+    SendStatus,
+    TransactionResolution,
+    TransactionSendResult,
+)
 from outbox.store.dialects.statements import executor, run
 from outbox.store.half_messages.half import Half, Way
 from outbox.store.half_messages.op import Decision, Op
@@ -39,45 +44,35 @@ logger = logging.getLogger("outbox")
 class Transaction:
     """Any number of messages that one verdict delivers or drops; made by `TransactionMQProducer.begin_transaction`.
 
-    As a context manager it is committed when the block ends normally, unless a business transaction decides (see
-    `verdict`). If the block raises, no verdict is written, because the error may come from a commit whose answer was
-    lost. Then check-back decides.
+    As a context manager the transaction is committed when its block ends normally, unless a business transaction
+    decides (see `verdict`). A block that raises writes no verdict, because its error may come from a commit whose
+    answer was lost: check-back decides then.
 
-    However a block is left whose transaction was joined, the messages are restored if the business transaction was
-    committed in a way that nobody was told of: by the driver's own `commit()`, or by a COMMIT as text.
+    After a `join`, the end of the block also restores the messages of a business transaction whose commit SQLAlchemy
+    does not see: the driver's own `commit()`, or a COMMIT as text.
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        group: str,
-        way: Way,
-        *,
-        fence_after: timedelta,
-        declare: Callable[[], None],
-        business: Business | None = None,
-        id: str | None = None,
-    ) -> None:
+    def __init__(self, broker: Broker, half: Half, *, immunity: timedelta, business: Business | None = None) -> None:
+        """`half`: the facts that each half message carries. `immunity`: the age below which no checker asks."""
         self._broker = broker
-        self._declare = declare
+        self._half = half
+        self._immunity = immunity
         self._business = business
         self._sent: set[UUID] = set()
-        #: The messages that a business transaction has restored; None: none has done so yet.
+        #: The messages that a business transaction has restored; None: no business transaction has done so yet.
         self._restored: frozenset[UUID] | None = None
-        self._half = Half(transaction=str(uuid7()) if id is None else id, group=group, way=way, fence_after=fence_after)
-        #: `_ended`: `commit()` or `rollback()` has ended it. `_joined`: `join` or `commit(handle)` has left the verdict
-        #: to a business transaction.
-        self._ended = self._joined = False
+        self._ended = False
+        #: The business transaction that decides, after a `join`.
         self._decided: _Decided | None = None
 
     @property
     def id(self) -> str:
-        """The id by which another process may end it: `producer.end_transaction(id, …)`."""
+        """The id by which another process may end the transaction: `producer.end_transaction(id, …)`."""
         return self._half.transaction
 
     @property
     def verdict(self) -> Way:
-        """The way to its verdict; see `begin_transaction`."""
+        """The way to the verdict; see `begin_transaction`."""
         return self._half.way
 
     # Messages
@@ -85,44 +80,34 @@ class Transaction:
     def send(self, topic: str, body: object, **fields: Unpack[MessageFields]) -> UUID:
         """Store one more half message; see `Message` for `fields`. Its message is not delivered before the commit.
 
-        A delay counts from the commit. A header `CHECK_IMMUNITY_TIME_IN_SECONDS` says for how long the transaction is
-        not asked about.
+        A delay counts from the commit. A header `CHECK_IMMUNITY_TIME_IN_SECONDS` says for how long no checker asks
+        about the transaction.
 
         Raises:
-            MQClientError: RocketMQ would refuse the message, or the transaction is over. "send message Exception": it
-                is not sure that the half message was stored, because the database did not answer.
+            MQClientError: RocketMQ would refuse the message, or the transaction is over. "send message Exception": the
+                database did not answer, so the half message may be stored or not.
             VerdictStandsError: a checker or another process has ended the transaction; nothing was stored.
             InvalidMessageError: the message is against a limit of the log.
         """
         message = Message(topic, body, **fields)
-        self.send_message(message)
+        self.store(message)
         return message.message_id
 
-    def send_message(self, message: Message) -> int:
-        """Store a half message for a message that was made before; return its place in the log."""
-        place, _ = self.store(message)
-        return place
-
-    def store(self, message: Message) -> tuple[int, MessageQueue]:
-        """Store a half message; return its place in the log, and the queue to which its message will go."""
-        check_message(message)
+    def store(self, message: Message) -> TransactionSendResult:
+        """Store a half message for a message that was made before; raises as `send`."""
+        immunity = checked_immunity(message)
         if self._ended:
             raise MQClientError(f"transaction {self.id} is over; begin another one")
         if self._decided is not None and self._decided.leaves_behind():
             raise self._left_behind()
-        immunity = immunity_of(message)
         own = {**message.headers, TRANSACTION_ID: self.id}
         checked_headers(own)
         headers = stored_headers(traced(own, trace_headers()))
         slot = slot_of(message.key, self._broker.database.slots)
         restored = self._restored
         try:
-            half = replace(
-                self._half,
-                immunity=None if immunity is None else timedelta(seconds=immunity),
-                recorded_in=self._recorded_in,
-            )
-            self._declare()
+            half = replace(self._half, immunity=immunity, recorded_in=self._recorded_in)
+            self._broker.declare(half.group, self._immunity)
             place = self._broker.prepare(half, message, slot, headers)
         except OutboxError:
             raise
@@ -133,85 +118,100 @@ class Transaction:
         self._sent.add(message.message_id)
         if self._restored is not restored and message.message_id not in (self._restored or ()):
             raise self._left_behind()
-        return place, MessageQueue(message.topic, slot)
+        return TransactionSendResult(
+            send_status=SendStatus.SEND_OK,
+            message_queue=MessageQueue(message.topic, slot),
+            msg_id=str(message.message_id),
+            queue_offset=place,
+            transaction_id=self.id,
+            local_transaction_state=LocalTransactionState.UNKNOW,
+        )
 
     # Verdicts
 
     def join(self, handle: Handle) -> None:
-        """Let a business transaction decide. Call it in that transaction before everything else.
+        """Let a business transaction decide. Call it in the business transaction before everything else.
 
         When the business transaction commits, the messages are delivered; when it rolls back, they are dropped. With
-        verdict="record" it is a transaction of the business database; `commit()` after it only makes the delivery
-        quicker.
+        verdict="record" the business transaction is in the business database, and a `commit()` after it makes the
+        delivery quicker.
 
         Args:
-            handle: a `Session`, a `scoped_session` or a `Connection`, in no savepoint.
+            handle: a `Session`, a `scoped_session` or a `Connection`, in no savepoint; with verdict="join" also a
+                psycopg connection, which calls `commit(connection)` before its commit.
 
         Raises:
             VerdictStandsError: a checker has decided for a rollback, because no verdict came for too long; or another
-                business transaction has committed it. This business transaction cannot be committed any more.
+                business transaction has committed. This business transaction cannot be committed any more.
         """
         self._require_sent()
-        if self.verdict == "record":
-            assert self._business is not None
-            transactions = self._business.transactions
-            connection = self._outermost(transactions, handle, "join")
-            if not self._decides(transactions, connection):
-                self._business.join(connection, self.id)
-                self._decided = _Decided(transactions, connection)
-        elif self.verdict == "join":
-            transactions = self._broker.outbox.transactions
-            connection = self._outermost(transactions, handle, "join")
-            if not self._decides(transactions, connection):
-                with or_doomed(transactions, self._broker.ops, connection):
-                    self._require_first(
-                        connection, run(executor(connection), self._broker.ops.join(self.id, by=self._by))
-                    )
-                transactions.wrote(connection)
-                before_commit(transactions, connection, lambda: self._restore_on(connection))
-                self._decided = _Decided(transactions, connection)
-        else:
+        if self.verdict == "listener":
             with_business = ' (or "record", for one of the business database)' if self._business is not None else ""
             raise MQClientError(
-                f'this transaction was begun with verdict="{self.verdict}", so no business transaction joins it; begin'
-                f' it with verdict="join"{with_business}'
+                'this transaction was begun with verdict="listener", so no business transaction joins it; begin with'
+                f' verdict="join"{with_business}'
             )
-        self._joined = True
+        business = self._business if self.verdict == "record" else None
+        transactions = self._broker.outbox.transactions if business is None else business.transactions
+        connection = self._outermost(transactions, handle)
+        running = transactions.running(connection)
+        if self._decided is not None and running is not None and running is self._decided.transaction:
+            return  # a second call in the same business transaction
+        if business is not None:
+            assert isinstance(connection, Connection), "a driver's own connection was refused"
+            business.join(connection, self.id)
+        else:
+            with or_doomed(transactions, self._broker.ops, connection):
+                decision = run(executor(connection), self._broker.ops.join(self.id, by=_by(self._half.group)))
+                self._require_first(connection, decision)
+            transactions.wrote(connection)
+            if isinstance(connection, Connection):
+                transactions.before_commit(connection, lambda: self._restore_on(connection))
+        self._decided = _Decided(transactions, connection)
 
-    def commit(self, handle: Handle | None = None) -> None:
+    def commit(self, connection: psycopg.Connection[Any] | None = None) -> None:
         """Commit the transaction synchronously, so that its messages are delivered.
 
-        If it is not clear whether a call worked, call it again.
-
-        After a `join` it restores the messages if nobody was told of the business transaction's commit.
+        If the outcome of a call is not clear, call again. After a `join` the call restores the messages of a business
+        transaction whose commit SQLAlchemy did not see.
 
         Args:
-            handle: the business transaction that the verdict is to be part of, if any. Make this call the last in it.
+            connection: psycopg's own connection whose business transaction has joined. The call appends the messages in
+                that business transaction; make it the last call before the commit.
 
         Raises:
-            VerdictStandsError: it was rolled back before, perhaps by a checker. With a `handle` the business
-                transaction cannot be committed any more.
-            MQClientError: nothing was sent; or RocketMQ would refuse it.
+            VerdictStandsError: the transaction was rolled back before, perhaps by a checker.
+            MQClientError: nothing was sent; or RocketMQ would refuse the call.
         """
         self._require_sent()
-        if handle is not None:
-            self._commit_in(handle)
-            self._joined = True
-        else:
-            self._end("commit")
+        if connection is None:
+            end_by_word(self._broker, self._business, self._half, "commit")
             self._ended = True
+            return
+        if not isinstance(connection, psycopg.Connection):
+            raise TypeError(
+                f"commit takes a psycopg connection, not {type(connection).__name__}: a Session or a Connection of"
+                " SQLAlchemy appends the messages by itself after join(session)"
+            )
+        if self.verdict != "join" or self._decided is None:
+            raise MQClientError(
+                f'transaction {self.id} was not joined by this connection: begin with verdict="join", and call'
+                " join(connection) first in the business transaction"
+            )
+        with or_doomed(self._broker.outbox.transactions, self._broker.ops, connection):
+            self._restore_on(connection)
 
     def rollback(self) -> None:
-        """Roll back: the messages are never delivered. Do not call it if the business may still be committed.
+        """Roll back: the messages are never delivered. Do not call this if the business may still be committed.
 
         Raises:
-            VerdictStandsError: it was committed before.
-            MQClientError: nothing was sent; or RocketMQ would refuse it.
+            VerdictStandsError: the transaction was committed before.
+            MQClientError: nothing was sent; or RocketMQ would refuse the call.
         """
         self._require_sent()
         if self._decided is not None and self._decided.is_running():
             raise MQClientError(f"transaction {self.id} is decided by its business transaction: roll that one back")
-        self._end("rollback")
+        end_by_word(self._broker, self._business, self._half, "rollback")
         self._ended = True
 
     @property
@@ -239,46 +239,38 @@ class Transaction:
 
     def _leave(self) -> None:
         """End the transaction at the end of its block, unless a business transaction does."""
-        if self._joined:
+        if self._decided is not None:
             if self.verdict == "record":
                 self._commit_recorded()
             self._restore_unseen()
         elif self.verdict == "listener":
             self.commit()
         else:
-            verb = "commit(session)" if self.verdict == "commit" else "join(session)"
             raise MQClientError(
-                f"transaction {self.id} was left without a verdict, and will be rolled back: call {verb} in the"
+                f"transaction {self.id} was left without a verdict, and will be rolled back: call join(session) in the"
                 " business transaction, or rollback()"
             )
 
     def _was_ended_by_hand(self) -> bool:
-        """Return whether somebody has ended it by its id: a program or a person, but not check-back."""
+        """Return whether a program or a person has ended the transaction by its id; check-back does not count."""
         stands = self._broker.standing(self.id)
         return stands.op is not None and stands.by is not None and not stands.by.startswith(CHECKER)
 
     # How it is done
 
     @property
-    def _by(self) -> str:
-        return _by(self._half.group)
-
-    @property
     def _recorded_in(self) -> str | None:
         return self._business.identity if self.verdict == "record" and self._business is not None else None
 
-    def _end(self, op: Op) -> None:
-        end_by_word(self._broker, self._business, self.id, op, group=self._half.group, way=self.verdict)
-
     def _commit_recorded(self) -> None:
-        """Commit after the commit of the business, whose record says what is to be done if a database is away now."""
+        """Commit after the commit of the business; if a database is away now, check-back finds the record."""
         try:
             self.commit()
         except DatabaseError as error:
             logger.warning("%s; check-back finds the record", error)
 
     def _restore_unseen(self) -> None:
-        """Restore the messages of a joined business transaction if it was committed and nobody was told of that."""
+        """Restore the messages of a joined business transaction whose commit SQLAlchemy did not see."""
         if self.verdict != "join" or self._decided is None or self._decided.was_seen_to_commit():
             return
         if self._broker.standing(self.id).unrestored:
@@ -298,58 +290,28 @@ class Transaction:
     def _left_behind(self) -> MQClientError:
         return MQClientError(
             f"transaction {self.id} was committed in its business transaction, which would leave this message behind;"
-            f" send before {'the business transaction begins' if self.verdict == 'join' else 'commit(session)'}"
+            " send before the business transaction begins"
         )
 
     def _require_sent(self) -> None:
         if not self._sent:
             raise MQClientError("Transactional message has not been sent yet")
 
-    def _commit_in(self, handle: Handle) -> None:
-        if self.verdict == "record":
-            raise MQClientError(
-                f"transaction {self.id} is decided by its record in the business database: join(session) there, and"
-                " commit() after its commit"
-            )
-        transactions = self._broker.outbox.transactions
-        connection = self._outermost(transactions, handle, "commit", flush=True)
-        if self._decides(transactions, connection):
-            # This is a second call in the same transaction; or `join` was called in it, and the messages are appended
-            # right before its commit.
-            return
-        with or_doomed(transactions, self._broker.ops, connection):
-            decision = run(executor(connection), self._broker.ops.commit(self.id, by=self._by, group=self._half.group))
-            if decision.op is None:
-                self._require_all(frozenset())
-            self._require_first(connection, decision)
-            self._require_all(decision.restored)
-        transactions.wrote(connection)
-        if not decision.outermost:
-            before_commit(transactions, connection, lambda: self._require_still_there(connection))
-        self._decided = _Decided(transactions, connection, restored=True)
-
-    def _decides(self, transactions: Transactions, connection: DriverConnection) -> bool:
-        """Return whether the transaction that runs on this connection decides already."""
-        running = transactions.running(connection)
-        return running is not None and self._decided is not None and running is self._decided.transaction
-
-    def _outermost(
-        self, transactions: Transactions, handle: Handle, verb: str, *, flush: bool = False
-    ) -> DriverConnection:
+    def _outermost(self, transactions: Transactions, handle: Handle) -> DriverConnection:
+        """Return the connection of a handle that is in no savepoint, as far as SQLAlchemy knows."""
         if is_async(handle):
-            fix = f"; with this one: await handle.run_sync(transaction.{verb})" if hasattr(handle, "run_sync") else ""
-            raise TypeError(f"{verb} takes a Session or a Connection that blocks, not {type(handle).__name__}{fix}")
-        connection = transactions.connection_of(handle, verb, flush=flush)
-        if isinstance(connection, Connection):
-            if connection.in_nested_transaction():
-                raise NoTransactionError(
-                    f"{verb} in a savepoint would be undone with it, while the business may be committed; call it"
-                    " outside of every savepoint"
-                )
-        elif verb == "join":
+            fix = "; for this handle: await handle.run_sync(transaction.join)" if hasattr(handle, "run_sync") else ""
+            raise TypeError(f"join takes a Session or a Connection that blocks, not {type(handle).__name__}{fix}")
+        if isinstance(handle, psycopg.Connection) and self.verdict == "record":
             raise TypeError(
-                "join takes a Session or a Connection of SQLAlchemy, because nobody is told of the commit of psycopg's"
-                ' own; begin with verdict="commit", and call commit(connection) last in the transaction'
+                'with verdict="record" join takes a Session or a Connection of SQLAlchemy, because the record is looked'
+                " for right before the commit, of which psycopg's own connection tells nobody"
+            )
+        connection = transactions.connection_of(handle, "join", flush=False)
+        if isinstance(connection, Connection) and connection.in_nested_transaction():
+            raise NoTransactionError(
+                "join in a savepoint would be undone with it, while the business may be committed; call join outside of"
+                " every savepoint"
             )
         return connection
 
@@ -362,106 +324,72 @@ class Transaction:
         # verdict is still there. A savepoint that was rolled back stays open on PostgreSQL, and most are never rolled
         # back to again.
         if not decision.outermost and not isinstance(connection, Connection):
-            raise NoTransactionError("a savepoint is open on this connection; decide outside of every savepoint")
+            raise NoTransactionError("a savepoint is open on this connection; join outside of every savepoint")
 
     def _restore_on(self, connection: DriverConnection) -> None:
+        """Append the messages in the business transaction that has joined."""
         restored = run(executor(connection), self._broker.ops.restore(self.id))
         if restored is None and run(executor(connection), self._broker.ops.standing(self.id)).op == "commit":
-            # It was committed before and nobody was told of that; since then its messages were restored elsewhere.
+            # The business was committed before and nobody was told; since then the messages were restored elsewhere.
             return
-        self._require_all(restored or frozenset())
+        self._restored = restored or frozenset()
+        sent = frozenset(self._sent)
+        if not sent <= self._restored:
+            raise MQClientError(
+                f"of the {len(sent)} half messages of transaction {self.id} the business transaction sees"
+                f" {len(sent & self._restored)}: join was undone with a savepoint, or the business transaction is"
+                " isolated and began before a message was sent; send first, then begin"
+            )
         if self._decided is not None:
             self._decided.restored = True
 
-    def _require_all(self, restored: frozenset[UUID]) -> None:
-        """Raise unless the business transaction has restored all messages, whose ids are given."""
-        self._restored = restored
-        sent = frozenset(self._sent)
-        if not sent <= restored:
-            raise MQClientError(
-                f"of the {len(sent)} half messages of transaction {self.id} the business transaction sees"
-                f" {len(sent & restored)}: it decided inside a savepoint that was rolled back, or began before they"
-                " were sent and is isolated from them; send before it begins"
-            )
-
-    def _require_still_there(self, connection: DriverConnection) -> None:
-        if run(executor(connection), self._broker.ops.standing(self.id)).op != "commit":
-            self._require_all(frozenset())
-
 
 class _Decided:
-    """The business transaction that decides; `restored`: it has appended the messages that were sent before."""
+    """The business transaction that decides; `restored`: the messages sent before are appended."""
 
-    def __init__(self, transactions: Transactions, connection: DriverConnection, *, restored: bool = False) -> None:
+    def __init__(self, transactions: Transactions, connection: DriverConnection) -> None:
         self._transactions = transactions
         self._connection = connection
-        self.restored = restored
-        #: The object that stands for it; None on a driver's own connection.
+        self.restored = False
+        #: The object that stands for the business transaction; None on a driver's own connection.
         self.transaction = transactions.running(connection)
 
     def was_seen_to_commit(self) -> bool:
-        """Return whether it has committed, with all that it did right before its commit."""
+        """Return whether SQLAlchemy has seen the commit, with all hooks right before the commit."""
         return self.transaction is not None and self.transaction.committed
 
     def leaves_behind(self) -> bool:
-        """Return whether it would not deliver a message that is sent now."""
+        """Return whether a message sent now would be left behind."""
         return self.restored and self.is_running()
 
     def is_running(self) -> bool:
-        """Return whether it still runs; on a driver's own connection whether any transaction runs, perhaps the next."""
+        """Return whether the transaction runs; on a driver's own connection the next transaction counts, too."""
         if isinstance(self._connection, psycopg.Connection):
             return self._connection.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
         return self._transactions.running(self._connection) is self.transaction
 
 
-def end_by_word(
-    broker: Broker,
-    business: Business | None,
-    transaction: str,
-    op: Op,
-    *,
-    group: str,
-    way: Way | None,
-    recorded_in: str | None = None,
-) -> None:
+def end_by_word(broker: Broker, business: Business | None, half: Half, op: Op) -> None:
     """End a transaction from outside of its business transaction, if it has one.
 
-    `recorded_in`: the business database that its half messages name, if another process has begun it.
-
-    Raises:
-        VerdictStandsError: the opposite stands, perhaps in the business database only.
-        MQClientError: its business transaction has not been committed; or it is unknown, or of another group.
-        DatabaseError: a database did not answer, so that it is not sure that the verdict was written.
+    `half`: of its facts the group, the way and the business database count.
     """
+    transaction = half.transaction
     databases = [broker.database] if business is None else [broker.database, business.database]
     with in_plain_words(f"the {op} of transaction {transaction} was perhaps not written", *databases):
-        _end_by_word(broker, business, transaction, op, group=group, way=way, recorded_in=recorded_in)
-
-
-def _end_by_word(
-    broker: Broker,
-    business: Business | None,
-    transaction: str,
-    op: Op,
-    *,
-    group: str,
-    way: Way | None,
-    recorded_in: str | None,
-) -> None:
-    if way == "record":
-        if business is None:
+        if half.way == "record":
+            if business is None:
+                raise MQClientError(
+                    f"transaction {transaction} is decided by its record in the business database, whose engine this"
+                    " producer does not have: business=…"
+                )
+            business.require(transaction, op, half.recorded_in)
+        elif half.way == "join" and op == "commit" and broker.standing(transaction).op is None:
             raise MQClientError(
-                f"transaction {transaction} is decided by its record in the business database, whose engine this"
-                " producer does not have: business=…"
+                f"transaction {transaction} is decided by its business transaction, which has not been committed: call"
+                " join(session) first in it"
             )
-        business.require(transaction, op, recorded_in)
-    elif way in ("join", "commit") and op == "commit" and broker.standing(transaction).op is None:
-        verb = "join(session) first" if way == "join" else "commit(session) last"
-        raise MQClientError(
-            f"transaction {transaction} is decided by its business transaction, which has not been committed: call"
-            f" {verb} in it"
-        )
-    broker.end(transaction, op, by=_by(group), group=group)
+        broker.end(transaction, op, by=_by(half.group), group=half.group)
 
 
 def _by(group: str) -> str:

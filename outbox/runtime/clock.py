@@ -1,4 +1,4 @@
-"""Our own clock: it measures how long something took or may take, and is never compared with another machine's."""
+"""Our own clock: measures how long work takes or may take; never compared with another machine's clock."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import time
 
 
 def clock() -> float:
-    """Return seconds that never go back; where the system can measure it, they go on while it is suspended."""
+    """Return seconds that never go back; where the system can, they include the time of a suspension."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)

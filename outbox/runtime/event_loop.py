@@ -20,11 +20,10 @@ _SHARE_OF_FIRST_WAIT = 0.9
 
 
 class BackgroundLoop(Generic[T]):
-    """Keeps an object, the resident, in the event loop of a daemon thread. Both are made at the first call.
+    """Keeps an object, the resident, in the event loop of a daemon thread; both are made at the first call.
 
-    `make` makes the resident; `farewell` is run before its loop ends, which happens at the latest when this object is
-    collected. A process that ends does not wait for it. A forked child has no such thread: there the first call begins
-    anew, with another resident.
+    `make` makes the resident; `farewell` runs before the loop ends, at the latest when the BackgroundLoop is collected.
+    A process that ends does not wait. In a forked child the first call makes another thread and another resident.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class BackgroundLoop(Generic[T]):
         farewell: Callable[[T], Coroutine[Any, Any, None]],
         sees_end: bool = False,
     ) -> None:
-        """`sees_end`: an action that takes too long is waited for until its tasks are over, for two seconds more."""
+        """`sees_end`: wait up to two more seconds for the tasks of an action that takes too long."""
         self._name = name
         self._sees_end = sees_end
         self._make = make
@@ -50,11 +49,7 @@ class BackgroundLoop(Generic[T]):
         return self._running is not None
 
     def run(self, action: Callable[[T], Coroutine[Any, Any, R]], *, timeout: float) -> R:
-        """Run `action(resident)` in its loop, and return what that returns.
-
-        Raises:
-            TimeoutError: it took more than `timeout` seconds. The loop then counts as stuck; the next call begins anew.
-        """
+        """Run `action(resident)` in the loop, and return its result; after a TimeoutError the next call begins anew."""
         with self._lock:
             if self._running is None:
                 self._running = self._start(self._make())
@@ -129,7 +124,7 @@ def _dismiss(loop: asyncio.AbstractEventLoop, farewell: Callable[[T], Coroutine[
 
 
 async def _end(farewell: Coroutine[Any, Any, None]) -> None:
-    """End the loop that this runs in, after the farewell and after every other task was cancelled."""
+    """End the running loop, after the farewell and after the cancelling of every other task."""
     try:
         with suppress(TimeoutError):  # on a busy machine, or when the other side does not say good-bye
             async with asyncio.timeout(_PATIENCE):

@@ -6,7 +6,7 @@ _reached: Callable[[str], None] | None = None
 
 
 def crash_point(name: str) -> None:
-    """Call the function that was given to `arm`, if any, with the name of the crash point that was reached."""
+    """Call the function that was given to `arm`, if any, with the name of a crash point."""
     if _reached is not None:
         _reached(name)
 

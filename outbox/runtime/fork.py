@@ -15,7 +15,7 @@ _calls: dict[int, tuple[Callable[[], object], Callable[..., None]]] = {}
 
 
 def in_child(call: Callable[[], None]) -> None:
-    """Call this at once in every child that is forked from now on; a method, only as long as its object lives."""
+    """Call a function at once in every child that is forked from now on; a method, only while its object lives."""
     if not inspect.ismethod(call):
         _calls[id(call)] = (lambda: True, lambda _: call())
         return

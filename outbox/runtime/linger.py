@@ -1,4 +1,4 @@
-"""The pace of threads that follow commits: they deal with all commits of one pause together."""
+"""The pace of threads that follow commits: all commits of a pause are dealt with together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from outbox.runtime.clock import clock as now
 
-#: When commits follow each other faster than this, work for each single one costs more than it saves.
+#: When commits follow each other faster than this, work for each single commit costs more than it saves.
 BUSY_SECONDS = 0.0033
 #: The load of ten commits: so many may come at once and do not count as many, because random arrivals come in groups.
 _CROWD_SECONDS = 10 * BUSY_SECONDS

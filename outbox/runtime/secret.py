@@ -1,4 +1,4 @@
-"""Secrets in URLs, texts and files: the one notion of what is secret, for arguments, errors, logs and plans."""
+"""Secrets in URLs, texts and files: the only notion of a secret, for arguments, errors, logs and plans."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _ASSIGNED = re.compile(r"(?i)\b([\w.-]*?(?:password|passwd|pwd|secret|token)(?![
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A secret as a URL holds it.
+    """A secret as written in a URL.
 
-    `parameter`: the name of its parameter; empty where a token stands in the place of one; None before the host.
+    `parameter`: the name of its parameter; empty for a token in place of a parameter; None before the host.
     """
 
     text: str = field(repr=False)
@@ -82,7 +82,7 @@ def _of_query(query: str, options: Collection[str]) -> Iterator[Secret]:
 
 
 def forms_of(secrets: Iterable[Secret]) -> tuple[str, ...]:
-    """Return the texts that nothing may show for the sake of these secrets."""
+    """Return the texts that no output may show, in all forms of the secrets."""
     return tuple(sorted({form for each in secrets for form in each.forms}))
 
 
@@ -100,19 +100,19 @@ def redacted(url: str) -> str:
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without the secrets, each of them in just the form that is given."""
+    """Return a text without the secrets, in just the given forms."""
     for each in sorted((each for each in secrets if len(each) >= _SHORTEST), key=len, reverse=True):
         text = text.replace(each, "…")
     return text
 
 
 def scrubbed(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without the secrets, and without what looks like one."""
+    """Return a text without the secrets, and without texts that look like a secret."""
     return _ASSIGNED.sub(r"\1=…", _CREDENTIALS.sub("…@", without(text, secrets)))
 
 
 def warning_of(file: Path) -> str | None:
-    """Return in words that everybody may read a file, which holds a secret; None if they may not."""
+    """Return a warning if everybody may read a file with a secret; None if not."""
     try:
         everybody = os.name == "posix" and bool(file.stat().st_mode & stat.S_IROTH)
     except OSError:

@@ -1,4 +1,4 @@
-"""The stop of work that runs for a long time: any thread asks for it, and the work looks at it in each pause."""
+"""The stop of long work: any thread asks for a stop, and the work looks in each pause."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from outbox.runtime.wakeup import Wake
 
 
 class Stop:
-    """A plain flag and a socket. It has no lock, because a signal handler may ask at any point.
+    """A plain flag and a socket, without a lock, because a signal handler may ask at any point.
 
-    Whoever starts work passes a stop down. The work may put one of its own within that one: it is asked when the outer
-    one is, and can be asked alone.
+    Whoever starts work passes a stop down. The work may put an inner stop within the outer stop: the inner stop is
+    asked when the outer stop is, and can be asked alone.
     """
 
     def __init__(self, within: Stop | None = None, *, wake: Callable[[], None] = lambda: None) -> None:
@@ -40,7 +40,7 @@ class Stop:
 
     @contextmanager
     def within(self, outer: Stop) -> Iterator[None]:
-        """Put this stop within another one until the block ends. It must not be within one already."""
+        """Put this stop within an outer stop until the block ends; not if it is within another stop already."""
         self._within = outer
         outer._hold(self)
         try:
@@ -49,7 +49,7 @@ class Stop:
             self._within = None
 
     def withdraw(self) -> None:
-        """Forget that a stop was asked here, because it was followed, or there is nothing to stop."""
+        """Forget that a stop was asked here, because the work has stopped, or nothing runs."""
         self._asked = False
 
     def rest(self, seconds: float) -> bool:

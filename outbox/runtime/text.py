@@ -1,4 +1,4 @@
-"""Text for people: one line of what others wrote, lengths of time, numbers of things."""
+"""Text for people: other people's text in one line, lengths of time, numbers of things."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _MOST_TEXT = 500
 
 
 def one_line(text: object, most: int = _MOST_TEXT) -> str:
-    """Return other people's text as one line that is safe for a terminal and for a log; cut where it is long."""
+    """Return other people's text as one line, safe for a terminal and for a log; cut if long."""
     line = " ".join(str(text).split())
     if len(line) > most:
         line = f"{line[: most - 1]}…"
@@ -32,10 +32,7 @@ def counted(number: object, noun: str, verbs: tuple[str, str] | None = None) -> 
 
 
 def labelled(label: str, name: str, text: str) -> str:
-    """Return a text with its label before it; a subscription's name that both have is said once.
-
-    `name`: the name, with which the label may end.
-    """
+    """Return `label: text`, with a common subscription's name only once. `name`: the name at the end of the label."""
     if not label.endswith(name):
         return f"{label}: {text}"
     where = label.removesuffix(name).rstrip()
@@ -47,7 +44,7 @@ def labelled(label: str, name: str, text: str) -> str:
 
 
 def without_server(error: str, destination: str) -> str:
-    """Return a sender's error without the server in it, if `destination`, which is shown beside it, names the same."""
+    """Return a sender's error without the server's name, if `destination`, shown beside it, has the same name."""
     scheme, separator, rest = destination.partition("://")
     server = f"{scheme}{separator}{rest.partition('/')[0]}"
     return error.replace(f"{server}: ", "") if separator else error

@@ -1,4 +1,4 @@
-"""Log lines about a failure that may last for days: the longer it lasts, the rarer they are."""
+"""Log lines about a failure that may last for days: the longer the failure, the rarer the lines."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class ThrottledLog:
         self._at = float("-inf")
 
     def warning(self, text: str, *values: object) -> bool:
-        """Log a warning, unless the last one was logged a short time ago; return whether it was logged."""
+        """Log a warning, unless the last warning is recent; return whether it was logged."""
         quiet = self._clock() - self._at
         if quiet < self._every:
             return False
-        # After so long without a call it is another failure.
+        # After so long without a call the failure is another one.
         self._every = self._first if quiet > 2 * self._longest else min(2 * self._every, self._longest)
         self._at = self._clock()
         self._logger.warning(text, *values)
@@ -52,7 +52,7 @@ class Throttle:
         self._logged_at: dict[Hashable, float] = {}
 
     def allows(self, what: Hashable) -> bool:
-        """Return whether this may be logged now; if so, it counts as logged."""
+        """Return whether `what` may be logged now; if so, it counts as logged."""
         now = self._clock()
         if now - self._logged_at.get(what, float("-inf")) < self._every:
             return False

@@ -1,4 +1,4 @@
-"""A wake-up that a worker waits on beside its database; set from any thread, or from a signal handler."""
+"""A wake-up for a worker that also waits for its database; set from any thread, or from a signal handler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Wake:
         self._writer.setblocking(False)
 
     def set(self) -> None:
-        """Wake the thread that waits, or the next one to wait. A full buffer means that it is woken already."""
+        """Wake the waiting thread, or the next thread to wait. With a full buffer the thread is woken already."""
         with suppress(OSError):
             self._writer.send(b"!")
 

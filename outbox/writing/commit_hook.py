@@ -1,9 +1,9 @@
 """Hooks into the place where a transaction really ends: SQLAlchemy's dialect commits the driver's connection there.
 
-SQLAlchemy's events are not used. With a single listener on an engine SQLAlchemy looks for listeners at every statement
-of the application, and no event comes after the commit. An engine is prepared once for all outboxes. What was sent in a
-transaction is stored with its connection. So nothing here keeps an outbox alive, and of a thousand outboxes only those
-are asked that have sent.
+SQLAlchemy's events are not used: a single listener on an engine makes SQLAlchemy look for listeners at every statement
+of the application, and no event comes after the commit. An engine is prepared once for all outboxes. A connection
+stores what was sent in its transaction, by listener. So nothing here keeps an outbox alive, and a commit asks only the
+outboxes that have sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.writing.sent import Sent
 
-#: The key of a connection's `info` that holds what was sent in its transaction, by listener.
+#: The key in a connection's `info` of what was sent in its transaction, by listener.
 _SENT = object()
 
 _prepared: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -32,23 +32,23 @@ _VERBS = (
 
 
 class CommitListener(Protocol):
-    """An object that is told how transactions with messages end. It never raises."""
+    """Learns how transactions with messages end. Never raises."""
 
     def committed(self, sent: Sent, since: float) -> None:
-        """Take note of a commit; `since`: a moment before it, by `clock`."""
+        """Act on a commit; `since`: a moment before the commit, by `clock`."""
 
     def rolled_back(self, messages: Sequence[Message]) -> None:
-        """Take note that messages are gone, with the whole transaction or with a savepoint."""
+        """Act on the rollback of messages, with the whole transaction or with a savepoint."""
 
 
 def sent_so_far(listener: CommitListener, connection: Connection) -> Sent | None:
-    """Return what this listener has sent in the running transaction, if anything."""
+    """Return what a listener has sent in the running transaction; None: nothing."""
     everyone: dict[CommitListener, Sent] = _info_of(connection).get(_SENT, {})
     return everyone.get(listener)
 
 
 def sent_by(listener: CommitListener, connection: Connection) -> Sent:
-    """Return what this listener has sent in the running transaction; the caller may add to it."""
+    """Return what a listener has sent in the running transaction; the caller may add to the result."""
     everyone: dict[CommitListener, Sent] = connection.info.setdefault(_SENT, {})
     sent = everyone.get(listener)
     if sent is None:
@@ -57,7 +57,7 @@ def sent_by(listener: CommitListener, connection: Connection) -> Sent:
 
 
 def has_sent(connection: Connection) -> bool:
-    """Return whether anything was sent in the running transaction, by any listener."""
+    """Return whether a listener has sent messages in the running transaction."""
     return bool(_info_of(connection).get(_SENT))
 
 
@@ -68,21 +68,21 @@ def savepoint_set(connection: Connection, name: str) -> None:
 
 
 def savepoint_released(connection: Connection, name: str) -> None:
-    """Note that a savepoint is no more; what came after it stays."""
+    """Note the release of a savepoint; all later messages stay."""
     for sent in _info_of(connection).get(_SENT, {}).values():
         sent.release(name)
 
 
 def rolled_back_to(connection: Connection, name: str) -> None:
-    """Tell of what is gone with a rollback to a savepoint."""
+    """Tell which messages a rollback to a savepoint has undone."""
     for listener, sent in _info_of(connection).get(_SENT, {}).items():
         listener.rolled_back(sent.roll_back_to(name))
 
 
 def prepare(engine: Engine, is_aborted: Callable[[Any], bool]) -> None:
-    """Notice the commits on this engine. Once is enough, also for its copies with other execution options.
+    """Notice the commits on an engine, and on its copies with other execution options.
 
-    `is_aborted`: whether a driver's connection would answer COMMIT with a rollback.
+    `is_aborted`: tells whether a driver's connection would answer COMMIT with a rollback.
     """
     if engine.dialect not in _prepared:
         _prepared.add(engine.dialect)
@@ -117,7 +117,7 @@ class _Hook:
         try:
             self._roll_back(pooled)
         finally:
-            # Also where its connection is lost: nobody commits the transaction any more.
+            # Even if the connection is lost: nobody commits the transaction any more.
             _tell_rolled_back(everyone)
 
     def do_prepare_twophase(self, connection: Connection, xid: Any) -> None:
@@ -158,7 +158,7 @@ class _Hook:
             self._require_sound(pooled)
             _do_last(pooled)
         except BaseException:
-            # SQLAlchemy takes the transaction for ended from here on, so a Connection would stay in the aborted one.
+            # SQLAlchemy takes the transaction for ended, so a Connection would stay in the aborted transaction.
             everyone = info.pop(_SENT)
             getattr(pooled.dbapi_connection, roll_back)()
             _tell_rolled_back(everyone)
@@ -168,7 +168,7 @@ class _Hook:
         return everyone
 
     def _require_sound(self, pooled: Any) -> None:
-        """Refuse to commit a failed transaction: PostgreSQL would roll it back, and no driver reports that."""
+        """Refuse to commit a failed transaction: PostgreSQL would roll back, and no driver reports the rollback."""
         driver = self._dialect.get_driver_connection
         if _info_of(pooled).get(_SENT) and self._is_aborted(driver(pooled.dbapi_connection)):
             raise TransactionAbortedError(
@@ -178,7 +178,7 @@ class _Hook:
 
 
 def _do_last(pooled: Any) -> None:
-    """Run what belongs right before the commit, once. What fails stays listed, to fail again at another commit."""
+    """Call the functions that belong right before the commit. A failed function fails again at another commit."""
     for sent in _info_of(pooled).get(_SENT, {}).values():
         for each in sent.last:
             each()
@@ -199,7 +199,7 @@ def _tell_rolled_back(everyone: dict[CommitListener, Sent]) -> None:
 
 
 def _info_of(pooled: Any) -> dict[Any, Any]:
-    """Return a connection's `info`; an empty dict if the connection is lost, or is one that the pool only tests."""
+    """Return a connection's `info`; an empty dict if the connection is lost, or if the pool only tests it."""
     try:
         info: dict[Any, Any] = pooled.info
     except (NotImplementedError, InvalidRequestError):

@@ -20,19 +20,18 @@ if TYPE_CHECKING:
 
 
 def engine_of(bind: Bind) -> Engine:
-    """Return the engine that threads of our own may use.
+    """Return the engine for threads of our own.
 
-    An AsyncEngine's connections belong to its event loop, so a blocking twin is made from its URL. The twin does not
-    have what was given to `create_async_engine` besides the URL.
-
-    Raises:
-        DatabaseError: there is no engine in `bind`.
+    The connections of an AsyncEngine belong to its event loop, so a blocking twin is made from its URL, without any
+    other argument of `create_async_engine`.
     """
     engine = own_engine_of(bind)
     if engine is None:
+        hint = "; pass create_engine(url)" if isinstance(bind, str) else ""
+        hint = "; pass its .engine" if hasattr(bind, "engine") else hint
         raise DatabaseError(
             "an Engine, a sessionmaker bound to one, an AsyncEngine or an async_sessionmaker bound to one is needed,"
-            f" not {type(bind).__name__}{_hint(bind)}"
+            f" not {type(bind).__name__}{hint}"
         )
     if not engine.dialect.is_async:
         return engine
@@ -40,21 +39,15 @@ def engine_of(bind: Bind) -> Engine:
     return sqlalchemy.create_engine(url, poolclass=NullPool)
 
 
-def _hint(bind: object) -> str:
-    if isinstance(bind, str):
-        return "; pass create_engine(url)"
-    return "; pass its .engine" if hasattr(bind, "engine") else ""
-
-
 def own_engine_of(bind: Bind) -> Engine | None:
-    """Return the engine that the application's transactions run on, if any; of an AsyncEngine the one inside it."""
+    """Return the engine of the application's transactions, if any; of an AsyncEngine its inner engine."""
     found: Any = bind if hasattr(bind, "sync_engine") else getattr(bind, "kw", {}).get("bind", bind)
     inner = getattr(found, "sync_engine", found)
     return inner if isinstance(inner, Engine) else None
 
 
 def sessions_on(bind: Bind) -> Any:
-    """Return a factory of sessions. One made here expires nothing at a commit, because objects are used after it."""
+    """Return a factory of sessions; if made here, a commit expires no objects, which are used afterwards."""
     if isinstance(bind, Engine):
         return sessionmaker(bind, expire_on_commit=False)
     if hasattr(bind, "sync_engine"):
@@ -65,7 +58,7 @@ def sessions_on(bind: Bind) -> Any:
 
 
 def create_async_engine(url: str, **options: Any) -> AsyncEngine:
-    """Return SQLAlchemy's async engine; on SQLite it is as from `create_engine`. Needs the extra `async`."""
+    """Return SQLAlchemy's async engine, on SQLite configured as by `create_engine`. Needs the extra `async`."""
     try:
         from sqlalchemy.ext import asyncio
     except ImportError as error:

@@ -20,50 +20,43 @@ Handle = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
 DriverConnection = Connection | psycopg.Connection[Any]
 
 _SYNC = "a Session, a scoped_session, a Connection or a psycopg Connection"
+_ASYNC_SESSIONS = ("AsyncSession", "async_scoped_session")
 _ASYNC = "an AsyncSession, an async_scoped_session, an AsyncConnection or a psycopg AsyncConnection"
 
 
 def is_async(handle: object) -> bool:
     """Return whether statements on this handle are awaited."""
-    # A program that has such a handle has imported its module.
-    module = sys.modules.get("sqlalchemy.ext.asyncio")
-    if isinstance(handle, psycopg.AsyncConnection):
-        return True
-    return module is not None and isinstance(
-        handle, module.AsyncSession | module.async_scoped_session | module.AsyncConnection
-    )
+    return isinstance(handle, (psycopg.AsyncConnection, *_async_kinds("AsyncConnection", *_ASYNC_SESSIONS)))
 
 
 def is_session(handle: object) -> bool:
-    """Return whether it is a session of SQLAlchemy's ORM, awaited or not."""
-    if isinstance(handle, Session | scoped_session):
-        return True
-    module = sys.modules.get("sqlalchemy.ext.asyncio")
-    return module is not None and isinstance(handle, module.AsyncSession | module.async_scoped_session)
+    """Return whether `handle` is a session of SQLAlchemy's ORM, awaited or not."""
+    return isinstance(handle, (Session, scoped_session, *_async_kinds(*_ASYNC_SESSIONS)))
 
 
 def of_scope(handle: Any) -> Any:
-    """Return the session that a scoped session stands for at this moment; return any other handle itself."""
-    module = sys.modules.get("sqlalchemy.ext.asyncio")
-    scopes = (scoped_session,) if module is None else (scoped_session, module.async_scoped_session)
+    """Return the session of a scoped session at this moment; return any other handle itself."""
+    scopes: tuple[Any, ...] = (scoped_session, *_async_kinds("async_scoped_session"))
     return handle() if isinstance(handle, scopes) else handle
 
 
-def require_async(handle: object, verb: str) -> None:
-    """Refuse a handle that cannot be awaited, and say which handles can.
+def _async_kinds(*names: str) -> tuple[type, ...]:
+    """Return classes of SQLAlchemy's asyncio; none in a program that has not imported the module, and has no object."""
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    return () if module is None else tuple(getattr(module, name) for name in names)
 
-    Raises:
-        TypeError: `handle` is no async handle; `verb` is the method that was called.
-    """
+
+def require_async(handle: object, verb: str) -> None:
+    """Refuse a handle that cannot be awaited; `verb`: the method that was called."""
     if not is_async(handle):
         sync = isinstance(handle, Session | scoped_session | Connection | psycopg.Connection)
-        fix = f"; with this one call {verb[1:]}() without await" if sync else _hint(handle)
+        fix = f"; for this handle call {verb[1:]}() without await" if sync else _hint(handle)
         raise TypeError(f"{verb} takes {_ASYNC}, not {_described(handle)}{fix}")
 
 
 def refuse(handle: object, verb: str) -> TypeError:
-    """Return the error about a handle that nothing can be written on."""
-    fix = f"; with this one: await a{verb}(…)" if is_async(handle) else _hint(handle)
+    """Return the error about a handle that is of no use; `verb`: the method that was called."""
+    fix = f"; for this handle: await a{verb}(…)" if is_async(handle) else _hint(handle)
     return TypeError(f"{verb} takes {_SYNC}, not {_described(handle)}{fix}")
 
 
@@ -76,7 +69,7 @@ def _described(handle: object) -> str:
 
 
 def _hint(handle: object) -> str:
-    """Return what to pass instead of an object that makes handles or has one; an empty text if unknown."""
+    """Return the fix for an object that makes handles or has a handle; an empty text if unknown."""
     if callable(handle) and "session" in type(handle).__name__.lower():
         return "; call it to get a session"
     if type(handle).__name__ in ("Engine", "AsyncEngine"):

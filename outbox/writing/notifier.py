@@ -1,4 +1,4 @@
-"""Wake-ups after a commit: an event in this process, a NOTIFY for the others. They are hints and carry no messages."""
+"""Wake-ups after a commit: an event in this process, a NOTIFY for other processes. Hints carry no messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from queue import Empty, SimpleQueue
 
 from outbox.runtime.fork import in_child
@@ -17,12 +18,12 @@ from outbox.writing.sent import Sent
 logger = logging.getLogger("outbox")
 
 _LONGEST_WAIT_SECONDS = 30.0
-#: The pause between two hints where commits are many. Each hint tells the pause; workers look by themselves meanwhile.
+#: The pause between two hints while commits are many. Each hint tells the pause; workers poll meanwhile.
 _BUSY_PAUSE_SECONDS = 0.05
 
 
 class Notifier:
-    """Tells workers that something was committed. It never blocks and never raises: commit hooks call it."""
+    """Tells workers of commits. Never blocks and never raises, because commit hooks call `hint`."""
 
     #: After an error, the next connection is opened so many seconds later.
     reconnect_seconds = 5.0
@@ -35,20 +36,21 @@ class Notifier:
         in_child(self._reset)
 
     def listen(self, wake: Callable[[], None]) -> _Listener:
-        """Call `wake` at every hint in this process, for as long as the returned object lives."""
+        """Call `wake` at every hint in this process, while the returned object lives."""
         listener = _Listener(wake)
         self._listeners.add(listener)
         return listener
 
     def committed(self, sent: Sent, since: float) -> None:
-        """Hint at a commit, unless its writer sends all messages itself: for those no worker has to be woken."""
+        """Hint at a commit, unless its writer sends all messages itself and no worker is needed."""
         if sent.more:
             self.hint()
 
     def hint(self) -> None:
         """Wake the listeners of this process, and let the thread notify other processes."""
-        if self._listeners:
-            self._wake_listeners()
+        for listener in list(self._listeners) if self._listeners else ():
+            with suppress(Exception):
+                listener.wake()
         with suppress(Exception):
             if self._thread is None:
                 self._start()
@@ -63,7 +65,7 @@ class Notifier:
             thread.join(timeout=self.reconnect_seconds)
 
     def _reset(self) -> None:
-        """Begin without a thread, at first and in a forked child: a fork copies locks in any state, but no threads."""
+        """Begin without a thread, at first and in a forked child: a fork copies locks in any state, and no threads."""
         self._signal = _Signal()
         # Reentrant, because signal handlers commit, too, and may interrupt the thread that has the lock.
         self._lock = threading.RLock()
@@ -79,16 +81,11 @@ class Notifier:
                 thread = threading.Thread(
                     target=_notify_for_ever, args=(weakref.ref(self), self._signal), name="outbox-hints", daemon=True
                 )
-                # May fail for lack of memory, or because the interpreter is about to end: then the next hint tries.
+                # May fail for lack of memory, or at the end of the interpreter: then the next hint tries.
                 thread.start()
                 self._thread = thread
             finally:
                 self._starting = False
-
-    def _wake_listeners(self) -> None:
-        for listener in list(self._listeners):
-            with suppress(Exception):
-                listener.wake()
 
     def _open_channel(self) -> Channel | None:
         """Open a channel, if the database can notify other processes."""
@@ -101,28 +98,23 @@ class _Signal:
     def __init__(self) -> None:
         self._rung: SimpleQueue[None] = SimpleQueue()
         self._closed: SimpleQueue[None] = SimpleQueue()
-        self._rings = False
-        self._times = 0
         self.open = True
 
     def ring(self) -> None:
-        """Wake the thread; each call is counted."""
-        self._times += 1
-        # `heard` clears `_rings` before it reads the count, so this call is counted also when nothing is put here.
-        if not self._rings:
-            self._rings = True
-            self._rung.put(None)
+        """Wake the thread, and count the call."""
+        self._rung.put(None)
 
     def heard(self, seconds: float) -> int:
-        """Wait until it rings, at most for `seconds`, and return how many times it did."""
+        """Wait for a ring, at most for `seconds`; return the number of rings."""
+        times = 0
         with suppress(Empty):
             self._rung.get(timeout=seconds)
-        self._rings = False
-        times, self._times = self._times, 0
+            for times in count(1):  # noqa: B007 - counts until the queue is empty
+                self._rung.get_nowait()
         return times
 
     def rest(self, seconds: float) -> None:
-        """Wait for `seconds` without hearing any ring; return at once when the signal is closed."""
+        """Wait for `seconds`, whatever rings; return at once when the signal is closed."""
         with suppress(Empty):
             self._closed.get(timeout=seconds)
 
@@ -134,7 +126,7 @@ class _Signal:
 
 
 def _notify_for_ever(reference: weakref.ref[Notifier], signal: _Signal) -> None:
-    """Run the thread until the notifier is closed or garbage-collected: it must keep neither it nor its engine."""
+    """Run the thread until the notifier is closed or garbage-collected; keep neither the notifier nor its engine."""
     channel: Channel | None = None
     linger = Linger(_BUSY_PAUSE_SECONDS, shortest=0)
     while signal.open and reference() is not None:
@@ -159,7 +151,7 @@ def _notify_for_ever(reference: weakref.ref[Notifier], signal: _Signal) -> None:
 
 
 class _Listener:
-    """Keeps a wake-up registered for as long as it lives."""
+    """Keeps a wake-up registered while it lives."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake

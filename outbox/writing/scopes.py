@@ -1,4 +1,4 @@
-"""Transactions that the outbox opens itself: the context managers, the decorator, and how one joins another."""
+"""Transactions that the outbox opens: the context managers, the decorator, and the joining of a running transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contextlib import (
 )
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_args, overload
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
     from outbox.writing.engines import Bind
 
-#: What a new scope does where a transaction may be running. required: join it, or open one. requires_new: open one of
-#: its own in any case. mandatory: join it, and raise if there is none.
+#: How a new scope meets a running transaction. required: join, or open a transaction if none runs. requires_new: open a
+#: transaction in any case. mandatory: join, and raise if none runs.
 Propagation = Literal["required", "requires_new", "mandatory"]
-_PROPAGATIONS = ("required", "requires_new", "mandatory")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +41,7 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class Transactional(Protocol[S_contra, P, R_co]):
-    """A function in a transaction. Called without a session it gets a new one; a session that is given is used."""
+    """A function in a transaction: called without a session, it gets a new session."""
 
     __name__: str
 
@@ -72,9 +71,9 @@ class _Running:
 
 
 class Scopes:
-    """Opens sessions on a bind, and knows the one whose transaction is running here: in this thread and task.
+    """Opens sessions on a bind, and knows the session whose transaction runs in this thread and task.
 
-    A context variable is copied into new tasks and threads, but a transaction is not: a new one is opened there.
+    New tasks and threads copy a context variable, and no transaction: there a new transaction is opened.
     """
 
     def __init__(self, bind: Bind, *, one_writer: bool) -> None:
@@ -84,7 +83,7 @@ class Scopes:
         self._running: ContextVar[_Running | None] = ContextVar("outbox_running", default=None)
 
     def begin(self, propagation: Propagation = "required") -> AbstractContextManager[Session]:
-        """Open a session in a transaction that commits at the end, or join the one that is running."""
+        """Open a session in a transaction that commits at the end, or join the running transaction."""
         self._require(awaits=False, instead="async with outbox.abegin()")
         return self._begun(propagation)
 
@@ -113,12 +112,7 @@ class Scopes:
                 yield session
 
     def wrap(self, function: Callable[..., Any], propagation: Propagation) -> Callable[..., Any]:
-        """Wrap `function`, so that it is called in a transaction, with a session as its first argument.
-
-        Raises:
-            TypeError: it is a method or a generator.
-            DatabaseError: it is a coroutine function and the outbox has no AsyncEngine, or the other way round.
-        """
+        """Wrap `function` in a transaction, with a session as its first argument."""
         require_plain_function(function, "a transactional function", "outbox.begin()")
         _require_known(propagation)
         if inspect.iscoroutinefunction(function):
@@ -146,14 +140,14 @@ class Scopes:
         return called
 
     def _to_join(self, propagation: Propagation) -> Any | None:
-        """Return the session to join, or None where a transaction has to be opened."""
+        """Return the session to join; None: open a transaction."""
         _require_known(propagation)
         running = self._running.get()
         session = running.session if running is not None and _is_here(running) else None
         if propagation == "mandatory" and session is None:
             raise NoTransactionError(
-                "propagation='mandatory', and no transaction of this outbox is running here; call it inside of"
-                " outbox.begin() or of a transactional function, or pass a session"
+                "propagation='mandatory', and no transaction of this outbox is running here; call the function inside"
+                " of outbox.begin() or of a transactional function, or pass a session"
             )
         if propagation == "requires_new":
             if session is not None and self._one_writer:
@@ -171,9 +165,9 @@ class Scopes:
         try:
             yield
         finally:
-            # A copy of the context may live on, and must not find this transaction running.
+            # A copy of the context may live on, and must not find the transaction running.
             running.over = True
-            # Some frameworks end a dependency in another context than the one it began in; nothing is restored there.
+            # Some frameworks begin and end a dependency in two contexts: then nothing is restored.
             with suppress(ValueError):
                 self._running.reset(token)
 
@@ -184,16 +178,14 @@ class Scopes:
 
 
 def _require_known(propagation: str) -> None:
-    if propagation not in _PROPAGATIONS:
-        raise ValueError(f"propagation {propagation!r:.40} is none of {', '.join(_PROPAGATIONS)}")
+    if propagation not in get_args(Propagation):
+        raise ValueError(f"propagation {propagation!r:.40} is none of {', '.join(get_args(Propagation))}")
 
 
 def require_plain_function(function: Callable[..., Any], what: str, instead: str) -> None:
-    """Refuse a function that a session cannot be passed to, or that would run only after its transaction.
+    """Refuse a function that cannot get a session, or that would run only after its transaction.
 
-    Raises:
-        TypeError: it is a method or a generator, or has no parameters. The text says `what` it was to be, and what to
-            use `instead`.
+    The error begins with `what`, and says what to use `instead`.
     """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""What one transaction has sent, until it ends."""
+"""The messages that a transaction has sent, until it ends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outbox.store.log.append import Appended, LogRef
 
 @dataclass(slots=True)
 class Sent:
-    """The messages that one transaction has sent.
+    """The messages that a transaction has sent.
 
-    `direct`: places and ids of those that their writer is to send itself. `more`: there are others, which need a hint.
-    `last`: functions to call in the transaction, right before its commit. An error that one raises ends the
-    transaction. `committed`: the commit was seen, and has succeeded. `messages`: those of which listeners were told
-    that they are written; `savepoints`: each savepoint set since, with the number of such messages before it.
+    `direct`: log ids and message ids for the writer's own direct sends. `more`: there are other messages, which need a
+    hint. `last`: functions to call right before the commit; an error ends the transaction. `committed`: the commit was
+    seen, and has succeeded. `messages`: the messages of `Written` events so far; `savepoints`: each savepoint since the
+    first such message, with the number of messages before it.
     """
 
     direct: list[LogRef] = field(default_factory=list)
@@ -27,23 +27,23 @@ class Sent:
     savepoints: list[tuple[str, int]] = field(default_factory=list)
 
     def add(self, written: Appended, *, watched: bool) -> None:
-        """Add messages that were appended; `watched`: listeners are told of them."""
+        """Add messages that were appended; `watched`: listeners get an event."""
         self.direct.extend(written.direct)
         self.more = self.more or len(written.direct) < len(written.messages)
         if watched:
             self.messages.extend(written.messages)
 
     def set_savepoint(self, name: str) -> None:
-        """Note a savepoint, if there is anything that could be rolled back to it."""
+        """Note a savepoint, unless no message is there that a rollback could concern."""
         if self.messages:
             self.savepoints.append((name, len(self.messages)))
 
     def release(self, name: str) -> None:
-        """Forget a savepoint, and those that were set after it."""
+        """Forget a savepoint, and all later savepoints."""
         del self.savepoints[self._newest(name) or 0 :]
 
     def roll_back_to(self, name: str) -> list[Message]:
-        """Return the messages that are gone with a rollback to a savepoint, which itself stays."""
+        """Return the messages that a rollback to a savepoint undoes; the savepoint itself stays."""
         newest = self._newest(name)
         # All messages came after a savepoint that is not noted.
         first = 0 if newest is None else self.savepoints[newest][1]
@@ -53,5 +53,5 @@ class Sent:
         return gone
 
     def _newest(self, name: str) -> int | None:
-        """Return the index of the newest savepoint of that name; None if there is none."""
+        """Return the index of the newest savepoint of a name; None if there is none."""
         return next((i for i in reversed(range(len(self.savepoints))) if self.savepoints[i][0] == name), None)

@@ -1,15 +1,14 @@
-"""The caller's transaction: finding it, making sure that it is one, and telling of its real end."""
+"""The caller's transaction: finds and checks the transaction of a handle, and acts on its real end."""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, event
-from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedError
@@ -27,28 +26,15 @@ from outbox.writing.sent import Sent
 logger = logging.getLogger("outbox")
 
 
-class AfterCommit(Protocol):
-    """Acts on the commits of transactions with messages. It never blocks and never raises."""
-
-    def committed(self, sent: Sent, since: float) -> None:
-        """Act on a commit; `since`: a moment before it, by `clock`."""
-
-
-class CallerTransaction(NamedTuple):
-    """The transaction that a message is written in.
-
-    `direct`: how many messages of it their writer will send so far; None: its commit is not noticed.
-    """
-
-    connection: DriverConnection
-    direct: int | None
+#: Acts on the commit of a transaction with messages; takes what was sent, and a moment before the commit, by `clock`.
+AfterCommit = Callable[[Sent, float], None]
 
 
 class Transactions:
     """Watches the transactions in which messages were sent."""
 
     def __init__(self, database: Database, *after_commit: AfterCommit, listeners: Listeners | None = None) -> None:
-        """`after_commit`: those who act on a commit. `listeners`: those who are told of events."""
+        """`after_commit`: functions that act on a commit, and never block. `listeners`: get the events."""
         self._database = database
         self._driving = database.dialect.driving
         self._after_commit = after_commit
@@ -58,15 +44,8 @@ class Transactions:
         self._homes: list[Location | None] = []
         self.watch(database.engine)
 
-    def transaction_of(self, handle: Handle, verb: str, *, flush: bool) -> CallerTransaction:
-        """Return the transaction that the handle is in; `verb` is the method that was called with it.
-
-        Raises:
-            TypeError: `handle` is none of the accepted handles.
-            NoTransactionError: the connection is in autocommit.
-            DatabaseError: the handle is connected to another database, or by a driver that cannot be used; or the
-                session's transaction spans several databases.
-        """
+    def connection_of(self, handle: Handle, verb: str, *, flush: bool) -> DriverConnection:
+        """Return the connection of the handle's transaction; `verb`: the method that the application has called."""
         if isinstance(handle, Connection):
             connection = handle
         elif isinstance(handle, Session | scoped_session):
@@ -77,7 +56,7 @@ class Transactions:
             _require_one_database(session)
         elif isinstance(handle, psycopg.Connection):
             self.require_driver(handle)
-            return CallerTransaction(handle, None)
+            return handle
         else:
             raise refuse(handle, verb)
         if connection.engine not in self._known:
@@ -86,21 +65,11 @@ class Transactions:
             self._prepare(connection.engine)
         if not connection.in_transaction():
             connection.begin()
-        sent = commits.sent_so_far(self, connection)
         self._require_transaction(driver_of(connection))
-        return CallerTransaction(connection, 0 if sent is None else len(sent.direct))
-
-    def connection_of(self, handle: Handle, verb: str, *, flush: bool) -> DriverConnection:
-        """Return the connection that the handle's transaction is on; errors as those of `transaction_of`."""
-        return self.transaction_of(handle, verb, flush=flush).connection
+        return connection
 
     def require_driver(self, driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-        """Make sure that psycopg's own connection is in a transaction of the right kind of database.
-
-        Raises:
-            NoTransactionError: it commits every statement by itself.
-            DatabaseError: the outbox is not on PostgreSQL, or in another database.
-        """
+        """Require that psycopg's own connection is in a transaction, on the outbox's database."""
         if driver not in self._known:
             if "psycopg" not in self._driving.names:
                 kind = self._database.dialect.name
@@ -110,7 +79,7 @@ class Transactions:
         self._require_transaction(driver)
 
     def sent(self, connection: DriverConnection | psycopg.AsyncConnection[Any], written: Appended) -> None:
-        """Note that messages are part of this connection's transaction now, and tell the listeners."""
+        """Note that messages were written in this connection's transaction, and tell the listeners."""
         watched = bool(written.messages) and bool(self._listeners)
         if isinstance(connection, Connection):
             commits.sent_by(self, connection).add(written, watched=watched)
@@ -119,31 +88,24 @@ class Transactions:
         crash_point("outbox.after_insert")
 
     def wrote(self, connection: DriverConnection) -> None:
-        """Note that something else is part of this connection's transaction now, of which listeners are not told."""
+        """Note a write in this connection's transaction that needs a hint, and is no event."""
         if isinstance(connection, Connection):
             commits.sent_by(self, connection).more = True
         crash_point("outbox.after_insert")
 
     def before_commit(self, connection: Connection, do: Callable[[], None]) -> None:
-        """Do something in this connection's transaction, right before its commit; what it raises ends the transaction.
+        """Call `do` right before the commit of this connection's transaction, after the session's flush.
 
-        It is done after the session's flush, and after whatever else is done in the transaction.
+        An exception that `do` raises ends the transaction.
         """
-        sent = commits.sent_by(self, connection)
-        sent.last.append(do)
+        commits.sent_by(self, connection).last.append(do)
 
     def running(self, connection: DriverConnection) -> Sent | None:
-        """Return the object that stands for the running transaction, and for no other.
+        """Return the object that stands for the running transaction, and for no other transaction.
 
-        None: nothing was sent in it, or the connection is a driver's own, whose transactions are not noticed.
+        None: nothing was sent so far, or the connection is a driver's own, whose transactions are not noticed.
         """
-        if not isinstance(connection, Connection):
-            return None
-        try:
-            return commits.sent_so_far(self, connection)
-        except InvalidRequestError:
-            # It is closed, or the server has closed it.
-            return None
+        return commits.sent_so_far(self, connection) if isinstance(connection, Connection) else None
 
     def _require_transaction(self, driver: Any) -> None:
         if self._driving.is_aborted(driver):
@@ -161,11 +123,7 @@ class Transactions:
         crash_point("outbox.before_insert")
 
     def watch(self, engine: Engine) -> None:
-        """Notice the transactions on this engine, by which the outbox itself is reached, from their begin on.
-
-        Raises:
-            DatabaseError: it is to another kind of database, or by a driver that cannot be used.
-        """
+        """Notice the transactions on an engine of the outbox's own database."""
         if engine not in self._known:
             self._require_usable(engine)
             self._homes.append(self._driving.location(engine))
@@ -176,7 +134,7 @@ class Transactions:
         if engine.dialect.name != kind:
             raise DatabaseError(f"the outbox is on {kind}, this connection is to {engine.dialect.name}")
         if engine.dialect.driver not in self._driving.names:
-            # psycopg serves engines that block and those that are awaited by the same URL.
+            # One URL of psycopg serves blocking and awaited engines.
             url = URL.create(self._driving.blocking, database=engine.url.database, host=engine.url.host)
             raise DatabaseError(
                 f"{engine.dialect.driver} does not tell whether a transaction failed; write the engine's URL as"
@@ -184,7 +142,7 @@ class Transactions:
             )
 
     def _require_home(self, found: Any) -> None:
-        """Refuse an engine, or a driver's own connection, that surely leads to another database than the outbox's."""
+        """Refuse an engine, or a driver's own connection, if it surely leads to another database than the outbox's."""
         location = self._driving.location(found)
         if location is None:
             return
@@ -197,24 +155,24 @@ class Transactions:
 
     def _prepare(self, engine: Engine) -> None:
         self._known.add(engine)
-        # First, so that what it does to a commit is part of the commit that is noticed.
+        # First, so that the noticed commit includes all that the dialect adds to a commit.
         if self._driving.prepare is not None:
             self._driving.prepare(engine)
         commits.prepare(engine, self._driving.is_aborted)
 
     def committed(self, sent: Sent, since: float) -> None:
-        """Act on a commit, also if one of those who act raises, and tell the listeners."""
-        for each in self._after_commit:
+        """Act on a commit, and tell the listeners; an exception stops no other action."""
+        for act in self._after_commit:
             try:
-                each.committed(sent, since)
+                act(sent, since)
             except Exception:
-                logger.exception("what follows a commit failed; what it would have sent is found by a worker")
+                logger.exception("an action after a commit failed; a worker finds the messages")
         if sent.messages and self._listeners:
             messages, seconds = tuple(sent.messages), clock() - since
             self._listeners.tell(Committed(database=self._database, messages=messages, seconds=seconds))
 
     def rolled_back(self, messages: Sequence[Message]) -> None:
-        """Tell the listeners of messages that are gone."""
+        """Tell the listeners of messages that were rolled back."""
         if messages and self._listeners:
             self._listeners.tell(RolledBack(database=self._database, messages=tuple(messages)))
 
@@ -223,11 +181,7 @@ class Transactions:
 
 
 def _require_one_database(session: Session) -> None:
-    """Refuse a session whose transaction consists of several, which are committed one after the other.
-
-    Raises:
-        DatabaseError: the session's transaction is open on other engines, too.
-    """
+    """Refuse a session whose transaction is open on several engines, which commit one after the other."""
     transaction = session.get_transaction()
     # Each connection has two entries: one by connection, one by engine.
     if transaction is not None and len(transaction._connections) > 2:
@@ -236,10 +190,10 @@ def _require_one_database(session: Session) -> None:
 
 @event.listens_for(Session, "after_begin")
 def _begun(_session: Session, transaction: SessionTransaction, _connection: Connection) -> None:
-    """Refuse that a session which has sent a message begins on another database.
+    """Refuse that a session with a sent message begins on another database.
 
-    It is refused before anything is written there: at the commit the first of them may be committed already. This event
-    costs one call where a transaction begins, and nothing at a statement.
+    Refused before any write there, because at the commit the first database may be committed already. This event costs
+    one call where a transaction begins, and nothing at a statement.
     """
     connections = transaction._connections
     if len(connections) > 2 and any(commits.has_sent(connection) for connection, *_ in connections.values()):
@@ -247,7 +201,7 @@ def _begun(_session: Session, transaction: SessionTransaction, _connection: Conn
 
 
 def _require_one_commit(transaction: SessionTransaction) -> None:
-    # Engines that differ only in their options have connections of their own, too.
+    # Engines that differ only in their options have different connections, too.
     connections = {connection for connection, *_ in transaction._connections.values()}
     if len(connections) > 1 and not transaction.session.twophase:
         raise DatabaseError(

@@ -1,6 +1,5 @@
 """Each message takes effect once per consumer, in the consumer's own transaction, whatever becomes of that."""
 
-import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -74,12 +73,11 @@ def test_what_a_savepoint_rolled_back_was_not_handled(engine, inbox, message):
     assert effects(engine) == ["booked"]
 
 
-def test_each_consumer_handles_a_message_for_itself(engine, inbox, message):
+def test_each_consumer_handles_a_message_for_itself(engine, message):
     with Session(engine) as session, session.begin():
-        answers = [inbox.once(session, message, consumer=name) for name in ("billing", "mail", "Mail", "billing")]
-        answers.append(inbox.once(session, message))
+        answers = [Inbox(engine, name).once(session, message) for name in ("billing", "mail", "Mail", "billing")]
 
-    assert answers == [True, True, True, False, False]
+    assert answers == [True, True, True, False]
 
 
 @pytest.mark.parametrize("form", [lambda m: m, lambda m: m.message_id, lambda m: str(m.message_id)])
@@ -142,15 +140,6 @@ def test_what_is_no_message_id_is_refused(engine, inbox, id):
         inbox.once(session, id)
 
 
-def test_a_consumer_has_to_be_named(engine, message):
-    nameless = Inbox(engine)
-
-    with Session(engine) as session, session.begin(), pytest.raises(ValueError, match="consumer="):
-        nameless.once(session, message)
-    with pytest.raises(ValueError, match="consumer="):
-        nameless.idempotent(lambda session, message: None)
-
-
 @pytest.mark.parametrize("name", ["", "a\0", "x" * 256, "\ud800", 7], ids=repr)
 def test_a_consumer_has_a_name_that_can_be_stored(engine, message, name):
     with pytest.raises((TypeError, ValueError), match="consumer"):
@@ -184,18 +173,6 @@ def test_a_decorated_handler_opens_its_own_transaction_and_commits(engine, inbox
 
     assert [book(message) for _ in range(3)] == ["receipt", None, None]
     assert effects(engine) == ["1"]
-
-
-def test_a_decorated_handler_may_name_its_consumer(engine, inbox, message):
-    @inbox.idempotent(consumer="mail")
-    def write(session: Session, message: uuid.UUID) -> None:
-        take_effect(session, "written")
-
-    assert handle_once(engine, inbox, message)
-    write(message.message_id)
-    write(message.message_id)
-
-    assert effects(engine) == ["booked", "written"]
 
 
 def test_what_a_handler_raises_rolls_everything_back(engine, inbox, message):

@@ -51,7 +51,7 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTBOX_DATABASE", "sqlite:///shop.db")
     migrate.upgrade(engine := create_engine("sqlite:///shop.db"))
-    TransactionMQProducer("orders", Outbox(engine)).begin_transaction(verdict="commit").send("orders", b"1")
+    TransactionMQProducer("orders", Outbox(engine)).begin_transaction(verdict="join").send("orders", b"1")
     arguments = shlex.split(line)[1:]
     if arguments[:2] == ["subscriptions", "split"]:
         Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared is split

@@ -1,7 +1,7 @@
 """The check-back of a transaction: one whose producer gave no verdict gets one, by the way in which it was begun.
 
-`join` and `commit`: the op is written in the business transaction, first or last. `record`: a record in another
-database takes the place of the op there, and the word follows. `listener`: the word follows the business transaction,
+`join`: the op is the first statement of the business transaction. `record`: a record in another database takes the
+place of the op there, and the word follows. `listener`: the word follows the business transaction,
 and the application is asked what became of it. The producer may die at any step.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from tests.model import rules
 from tests.model.explorer import Moves
 
-Way = Literal["join", "commit", "record", "listener"]
+Way = Literal["join", "record", "listener"]
 Verdict = Literal["commit", "rollback"]
 ROLLBACK: Verdict = "rollback"
 
@@ -20,8 +20,8 @@ ROLLBACK: Verdict = "rollback"
 class State(NamedTuple):
     """Everything. `op` and `record`: what is committed. `writes`: the business transaction has written its own.
 
-    `log`: whether the messages were delivered. `immune`: the checker does not ask yet. `long`: the transaction may last
-    longer than `fence_after`, and has. `answer`: what the checker has found out.
+    `log`: whether the messages were delivered. `immune`: the checker does not ask yet. `answer`: what the checker has
+    found out.
     """
 
     business: Literal["none", "open", "committed", "undone"] = "none"
@@ -31,7 +31,6 @@ class State(NamedTuple):
     record: Verdict | None = None
     log: bool = False
     immune: bool = True
-    long: bool = False
     answer: Verdict | None = None
     broken: str | None = None
 
@@ -56,8 +55,6 @@ class Checking:
             yield "the producer dies", died
         if state.immune:
             yield "the immunity is over", state._replace(immune=False)
-        elif not state.long:
-            yield "fence_after is over", state._replace(long=True)
         if not state.immune and state.op is None:
             yield from self._check(state)
 
@@ -121,9 +118,8 @@ class Checking:
     def _end(self, state: State) -> Moves[State]:
         yield "the business transaction rolls back", state._replace(business="undone", writes=False)
         if not state.writes:
-            stands = state.record if self._way == "record" else state.op
-            if rules.decided(stands, "commit")[1]:
-                yield f"the business transaction writes its {self._way}", state._replace(writes=True)
+            if rules.decided(state.record, "commit")[1]:
+                yield "the business transaction writes its record", state._replace(writes=True)
             else:
                 yield "the business transaction finds the fence", state._replace(business="undone")
         elif self._way == "record":
@@ -145,8 +141,6 @@ class Checking:
             return
         if self._way == "record" and state.record is not None:
             yield f"the checker reads the record {state.record}", state._replace(answer=state.record)
-            return
-        if self._way == "commit" and not state.long:
             return
         found = self.fences(state)
         if found is not None and self._way == "record":

@@ -137,7 +137,7 @@ SCENES: tuple[Scene, ...] = (
         500,
     ),
     Scene("a transaction of half messages", partial(Deciding, 4, (JOIN, COMMIT, ROLLBACK, FENCE)), 20_000),
-    *(Scene(f"check-back, {way}", partial(Checking, way), 25) for way in ("join", "commit", "record", "listener")),
+    *(Scene(f"check-back, {way}", partial(Checking, way), 15) for way in ("join", "record", "listener")),
     Scene("direct sends and their compensation", partial(Directing, 3, faults=2), 11_000),
     Scene("an extract", partial(Extracting, _BESIDE, crashes=1), 15_000),
     Scene("a dedup key", partial(Deduping, 3, clock=2), 1_500),

@@ -80,7 +80,6 @@ class Task:
     lanes: int = 4
     ways: tuple[Way, ...] = ()
     slow: float = 0.0
-    fence_after: float = 3.0
     naive: bool = False
     kill_every: float = 5.0
 
@@ -119,8 +118,7 @@ class Actor:
             Outbox(self._engine),
             self,
             business=self._business,
-            transaction_timeout=TIMEOUT,
-            fence_after=timedelta(seconds=task.fence_after),
+            policy=CheckPolicy(transaction_timeout=TIMEOUT),
         )
 
     def perform(self, act: Act) -> None:
@@ -161,34 +159,31 @@ class Actor:
         transaction = self._producer.begin_transaction(verdict=act.way)
         for name in act.names:
             transaction.send("orders", name)
-        engine = self._engine if act.way in ("join", "commit") else self._business
-        self._do(act, transaction.id, engine, lambda session: _decide(act, transaction, session))
+        engine = self._engine if act.way == "join" else self._business
+        self._do(act, transaction.id, engine, lambda session: _join(act, transaction, session))
         if act.ends and act.commits:
             transaction.commit()
         elif act.ends:
             transaction.rollback()
 
-    def _do(self, act: Act, transaction: str, engine: Engine, decide: Callable[[Session], None]) -> None:
-        """The local transaction; `decide`: the part that the verdict's way has in it."""
+    def _do(self, act: Act, transaction: str, engine: Engine, join: Callable[[Session], None]) -> None:
+        """The local transaction; `join`: the part that the verdict's way has in it."""
         if act.slow == "before":
             self._linger(act, transaction)
         with suppress(ChangedMindError), Session(engine) as session, session.begin():
-            if act.way != "commit":
-                decide(session)
+            join(session)
             session.execute(insert(Effect).values(transaction_id=transaction, messages=act.messages))
             if act.slow == "inside":
                 self._linger(act, transaction)
             crash_point("business.inside")
             if not act.commits:
                 raise ChangedMindError
-            if act.way == "commit":
-                decide(session)
         if act.commits:
             crash_point("business.after_commit")
 
     def _linger(self, act: Act, transaction: str) -> None:
         """Until a checker has decided, if it can; else until it has asked, and had time to write what it was told."""
-        if act.slow == "before" and act.way != "commit":
+        if act.slow == "before":
             eventually(lambda: decided(self._reading, transaction), _PATIENCE_SECONDS)
         elif act.way in ("execute", "listener"):
             eventually((self._task.asked / transaction).exists, _PATIENCE_SECONDS)
@@ -215,10 +210,8 @@ class Actor:
             timer.start()
 
 
-def _decide(act: Act, transaction: Transaction, session: Session) -> None:
-    if act.way == "commit":
-        transaction.commit(session)
-    elif act.way != "listener":
+def _join(act: Act, transaction: Transaction, session: Session) -> None:
+    if act.way != "listener":
         transaction.join(session)
 
 
@@ -283,10 +276,14 @@ def check_back(task: Task, works_since: Any) -> None:
     """Find out what became of transactions; `works_since` is set when it has the lease."""
     listener = (NaiveListener if task.naive else FencingListener)(task.business, task.asked)
     service = CheckService(
-        Broker(Outbox(create_engine(task.url)), connections=2, reject_transactions=False),
+        Broker(Outbox(create_engine(task.url)), connections=2),
         GROUP,
         CheckPolicy(
-            transaction_timeout=TIMEOUT, interval=INTERVAL, most=1_000_000, question=timedelta(seconds=2), threads=8
+            transaction_timeout=TIMEOUT,
+            check_interval=INTERVAL,
+            check_max=1_000_000,
+            check_timeout=timedelta(seconds=2),
+            threads=8,
         ),
         listener.check_local_transaction,
         Business(create_engine(task.business), connections=2),

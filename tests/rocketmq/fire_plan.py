@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: "execute": a listener's way in the 4.x shape; the others are ways to a verdict.
-Way = Literal["execute", "listener", "join", "commit", "record"]
+Way = Literal["execute", "listener", "join", "record"]
 
 #: After prepare, inside the local transaction, after its commit, before end. Of those that get there this share dies.
 HALF_POINTS = ("half.after_prepare", "business.inside", "business.after_commit", "half.before_end")

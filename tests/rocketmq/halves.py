@@ -15,6 +15,8 @@ from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
 from outbox.store.half_messages.half import Way
 
+AT_ANY_AGE = CheckPolicy(transaction_timeout=timedelta(0))
+
 
 def unknown(_message: Message) -> TransactionResolution:
     """Nobody knows."""
@@ -23,7 +25,7 @@ def unknown(_message: Message) -> TransactionResolution:
 
 def producer(engine: Engine, group: str = "shop", *, timeout: timedelta = timedelta(0)) -> TransactionMQProducer:
     """A producer whose listener never knows, and which checks back only when it is told to."""
-    return TransactionMQProducer(group, Outbox(engine), unknown, transaction_timeout=timeout)
+    return TransactionMQProducer(group, Outbox(engine), unknown, policy=CheckPolicy(transaction_timeout=timeout))
 
 
 def begun(
@@ -38,9 +40,9 @@ def begun(
 
 def ask(engine: Engine, *, group: str = "shop", answer: Callable[[Message], Any] = unknown, again: bool = True) -> None:
     """Ask about all that is pending, until it is given up after two questions; not `again`: once."""
-    broker = Broker(Outbox(engine), connections=1, reject_transactions=False)
-    interval = timedelta(0) if again else timedelta(hours=1)
-    policy = CheckPolicy(transaction_timeout=timedelta(0), interval=interval, most=2)
+    broker = Broker(Outbox(engine), connections=1)
+    interval = timedelta.resolution if again else timedelta(hours=1)
+    policy = CheckPolicy(transaction_timeout=timedelta(0), check_interval=interval, check_max=2)
     Supervisor([CheckService(broker, group, policy, answer)]).until_empty()
     broker.close()
 
@@ -64,7 +66,7 @@ DECIDE = """
 
 def fill(engine: Engine, rows: int, *, decided: int) -> None:
     """Append so many transactions of group shop, each with one message; the oldest of them are committed."""
-    headers = '{"REAL_TOPIC":"orders","outbox-verdict":"listener","outbox-fence-after-ms":"0","outbox-headers":"{}"}'
+    headers = '{"REAL_TOPIC":"orders","outbox-verdict":"listener","outbox-headers":"{}"}'
     with engine.begin() as connection:
         connection.execute(text(BULK[engine.dialect.name]), {"rows": rows, "headers": headers})
         connection.execute(text(DECIDE), {"upto": f"b{decided:09}"})

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +29,8 @@ COMMIT, ROLLBACK, UNKNOW = (
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 #: So young that it is over before anybody looks.
 IMMUNITY = timedelta(milliseconds=1)
-AT_ONCE, HOUR = timedelta(0), timedelta(hours=1)
+#: No pause at all would be refused.
+AT_ONCE, HOUR = timedelta.resolution, timedelta(hours=1)
 
 
 class Listener:
@@ -59,7 +61,9 @@ def given(what: Any, message: Message) -> Any:
 
 def producer_of(outbox: Outbox, listener: Any = None, group: str = GROUP, **options: Any) -> TransactionMQProducer:
     """A producer whose transactions may be asked about at once."""
-    return TransactionMQProducer(group, outbox, listener, **{"transaction_timeout": IMMUNITY, **options})
+    names = {each.name for each in fields(CheckPolicy)} & options.keys()
+    policy = CheckPolicy(**{"transaction_timeout": IMMUNITY, **{name: options.pop(name) for name in names}})
+    return TransactionMQProducer(group, outbox, listener, policy=policy, **options)
 
 
 def half_rows(outbox: Outbox) -> list[Message]:
@@ -73,9 +77,9 @@ def looked_at(
     """What a checker makes of half messages; only verdicts are written: others may be at work."""
     time.sleep(0.02)
     checker = Checker(
-        Broker(outbox, connections=1, reject_transactions=False),
+        Broker(outbox, connections=1),
         GROUP,
-        CheckPolicy(transaction_timeout=IMMUNITY, interval=HOUR),
+        CheckPolicy(transaction_timeout=IMMUNITY, check_interval=HOUR),
         None if answer is None else Listener(answer=answer).check_local_transaction,
         None if business is None else Business(business, connections=1),
     )
@@ -96,9 +100,9 @@ def service_of(
 ) -> Supervisor:
     """Somebody of the group who checks back; in an hour again, unless told otherwise."""
     service = CheckService(
-        Broker(outbox, connections=1, reject_transactions=False),
+        Broker(outbox, connections=1),
         GROUP,
-        CheckPolicy(**{"transaction_timeout": IMMUNITY, "interval": HOUR, **policy}),
+        CheckPolicy(**{"transaction_timeout": IMMUNITY, "check_interval": HOUR, **policy}),
         question,
         None if business is None else Business(business, connections=1),
         settings,

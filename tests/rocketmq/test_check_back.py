@@ -14,11 +14,9 @@ from outbox import Outbox
 from outbox.errors import VerdictStandsError
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Retry
-from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq import LocalTransactionState, TransactionMQProducer, TransactionResolution
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import Checker, CheckPolicy
-from outbox.rocketmq.service import CheckService
 from tests.rocketmq.parts import (
     AT_ONCE,
     COMMIT,
@@ -141,7 +139,7 @@ def test_a_verdict_is_for_the_whole_transaction_which_is_asked_about_once(
 def test_a_checker_sees_the_message_as_it_was_sent(outbox, producer):
     transaction = producer.begin_transaction()
     sent = Message("orders", b"\0\xff", key="k", tags="t", headers={"a": "b"}, content_type="x/y")
-    transaction.send_message(sent)
+    transaction.store(sent)
 
     (seen,) = check_back(outbox, UNKNOW)
 
@@ -173,7 +171,7 @@ def test_a_listener_a_checker_and_a_function_are_asked_alike(sqlite_engine, list
 
 def test_what_cannot_be_asked_is_refused_at_once(sqlite_engine):
     for strange in (object(), 1, "listener"):
-        with pytest.raises(TypeError, match="is none of them"):
+        with pytest.raises(TypeError, match="is no listener"):
             TransactionMQProducer(GROUP, Outbox(sqlite_engine), strange)  # type: ignore[arg-type]
 
 
@@ -198,7 +196,7 @@ def test_an_answer_that_does_not_come_in_time_is_unknown(engine, outbox, produce
             let_go.wait(60)
         return COMMIT
 
-    check_back(outbox, answer, question=timedelta(seconds=0.3))
+    check_back(outbox, answer, check_timeout=timedelta(seconds=0.3))
     let_go.set()
     time.sleep(0.1)
 
@@ -216,7 +214,9 @@ def test_a_transaction_whose_question_hangs_takes_no_second_thread(engine, outbo
             let_go.wait(60)
         return COMMIT
 
-    service = service_of(outbox, answer, interval=timedelta(milliseconds=1), question=timedelta(milliseconds=100))
+    service = service_of(
+        outbox, answer, check_interval=timedelta(milliseconds=1), check_timeout=timedelta(milliseconds=100)
+    )
     service.start()
     assert eventually(lambda: bool(asked))
     time.sleep(1)
@@ -245,7 +245,7 @@ def test_so_many_questions_are_asked_at_once_and_no_more(engine, outbox, produce
             open_now -= 1
         return COMMIT
 
-    asked = check_back(outbox, answer, threads=3, question=timedelta(seconds=30))
+    asked = check_back(outbox, answer, threads=3, check_timeout=timedelta(seconds=30))
 
     assert (most, len(asked), len(verdicts(engine))) == (3, 12, 12)
 
@@ -257,7 +257,7 @@ def test_every_process_goes_on_counting(engine, outbox, producer):
     begun(producer)
     found = []
     for _ in range(4):
-        asked = check_back(outbox, UNKNOW, interval=timedelta(milliseconds=100), most=3)
+        asked = check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=100), check_max=3)
         found.append(([message.headers["TRANSACTION_CHECK_TIMES"] for message in asked], parked(engine)))
         time.sleep(0.3)
 
@@ -272,7 +272,7 @@ def test_every_process_goes_on_counting(engine, outbox, producer):
 @pytest.mark.parametrize(("end", "expected"), [("commit", ["1"]), ("rollback", [])])
 def test_after_the_last_unknown_a_producer_still_decides_and_clears_it(engine, outbox, producer, end, expected):
     transaction = begun(producer)
-    check_back(outbox, UNKNOW, interval=AT_ONCE, most=2)
+    check_back(outbox, UNKNOW, check_interval=AT_ONCE, check_max=2)
     before = (parked(engine), verdicts(engine), arrived(outbox))
     getattr(transaction, end)()
     asked = check_back(outbox, COMMIT)
@@ -283,7 +283,7 @@ def test_after_the_last_unknown_a_producer_still_decides_and_clears_it(engine, o
 
 def test_a_verdict_clears_what_waits_for_its_next_question(engine, outbox, producer):
     transaction = begun(producer)
-    check_back(outbox, UNKNOW, interval=timedelta(milliseconds=200))
+    check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=200))
     transaction.commit()
     time.sleep(0.3)
     asked = check_back(outbox, ROLLBACK)
@@ -294,7 +294,7 @@ def test_a_verdict_clears_what_waits_for_its_next_question(engine, outbox, produ
 def test_without_a_listener_nobody_is_asked_and_nothing_is_counted(engine, outbox, producer):
     begun(producer)
     for _ in range(3):
-        check_back(outbox, None, interval=timedelta(milliseconds=1), most=1)
+        check_back(outbox, None, check_interval=timedelta(milliseconds=1), check_max=1)
         time.sleep(0.02)
     before = (parked(engine), verdicts(engine))
     asked = check_back(outbox, COMMIT)
@@ -320,9 +320,9 @@ def test_questions_are_spread_over_a_tenth_of_the_interval(outbox, producer):
     time.sleep(0.02)
     spread = iter((0.0, 0.5, 1.0))
     checker = Checker(
-        Broker(outbox, connections=1, reject_transactions=False),
+        Broker(outbox, connections=1),
         GROUP,
-        CheckPolicy(transaction_timeout=IMMUNITY, interval=HOUR),
+        CheckPolicy(transaction_timeout=IMMUNITY, check_interval=HOUR),
         lambda _: UNKNOW,
         spread=lambda: next(spread),
     )
@@ -403,7 +403,7 @@ def test_half_messages_that_are_gone_are_nobodys_question(engine, outbox, produc
     rows = half_rows(outbox)
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM outbox_message"))
-    checker = Checker(Broker(outbox, connections=1, reject_transactions=False), GROUP, CheckPolicy(), lambda _: COMMIT)
+    checker = Checker(Broker(outbox, connections=1), GROUP, CheckPolicy(), lambda _: COMMIT)
     found = checker.check(rows)
     checker.close()
 
@@ -425,14 +425,3 @@ def test_a_producer_checks_back_between_its_start_and_its_shutdown(engine, outbo
     producer.shutdown()
 
     assert (first, between, second) == (True, 1, True)
-
-
-def test_a_service_needs_no_producer(outbox, producer):
-    """Any process of the group may ask."""
-    begun(producer)
-    broker = Broker(outbox, connections=1, reject_transactions=False)
-    time.sleep(0.02)
-    service = CheckService(broker, GROUP, CheckPolicy(transaction_timeout=IMMUNITY), lambda _: COMMIT)
-    Supervisor([service]).until_empty()
-
-    assert arrived(outbox) == ["1"]

@@ -88,8 +88,10 @@ def begun(producer: TransactionMQProducer, body: str) -> str:
 
 
 def checker_of(outbox: Outbox, question: Any = lambda _: COMMIT, *, threads: int = 4) -> Checker:
-    broker = Broker(outbox, connections=1, reject_transactions=False)
-    return Checker(broker, GROUP, CheckPolicy(transaction_timeout=IMMUNITY, interval=HOUR, threads=threads), question)
+    broker = Broker(outbox, connections=1)
+    return Checker(
+        broker, GROUP, CheckPolicy(transaction_timeout=IMMUNITY, check_interval=HOUR, threads=threads), question
+    )
 
 
 def in_a_thread(checker: Checker, rows: list[Message]) -> tuple[threading.Thread, list[Verdict]]:
@@ -124,8 +126,8 @@ def test_every_transaction_is_decided_though_a_call_fails_long_after_its_deadlin
     service = service_of(
         pg_outbox,
         lambda _: COMMIT,
-        question=timedelta(milliseconds=250),
-        interval=timedelta(milliseconds=50),
+        check_timeout=timedelta(milliseconds=250),
+        check_interval=timedelta(milliseconds=50),
         settings=QUICK,
     )
     service.start()
@@ -229,7 +231,9 @@ def test_a_call_that_comes_back_late_and_at_a_loss_does_not_end_the_service(pg_o
 
     monkeypatch.setattr(Deferral, "ask", asked)
     monkeypatch.setattr(Deferral, "begin", taken_again)
-    service = service_of(pg_outbox, None, question=timedelta(milliseconds=200), interval=timedelta(seconds=1))
+    service = service_of(
+        pg_outbox, None, check_timeout=timedelta(milliseconds=200), check_interval=timedelta(seconds=1)
+    )
     service.start()
     again = eventually(lambda: len(deferrals) == 2 or not service.alive)
     alive = service.alive

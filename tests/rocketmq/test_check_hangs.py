@@ -84,8 +84,8 @@ def begun(producer: TransactionMQProducer, way: Way, body: str) -> Transaction:
 
 def begun_by_all_ways(outbox: Outbox, business: Engine) -> dict[str, Transaction]:
     """Transactions of every way, in turn, that nobody has ended."""
-    producer = producer_of(outbox, Listener(), business=business, fence_after=timedelta(0))
-    ways: list[Way] = ["record", "join", "listener", "commit"] * 5
+    producer = producer_of(outbox, Listener(), business=business)
+    ways: list[Way] = ["record", "join", "listener"] * 5
     found = {f"{way} {number}": begun(producer, way, f"{way} {number}") for number, way in enumerate(ways)}
     producer.shutdown()
     return found
@@ -98,7 +98,9 @@ def test_while_a_business_database_hangs_transactions_of_other_ways_go_on(outbox
     """Its own are put off without a look, and uncounted; when it answers again they are looked for."""
     begun_ = begun_by_all_ways(outbox, business)
     others = {each.id for name, each in begun_.items() if not name.startswith("record")}
-    service = service_of(outbox, lambda _: COMMIT, business=business, question=SHORT, interval=SOON, settings=QUICK)
+    service = service_of(
+        outbox, lambda _: COMMIT, business=business, check_timeout=SHORT, check_interval=SOON, settings=QUICK
+    )
     service.start()
     decided = eventually(lambda: set(verdicts(outbox.engine)) == others, 120)
     put_off = eventually(lambda: parked(outbox.engine) == [("retry", 0)] * 5)
@@ -115,7 +117,7 @@ def test_a_business_database_that_hangs_is_warned_of(outbox, business, looks, le
     producer = producer_of(outbox, business=business)
     transaction = begun(producer, "record", "1")
     producer.shutdown()
-    service = service_of(outbox, None, business=business, question=SHORT, interval=SOON, settings=QUICK)
+    service = service_of(outbox, None, business=business, check_timeout=SHORT, check_interval=SOON, settings=QUICK)
     with caplog.at_level(logging.WARNING, "outbox"):
         service.start()
         told = eventually(lambda: "its transactions wait" in caplog.text)
@@ -140,7 +142,7 @@ def test_connecting_to_a_business_database_has_a_time_limit(outbox, business, le
         return connect(self)
 
     monkeypatch.setattr(RecordDatabase, "open", hang)
-    check_back(outbox, COMMIT, business=business, question=SHORT, interval=SOON)
+    check_back(outbox, COMMIT, business=business, check_timeout=SHORT, check_interval=SOON)
     before = (list(connected), verdicts(outbox.engine))
     let_go.set()
     time.sleep(0.1)
@@ -158,7 +160,9 @@ def test_a_server_that_keeps_its_connections_and_does_nothing_holds_up_its_own_t
         record_metadata().create_all(business)
         transactions = begun_by_all_ways(outbox, business)
         others = {each.id for name, each in transactions.items() if not name.startswith("record")}
-        service = service_of(outbox, lambda _: COMMIT, business=business, question=SHORT, interval=SOON, settings=QUICK)
+        service = service_of(
+            outbox, lambda _: COMMIT, business=business, check_timeout=SHORT, check_interval=SOON, settings=QUICK
+        )
         with paused(server):
             service.start()
             decided = eventually(lambda: set(verdicts(outbox.engine)) == others, 120)
@@ -195,7 +199,7 @@ def test_a_question_that_hangs_holds_up_no_other(outbox, producer, let_go):
     for body in ("0", "1", "2", "3", "hangs", *map(str, range(4, 20))):
         begun(producer, "listener", body)
     listener = Hangs(let_go)
-    service = service_of(outbox, listener, question=LONG, settings=QUICK)
+    service = service_of(outbox, listener, check_timeout=LONG, settings=QUICK)
     service.start()
     all_asked = eventually(lambda: len(listener.asked) == 21, 120)
     let_go.set()
@@ -210,7 +214,7 @@ def test_while_four_questions_hang_transactions_of_other_ways_go_on(engine, outb
     for number in range(4):
         begun(producer, "listener", f"hangs {number}")
     listener = Hangs(let_go)
-    service = service_of(outbox, listener, question=SHORT, interval=SOON, settings=QUICK)
+    service = service_of(outbox, listener, check_timeout=SHORT, check_interval=SOON, settings=QUICK)
     service.start()
     assert eventually(lambda: len(listener.asked) == 4)
     joined = [begun(producer, "join", str(number)).id for number in range(12)]
@@ -226,7 +230,7 @@ def test_four_questions_that_hang_are_warned_of_and_counted_once(engine, outbox,
     for number in range(4):
         begun(producer, "listener", f"hangs {number}")
     begun(producer, "listener", "waits")
-    service = service_of(outbox, Hangs(let_go), question=SHORT, interval=SOON, settings=QUICK)
+    service = service_of(outbox, Hangs(let_go), check_timeout=SHORT, check_interval=SOON, settings=QUICK)
     with caplog.at_level(logging.WARNING, "outbox"):
         service.start()
         told = eventually(lambda: "4 of 4 questions to the listener hang" in caplog.text)
@@ -244,11 +248,13 @@ def test_four_questions_that_hang_are_warned_of_and_counted_once(engine, outbox,
 
 def test_while_four_questions_hang_another_process_of_the_group_may_ask(engine, outbox, producer, let_go, caplog):
     hangs, answers = Hangs(let_go), Listener(answer=COMMIT)
-    first = service_of(outbox, hangs, question=SHORT, interval=SOON, settings=QUICK)
+    first = service_of(outbox, hangs, check_timeout=SHORT, check_interval=SOON, settings=QUICK)
     ids = [begun(producer, "listener", f"hangs {number}").id for number in range(4)]
     first.start()
     assert eventually(lambda: len(hangs.asked) == 4)
-    second = service_of(outbox, answers.check_local_transaction, question=LONG, interval=SOON, settings=QUICK)
+    second = service_of(
+        outbox, answers.check_local_transaction, check_timeout=LONG, check_interval=SOON, settings=QUICK
+    )
     second.start()
     ids += [begun(producer, "listener", str(number)).id for number in range(4)]
     decided = eventually(lambda: verdicts(engine) == dict.fromkeys(ids, "commit"), 120)
@@ -269,7 +275,7 @@ def test_a_slow_listener_is_asked_four_questions_at_once(outbox, producer):
         four.wait(30)
         return COMMIT
 
-    check_back(outbox, answer, question=LONG, interval=HOUR)
+    check_back(outbox, answer, check_timeout=LONG, check_interval=HOUR)
 
     assert len(verdicts(outbox.engine)) == 12
 
@@ -290,7 +296,7 @@ def test_a_slow_listener_is_asked_four_questions_at_once_however_slow_it_is(outb
             open_now -= 1
         return COMMIT
 
-    check_back(outbox, answer, question=timedelta(seconds=1.5), interval=timedelta(milliseconds=1))
+    check_back(outbox, answer, check_timeout=timedelta(seconds=1.5), check_interval=timedelta(milliseconds=1))
 
     assert (max(most), len(most)) == (4, 8)
 

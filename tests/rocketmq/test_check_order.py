@@ -74,7 +74,7 @@ def test_the_listener_is_asked_about_the_oldest_first(outbox, business):
 def test_transactions_that_were_put_off_come_out_in_order(outbox, business):
     """Nobody could be asked about them at first, so that they were parked."""
     begin(outbox, business, "listener")
-    check_back(outbox, None, interval=timedelta(milliseconds=1))
+    check_back(outbox, None, check_interval=timedelta(milliseconds=1))
 
     check_back(outbox, COMMIT)
 

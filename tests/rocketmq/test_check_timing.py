@@ -53,7 +53,7 @@ class Stepped:
 
     def broker(self) -> Broker:
         """The part that RocketMQ's broker has."""
-        return Broker(self.outbox, connections=1, reject_transactions=False)
+        return Broker(self.outbox, connections=1)
 
     def verdicts(self, rows: list[Message], *ages: int, answer: Any = UNKNOW, **options: Any) -> list[Verdict]:
         """What a checker makes of the first half message at each of these moments."""
@@ -174,25 +174,7 @@ def test_while_it_is_immune_no_transaction_is_too_old(stepped, producer):
     ]
 
 
-def test_an_absent_commit_is_a_rollback_after_the_longest_business_transaction(engine, stepped):
-    producer = TransactionMQProducer(GROUP, stepped.outbox, fence_after=timedelta(minutes=10))
-    transaction = begun(producer, "commit")
-    rows, end = half_rows(stepped.outbox), 600 * SECOND
-
-    before = stepped.verdicts(rows, 6 * SECOND, 6 * SECOND + 1, end - 1, end)
-    stood = verdicts(engine)
-    after = stepped.verdicts(rows, end + 1)
-    producer.shutdown()
-
-    waits = [
-        Retry("not committed yet", timedelta(seconds=30), counts=False),
-        *(Retry("not committed yet", left * MILLISECOND, counts=False) for left in (2, 1)),
-    ]
-    assert (before, stood, after) == ([immune(1), *waits], {}, [DONE])
-    assert verdicts(engine) == {transaction.id: "rollback"}
-
-
-@pytest.mark.parametrize("way", ["join", "commit", "record"])
+@pytest.mark.parametrize("way", ["join", "record"])
 @pytest.mark.parametrize("committed", [True, False])
 def test_what_a_database_can_say_is_never_too_old(engine, stepped, way, committed):
     """After all checkers were away for longer than the limit; of a joined transaction the op itself is the delivery."""
@@ -203,7 +185,7 @@ def test_what_a_database_can_say_is_never_too_old(engine, stepped, way, committe
     rows = half_rows(stepped.outbox)
     if committed:
         with engine.begin() as connection:
-            (transaction.commit if way == "commit" else transaction.join)(connection)
+            transaction.join(connection)
     business = Business(engine, connections=1)
 
     found = stepped.verdicts(rows, HOURS_72 + 1, business=business)
@@ -244,7 +226,7 @@ class Polls:
         declared = Declaration(
             name=CHECK, kind="check", destination=CHECK, topics=("RMQ_SYS_TRANS_HALF_TOPIC",), tags=(GROUP,)
         )
-        rules = HandlerPolicy(retry=RetryPolicy(attempts=policy_of.most))
+        rules = HandlerPolicy(retry=RetryPolicy(attempts=policy_of.check_max))
         self.worker = Worker(stepped.outbox.database, [job(declared, self.checker.check, policy=rules)])
 
     def at(self, *moments: int) -> list[int]:
@@ -266,7 +248,7 @@ def around(*moments: int) -> list[int]:
 
 def test_questions_come_an_interval_apart_and_so_many_of_them(engine, stepped, producer):
     transaction = begun(producer)
-    polls = Polls(stepped, most=3)
+    polls = Polls(stepped, check_max=3)
     first = 6 * SECOND + 1
     second, third = first + 30 * SECOND, first + 60 * SECOND
 
@@ -281,7 +263,7 @@ def test_questions_come_an_interval_apart_and_so_many_of_them(engine, stepped, p
 def test_immunity_delays_the_first_question_and_counts_nothing(engine, stepped, producer):
     """Polled every 30 s, as the real broker does, which gives it up unasked after 450 s."""
     begun(producer, **{IMMUNE: "600"})
-    polls = Polls(stepped, most=15)
+    polls = Polls(stepped, check_max=15)
 
     asked = polls.at(*range(0, 600 * SECOND, 60 * SECOND), *around(600 * SECOND))
 
@@ -302,7 +284,7 @@ def test_a_commit_while_it_is_immune_ends_the_questions(engine, stepped, produce
 
 def test_a_transaction_that_grows_too_old_between_two_questions_is_given_up(engine, stepped, producer):
     begun(producer)
-    polls = Polls(stepped, most=15)
+    polls = Polls(stepped, check_max=15)
     last = HOURS_72 - 30 * SECOND
 
     asked = polls.at(6 * SECOND + 1, last, HOURS_72, HOURS_72 + 1, HOURS_72 + 60 * SECOND)

@@ -17,7 +17,7 @@ from outbox.rocketmq import TransactionMQProducer
 from outbox.store.label import label_of
 from outbox.store.subscriptions.leases import Leases
 from tests.cli.test_cli_relay import PROGRAM
-from tests.rocketmq.halves import ask, begun
+from tests.rocketmq.halves import AT_ANY_AGE, ask, begun
 from tests.support.command_line import outbox
 from tests.support.readers import delivered
 from tests.support.waiting import eventually
@@ -143,7 +143,7 @@ def test_without_a_listener_only_the_database_decides(engine):
 
 
 def test_the_business_database_is_asked_for_its_record(engine, business):
-    producer = TransactionMQProducer("shop", Outbox(engine), business=business, transaction_timeout=timedelta(0))
+    producer = TransactionMQProducer("shop", Outbox(engine), business=business, policy=AT_ANY_AGE)
     done, not_done = (producer.begin_transaction(verdict="record") for _ in range(2))
     for each in (done, not_done):
         each.send("orders", b"1")
@@ -217,7 +217,7 @@ def test_once_does_not_wait_for_another_worker(engine):
         ("shop_listeners:nobody", "shop_listeners has no nobody"),
         ("shop_listeners:Listener", "a listener is an object, not a class: pass Listener()"),
         ("shop_listeners:awaited", "write its check without async"),
-        ("shop_listeners:five", "int is none of them"),
+        ("shop_listeners:five", "int is no listener"),
         ("shop_listeners:nothing", "it is None"),
         ("shop_without_extra:listener", "cannot be imported: ModuleNotFoundError: No module named 'no_such_extra'"),
         ("shop_broken:listener", "cannot be imported: KeyError: 'SHOP_URL'"),

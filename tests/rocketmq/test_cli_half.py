@@ -425,8 +425,8 @@ def test_who_asks_again_is_told_to_programs(engine, worker):
 def test_a_running_check_service_asks_again(engine):
     transaction = begun(engine)
     ask(engine)
-    broker = Broker(Outbox(engine), connections=1, reject_transactions=False)
-    policy = CheckPolicy(transaction_timeout=timedelta(0), interval=timedelta(0), most=2)
+    broker = Broker(Outbox(engine), connections=1)
+    policy = CheckPolicy(transaction_timeout=timedelta(0), check_interval=timedelta.resolution, check_max=2)
     service = Supervisor([CheckService(broker, "shop", policy, lambda _message: TransactionResolution.COMMIT)])
     service.start()
     try:

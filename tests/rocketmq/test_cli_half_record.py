@@ -1,7 +1,5 @@
 """`outbox half commit` and `rollback` of transactions that a record in a business database decides."""
 
-from datetime import timedelta
-
 import pytest
 from sqlalchemy import create_engine as plain_engine
 from sqlalchemy.orm import Session
@@ -9,6 +7,7 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, create_engine, migrate
 from outbox.rocketmq import TransactionMQProducer, VerdictStandsError
 from outbox.rocketmq.business import Business
+from tests.rocketmq.halves import AT_ANY_AGE
 from tests.support.command_line import outbox
 from tests.support.readers import delivered
 
@@ -25,7 +24,7 @@ def business(tmp_path):
 @pytest.fixture
 def transaction(engine, business):
     """A transaction that its record decides; its business has not begun."""
-    producer = TransactionMQProducer("shop", Outbox(engine), business=business, transaction_timeout=timedelta(0))
+    producer = TransactionMQProducer("shop", Outbox(engine), business=business, policy=AT_ANY_AGE)
     begun = producer.begin_transaction(verdict="record")
     begun.send("orders", b"1")
     yield begun

@@ -22,7 +22,6 @@ from outbox.model.verdict import DONE, Retry
 from outbox.rocketmq import Transaction, TransactionMQProducer, TransactionResolution
 from outbox.schema import record_metadata
 from tests.rocketmq.parts import (
-    AT_ONCE,
     COMMIT,
     HOUR,
     Listener,
@@ -57,13 +56,6 @@ class Place:
         transaction.send("orders", body)
         return transaction
 
-    def decide(self, transaction: Transaction, handle: Any) -> None:
-        """Make the business transaction decide."""
-        if self.way == "commit":
-            transaction.commit(handle)
-        else:
-            transaction.join(handle)
-
     def look(self, rows: Any) -> Any:
         """What a checker makes of them."""
         return looked_at(self.outbox, rows, business=self.business)
@@ -84,13 +76,13 @@ def place_on(engine: Engine, way: str, business: Engine) -> Iterator[Place]:
     if way == "record":
         record_metadata().create_all(business)
     outbox = Outbox(engine)
-    producer = producer_of(outbox, business=business if way == "record" else None, fence_after=AT_ONCE)
+    producer = producer_of(outbox, business=business if way == "record" else None)
     yield Place(outbox, business, producer, way)
     producer.shutdown()
     outbox.close()
 
 
-@pytest.fixture(params=["join", "commit", "record"])
+@pytest.fixture(params=["join", "record"])
 def place(request, engine, tmp_path):
     way, business = request.param, engine
     if way == "record":
@@ -118,8 +110,8 @@ def test_h1_no_verdict_in_a_savepoint(place, handle):
     with HANDLES[handle](place.business) as business:
         business.execute(INSERT)
         with pytest.raises(NoTransactionError, match="outside of every savepoint"), business.begin_nested():
-            place.decide(transaction, business)
-        place.decide(transaction, business)
+            transaction.join(business)
+        transaction.join(business)
         business.commit()
 
     assert place.outcome() == (["ann"], ["1"])
@@ -132,7 +124,7 @@ def test_h1_a_verdict_in_a_savepoint_that_was_opened_by_text_is_committed_by_nob
     with HANDLES[handle](place.business) as business:
         business.execute(text("SAVEPOINT mine"))
         with suppress(NoTransactionError):
-            place.decide(transaction, business)
+            transaction.join(business)
         business.execute(text("ROLLBACK TO SAVEPOINT mine"))
         business.execute(INSERT)
         with pytest.raises(OutboxError, match="savepoint"):
@@ -146,8 +138,7 @@ def test_h1_a_verdict_in_a_savepoint_that_was_opened_by_text_is_committed_by_nob
 def test_h1_savepoints_after_the_verdict_undo_what_was_done_in_them_only(place, undone):
     transaction = place.begun()
     with place.business.connect() as business:
-        if place.way != "commit":
-            place.decide(transaction, business)
+        transaction.join(business)
         business.execute(INSERT)
         savepoint = business.begin_nested()
         business.execute(text("INSERT INTO orders (customer) VALUES ('bob')"))
@@ -155,20 +146,18 @@ def test_h1_savepoints_after_the_verdict_undo_what_was_done_in_them_only(place, 
             savepoint.rollback()
         else:
             savepoint.commit()
-        if place.way == "commit":
-            place.decide(transaction, business)
         business.commit()
 
     assert place.outcome() == (["ann"] if undone else ["ann", "bob"], ["1"])
 
 
 def test_h1_a_psycopg_savepoint_is_refused(pg_engine):
-    with place_on(pg_engine, "commit", pg_engine) as place:
+    with place_on(pg_engine, "join", pg_engine) as place:
         transaction = place.begun()
         with a_psycopg_connection(pg_engine) as business, pytest.raises(NoTransactionError), business.transaction():
             business.execute("INSERT INTO orders (customer) VALUES ('ann')")
             with business.transaction():
-                transaction.commit(business)
+                transaction.join(business)
 
         assert place.outcome() == ([], [])
 
@@ -186,7 +175,7 @@ def test_h2_a_swallowed_fence_commits_no_effect(place, handle, first):
         if first == "effect":
             business.execute(INSERT)
         with suppress(VerdictStandsError):
-            place.decide(transaction, business)
+            transaction.join(business)
         with suppress(Exception):
             business.execute(INSERT)
         with pytest.raises(OutboxError):
@@ -198,13 +187,13 @@ def test_h2_a_swallowed_fence_commits_no_effect(place, handle, first):
 
 def test_h2_a_swallowed_fence_on_a_driver_of_its_own_commits_no_effect(pg_engine):
     """PostgreSQL answers its COMMIT with a rollback."""
-    with place_on(pg_engine, "commit", pg_engine) as place:
+    with place_on(pg_engine, "join", pg_engine) as place:
         transaction = place.begun()
         place.check()
         with a_psycopg_connection(pg_engine) as business:
             business.execute("INSERT INTO orders (customer) VALUES ('ann')")
             with pytest.raises(VerdictStandsError):
-                transaction.commit(business)
+                transaction.join(business)
             business.commit()
 
         assert place.outcome() == ([], [])
@@ -224,7 +213,7 @@ def test_h2_any_other_error_of_the_verdict_commits_no_effect_either(place):
             other.execute(text(f"LOCK TABLE {table}"))
             business.execute(text("SET LOCAL lock_timeout = 100"))
         with pytest.raises(sqlalchemy.exc.OperationalError):
-            place.decide(transaction, business)
+            transaction.join(business)
         other.rollback()
         with suppress(sqlalchemy.exc.DBAPIError):
             business.execute(INSERT)
@@ -238,58 +227,46 @@ def test_h2_any_other_error_of_the_verdict_commits_no_effect_either(place):
 
 def test_h2_a_business_that_sees_some_of_the_messages_only_commits_nothing(pg_engine):
     """Its snapshot is older than one of them; the application swallows what is raised."""
-    with place_on(pg_engine, "commit", pg_engine) as place:
+    with place_on(pg_engine, "join", pg_engine) as place:
         transaction = place.begun()
         with pg_engine.connect().execution_options(isolation_level="REPEATABLE READ") as business:
+            transaction.join(business)
             business.execute(INSERT)
             transaction.send("orders", "2")
             with suppress(MQClientError):
-                transaction.commit(business)
-            with pytest.raises(OutboxError):
+                business.commit()
+            with pytest.raises((OutboxError, sqlalchemy.exc.InvalidRequestError)):
                 business.commit()
 
         assert place.outcome() == ([], [])
 
 
-@pytest.mark.parametrize("way", ["join", "commit"])
-def test_h2_a_business_that_sees_none_of_the_messages_is_told_why(pg_engine, way):
-    with place_on(pg_engine, way, pg_engine) as place:
-        transaction = place.producer.begin_transaction(verdict=way)
+def test_h2_a_business_that_sees_none_of_the_messages_is_told_why(pg_engine):
+    with place_on(pg_engine, "join", pg_engine) as place:
+        transaction = place.producer.begin_transaction(verdict="join")
         with pg_engine.connect().execution_options(isolation_level="REPEATABLE READ") as business:
             business.execute(INSERT)
             transaction.send("orders", "1")
-            with pytest.raises(MQClientError, match="send before it begins"):
-                place.decide(transaction, business)
+            transaction.join(business)
+            with pytest.raises(MQClientError, match="send first, then begin"):
                 business.commit()
 
         assert place.outcome() == ([], [])
 
 
-def test_h2_messages_that_follow_the_verdict_are_refused(engine):
-    """The commit has restored what there was; nobody would restore them."""
-    with place_on(engine, "commit", engine) as place:
+def test_h2_messages_that_follow_the_verdict_are_refused(pg_engine):
+    """The commit has appended the messages before; nobody would append a later one."""
+    with place_on(pg_engine, "join", pg_engine) as place:
         transaction = place.begun()
-        with engine.connect() as business:
-            business.execute(INSERT)
+        with a_psycopg_connection(pg_engine) as business:
+            transaction.join(business)
+            business.execute("INSERT INTO orders (customer) VALUES ('ann')")
             transaction.commit(business)
-            with pytest.raises(OutboxError):
+            with pytest.raises(MQClientError, match="would leave this message behind"):
                 transaction.send("orders", "late")
             business.commit()
         with pytest.raises(VerdictStandsError, match="was committed before"):
             transaction.send("orders", "later")
-
-        assert place.outcome() == (["ann"], ["1"])
-
-
-def test_h2_messages_that_follow_the_verdict_on_a_driver_of_its_own_are_refused(pg_engine):
-    with place_on(pg_engine, "commit", pg_engine) as place:
-        transaction = place.begun()
-        with a_psycopg_connection(pg_engine) as business:
-            business.execute("INSERT INTO orders (customer) VALUES ('ann')")
-            transaction.commit(business)
-            with pytest.raises(MQClientError):
-                transaction.send("orders", "late")
-            business.commit()
 
         assert place.outcome() == (["ann"], ["1"])
 
@@ -308,7 +285,7 @@ def test_h3_a_checker_that_waited_for_the_business_reads_what_it_came_to(pg_engi
         rows = half_rows(place.outbox)
         found: list[Any] = []
         with pg_engine.connect() as business:
-            place.decide(transaction, business)
+            transaction.join(business)
             business.execute(INSERT)
             checker = threading.Thread(target=lambda: found.extend(place.look(rows)))
             checker.start()
@@ -322,7 +299,7 @@ def test_h3_a_checker_that_waited_for_the_business_reads_what_it_came_to(pg_engi
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-@pytest.mark.parametrize("way", ["join", "commit", "record", "listener"])
+@pytest.mark.parametrize("way", ["join", "record", "listener"])
 def test_h4_the_isolation_that_a_database_has_by_default_makes_no_difference(pg_engine, level, way):
     """To what we do on connections of our own."""
     with pg_engine.begin() as connection:
@@ -339,7 +316,7 @@ def test_h4_the_isolation_that_a_database_has_by_default_makes_no_difference(pg_
                 other.commit()
             else:
                 session.rollback()
-                place.decide(other, session)
+                other.join(session)
             session.execute(INSERT)
             session.commit()
         check_back(place.outbox, None if way != "listener" else (lambda _: COMMIT), business=place.business)
@@ -354,7 +331,7 @@ def test_h4_the_isolation_that_a_database_has_by_default_makes_no_difference(pg_
 
 def test_h10_ids_that_differ_in_case_or_in_a_space_are_two(engine):
     """A collation that takes them for one would give one the verdict of the other."""
-    with place_on(engine, "commit", engine) as place:
+    with place_on(engine, "join", engine) as place:
         transaction = place.begun()
         other = producer_of(place.outbox, Listener())
         for wrong in (transaction.id.upper(), transaction.id + " ", " " + transaction.id, transaction.id[:-1]):
@@ -373,7 +350,7 @@ def test_h12_a_checker_that_waited_in_vain_goes_on_with_the_others(pg_engine):
         busy, free = place.begun("1"), place.begun("2")
         rows = half_rows(place.outbox)
         with pg_engine.connect() as business:
-            place.decide(busy, business)
+            busy.join(business)
             business.execute(INSERT)
             found = place.look(rows)
             business.commit()
@@ -386,7 +363,7 @@ def test_h12_a_checker_that_waited_in_vain_goes_on_with_the_others(pg_engine):
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-@pytest.mark.parametrize("way", ["join", "commit", "record"])
+@pytest.mark.parametrize("way", ["join", "record"])
 def test_h13_a_business_with_an_older_snapshot_than_the_fence_commits_nothing(pg_engine, way, level):
     """Whether it believes the error or not."""
     with place_on(pg_engine, way, pg_engine) as place:
@@ -395,14 +372,14 @@ def test_h13_a_business_with_an_older_snapshot_than_the_fence_commits_nothing(pg
             business.execute(INSERT)
             place.check()
             with pytest.raises((VerdictStandsError, sqlalchemy.exc.OperationalError)):
-                place.decide(transaction, business)
+                transaction.join(business)
             with pytest.raises(OutboxError):
                 business.commit()
 
         assert (place.outcome(), verdicts(pg_engine)) == (([], []), {transaction.id: "rollback"})
 
 
-@pytest.mark.parametrize("way", ["join", "commit", "record"])
+@pytest.mark.parametrize("way", ["join", "record"])
 def test_h14_a_deferred_transaction_of_sqlite_that_has_read_before_the_fence_commits_nothing(sqlite_engine, way):
     """SQLite answers at once that it is busy, and undoes the statement only."""
     with place_on(sqlite_engine, way, sqlite_engine) as place:
@@ -413,7 +390,7 @@ def test_h14_a_deferred_transaction_of_sqlite_that_has_read_before_the_fence_com
             business.execute(text("SELECT * FROM orders")).all()
             place.check()
             with pytest.raises((sqlalchemy.exc.OperationalError, VerdictStandsError)):
-                place.decide(transaction, business)
+                transaction.join(business)
             with suppress(sqlalchemy.exc.OperationalError):
                 business.execute(INSERT)
             with pytest.raises((OutboxError, sqlalchemy.exc.OperationalError)):
@@ -428,13 +405,10 @@ def test_h14_a_deferred_transaction_of_sqlite_that_has_read_before_the_fence_com
 
 def test_a_business_under_way_is_waited_for_and_not_counted(place):
     """Then it commits, and the next look finds that out."""
-    if place.way == "commit":
-        # Absent is all that can be seen of it; `fence_after` is for that.
-        place.way = "join"
     transaction = place.begun()
     rows = half_rows(place.outbox)
     with place.business.connect() as business:
-        place.decide(transaction, business)
+        transaction.join(business)
         business.execute(INSERT)
         (found,) = place.look(rows)
         business.commit()
@@ -452,7 +426,7 @@ def test_a_business_that_came_to_nothing_is_fenced(place, how):
     transaction = place.begun()
     rows = half_rows(place.outbox)
     business = place.business.connect()
-    place.decide(transaction, business)
+    transaction.join(business)
     business.execute(INSERT)
     if how == "killed":
         kill(place.business, business)
@@ -489,14 +463,14 @@ def test_a_fence_that_was_first_is_met_by_the_business(pg_engine, place, has_rea
             business.execute(text("SELECT * FROM orders")).all()
         place.check()
         with pytest.raises(VerdictStandsError) as raised:
-            place.decide(transaction, business)
+            transaction.join(business)
 
     assert (raised.value.transaction_id, raised.value.verdict) == (transaction.id, "rollback")
     assert place.outcome() == ([], [])
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
-@pytest.mark.parametrize("way", ["join", "commit", "record"])
+@pytest.mark.parametrize("way", ["join", "record"])
 def test_a_business_waits_for_a_fence_that_is_not_committed(pg_engine, way, ends):
     with place_on(pg_engine, way, pg_engine) as place:
         transaction = place.begun()
@@ -511,7 +485,7 @@ def test_a_business_waits_for_a_fence_that_is_not_committed(pg_engine, way, ends
         def do() -> None:
             try:
                 with pg_engine.connect() as business:
-                    place.decide(transaction, business)
+                    transaction.join(business)
                     business.execute(INSERT)
                     business.commit()
             except Exception as error:
@@ -552,7 +526,7 @@ def test_h6_two_checkers_wait_for_a_business_that_rolls_back(pg_engine, monkeypa
         rows = half_rows(place.outbox)
         found: list[Any] = []
         with pg_engine.connect() as business:
-            place.decide(transaction, business)
+            transaction.join(business)
             looks = [threading.Thread(target=lambda: found.append(place.look(rows))) for _ in range(3)]
             for look in looks:
                 look.start()
@@ -602,7 +576,7 @@ def test_a_word_that_rolls_back_keeps_the_business_from_committing(place):
         else:
             place.producer.end_transaction(transaction.id, TransactionResolution.ROLLBACK)
         with place.business.connect() as business, pytest.raises(VerdictStandsError):
-            place.decide(transaction, business)
+            transaction.join(business)
             business.execute(INSERT)
             business.commit()
 
@@ -613,7 +587,7 @@ def test_a_word_that_rolls_back_too_late_is_refused(place):
     """The business is committed; for a record nobody has said so to the outbox yet."""
     transaction = place.begun()
     with place.business.connect() as business:
-        place.decide(transaction, business)
+        transaction.join(business)
         business.execute(INSERT)
         business.commit()
     raised = []
@@ -631,23 +605,13 @@ def test_a_word_that_rolls_back_too_late_is_refused(place):
 def test_a_word_that_commits_what_is_committed_changes_nothing(place):
     transaction = place.begun()
     with place.business.connect() as business:
-        place.decide(transaction, business)
+        transaction.join(business)
         business.execute(INSERT)
         business.commit()
     transaction.commit()
     place.producer.end_transaction(transaction.id, COMMIT)
 
     assert place.outcome() == (["ann"], ["1"])
-
-
-def test_a_record_is_no_commit_of_the_outboxs_database(engine):
-    """Its business transaction is another one."""
-    with place_on(engine, "record", engine) as place:
-        transaction = place.begun()
-        with engine.connect() as wrong, pytest.raises(MQClientError, match="record"):
-            transaction.commit(wrong)
-
-        assert place.outcome() == ([], [])
 
 
 # Business transactions that are done twice
@@ -658,7 +622,7 @@ def test_a_business_that_was_committed_is_not_committed_a_second_time(place):
     transaction = place.begun()
     for attempt in range(2):
         with place.business.connect() as business, suppress(VerdictStandsError):
-            place.decide(transaction, business)
+            transaction.join(business)
             business.execute(text(f"INSERT INTO orders (customer) VALUES ('{attempt}')"))
             business.commit()
 
@@ -669,7 +633,7 @@ def test_a_verdict_that_is_said_twice_in_one_business_transaction_is_one(place):
     transaction = place.begun()
     with place.business.connect() as business:
         for _ in range(3):
-            place.decide(transaction, business)
+            transaction.join(business)
         business.execute(INSERT)
         business.commit()
 
@@ -680,11 +644,11 @@ def test_a_second_try_on_the_same_connection_decides_again(place):
     """Although this transaction, too, has sent something before."""
     transaction = place.begun()
     with place.business.connect() as business:
-        place.decide(transaction, business)
+        transaction.join(business)
         business.rollback()
         if place.way != "record":
             place.outbox.send(business, "orders", "plain")
-        place.decide(transaction, business)
+        transaction.join(business)
         business.execute(INSERT)
         business.commit()
     business_rows, messages = place.outcome()

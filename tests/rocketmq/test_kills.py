@@ -31,7 +31,7 @@ from tests.scenarios.exactness.history import Delivery, HistoryFile
 from tests.scenarios.exactness.runs import Child
 from tests.support.waiting import eventually
 
-EVERY_WAY: tuple[Way, ...] = ("execute", "listener", "join", "commit", "record")
+EVERY_WAY: tuple[Way, ...] = ("execute", "listener", "join", "record")
 BY_LISTENER: tuple[Way, ...] = ("execute", "listener")
 
 
@@ -43,13 +43,12 @@ class Plan:
     lanes: int = 8
     ways: tuple[Way, ...] = EVERY_WAY
     slow: float = 0.08
-    fence_after: float = 2.0
     kill_every: float = 2.0
     naive: bool = False
 
 
 NORMAL = Plan(transactions=150)
-FULL = Plan(transactions=5000, slow=0.04, fence_after=3.0, kill_every=5.0)
+FULL = Plan(transactions=5000, slow=0.04, kill_every=5.0)
 #: Transactions that are slow, so that their listener is asked while they are under way; and it is naive.
 NAIVE = Plan(transactions=30, ways=BY_LISTENER, slow=1.0, naive=True)
 
@@ -130,7 +129,6 @@ class Battle:
             lanes=plan.lanes,
             ways=plan.ways,
             slow=plan.slow,
-            fence_after=plan.fence_after,
             naive=plan.naive,
             kill_every=plan.kill_every,
         )

@@ -27,7 +27,6 @@ from outbox.store.half_messages.op import Decision, Ops
 from tests.rocketmq.parts import (
     COMMIT,
     GROUP,
-    IMMUNITY,
     ROLLBACK,
     UNKNOW,
     Listener,
@@ -176,7 +175,9 @@ def test_who_is_interrupted_says_nothing(engine, outbox):
     assert (halves(engine), verdicts(engine), arrived(outbox)) == (1, {}, [])
 
 
-ONLY_ASKED = "has no execute_local_transaction(message, arg), and is only asked: give the producer one that has it"
+ONLY_ASKED = (
+    "has no execute_local_transaction(message, arg), and is only asked: give the producer a listener that has it"
+)
 
 
 @pytest.mark.parametrize(
@@ -237,15 +238,6 @@ def test_in_a_transaction_of_sqlite_nothing_is_executed_and_the_error_says_why(s
             sent(outbox, listener)
 
     assert listener.executed == []
-
-
-def test_switched_off_transactions_execute_nothing(engine, outbox):
-    listener = Listener(COMMIT)
-    producer = TransactionMQProducer(GROUP, outbox, listener, reject_transactions=True)
-    with pytest.raises(MQClientError, match="sending transaction message is forbidden"):
-        producer.send_message_in_transaction(Message("orders", "1"))
-
-    assert (listener.executed, halves(engine)) == ([], 0)
 
 
 def test_a_half_message_that_cannot_be_stored_executes_nothing(engine, outbox, monkeypatch):
@@ -390,7 +382,7 @@ def test_a_message_that_was_not_decided_is_sent_again_and_is_one(engine, outbox)
 def test_many_threads_send_at_once(engine, outbox):
     """More than the producer has connections."""
     listener = Listener(lambda message: COMMIT if int(message.body) % 2 else ROLLBACK)
-    producer = TransactionMQProducer(GROUP, outbox, listener, half_pool=2, transaction_timeout=IMMUNITY)
+    producer = TransactionMQProducer(GROUP, outbox, listener, half_pool=2)
 
     def send(first: int) -> None:
         for number in range(first, first + 5):

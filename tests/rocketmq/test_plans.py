@@ -83,7 +83,7 @@ def logs(postgres: PostgresServer, pg_template: str, rows: int) -> Iterator[dict
 def fill(engine: Engine, rows: int, *, analysed_first: bool) -> None:
     """Half messages, of which the planner knows nothing, or what it knew of the empty tables."""
     restored = '{"' + "n" * 80 + '": "1"}'
-    headers = Half(transaction="tx", group=GROUP, way="commit").headers_of(Message("orders", b""), 256, restored)
+    headers = Half(transaction="tx", group=GROUP, way="join").headers_of(Message("orders", b""), 256, restored)
     with engine.begin() as connection:
         for table in ("outbox_message", "outbox_op", "outbox_parked"):
             connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = false)"))
@@ -123,7 +123,7 @@ def of_a_transaction(database: Database, rows: int) -> dict[str, Any]:
     """What a transaction without a verdict does, by its name; each of them a script."""
     ops, halves, open_one = Ops(database), Halves(database), f"tx-{rows // 2 + 1}"
     return {
-        "half": halves.append(Half(transaction=open_one, group=GROUP, way="commit"), Message("orders", b"1"), 0, "{}"),
+        "half": halves.append(Half(transaction=open_one, group=GROUP, way="join"), Message("orders", b"1"), 0, "{}"),
         "commit": ops.commit(open_one, by="test", group=GROUP),
         "commit alone": ops.commit_alone(open_one, by="test", group=GROUP),
         "rollback": ops.roll_back(open_one, by="test", group=GROUP),

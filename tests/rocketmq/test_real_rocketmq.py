@@ -5,23 +5,19 @@ from datetime import timedelta
 
 import pytest
 
-from outbox import Outbox
 from outbox.errors import VerdictStandsError
 from outbox.model.message import Message
 from outbox.rocketmq import TransactionResolution
 from tests.rocketmq.parts import (
     AT_ONCE,
     COMMIT,
-    HOUR,
     ROLLBACK,
     UNKNOW,
     Listener,
     arrived,
     check_back,
-    halves,
     parked,
     producer_of,
-    service_of,
     verdicts,
 )
 from tests.support.readers import delivered
@@ -51,134 +47,29 @@ def test_a_commit_after_the_check_committed_delivers_once(outbox, producer):
     assert (arrived(outbox), check_back(outbox, COMMIT), arrived(outbox)) == (["1"], [], [])
 
 
-def test_a_commit_after_the_check_rolled_back_delivers_nothing_and_says_so(outbox, producer):
-    """There: OK, and delivered."""
-    transaction = one(producer)
-    check_back(outbox, ROLLBACK)
-    with pytest.raises(VerdictStandsError) as raised:
-        transaction.commit()
-
-    assert (raised.value.verdict, arrived(outbox)) == ("rollback", [])
-
-
 def test_checks_stop_with_the_end(engine, outbox, producer):
     """There: a commit after an UNKNOWN check delivers, and the checks go on."""
     transaction = one(producer)
-    before = check_back(outbox, UNKNOW, interval=AT_ONCE, most=3)
+    before = check_back(outbox, UNKNOW, check_interval=AT_ONCE, check_max=3)
     other = one(producer, "2")
-    check_back(outbox, UNKNOW, interval=timedelta(milliseconds=10))
+    check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=10))
     other.commit()
     time.sleep(0.05)
-    after = check_back(outbox, ROLLBACK, interval=AT_ONCE)
+    after = check_back(outbox, ROLLBACK, check_interval=AT_ONCE)
 
     assert (len(before), after, arrived(outbox)) == (3, [], ["2"])
     assert (verdicts(engine), parked(engine)) == ({other.id: "commit"}, [("dead", 3)])
     assert transaction.resolution is TransactionResolution.UNKNOWN
 
 
-def test_immunity_burns_no_attempts(engine, outbox, producer):
-    """There: the first check of a message with a recovery duration is the sixth of fifteen."""
-    one(producer, headers={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"})
-    began = time.monotonic()
-    service = service_of(outbox, (listener := Listener(answer=UNKNOW)).check_local_transaction, interval=HOUR)
-    looks = 0
-    while not listener.asked and time.monotonic() - began < 60:
-        service.until_empty()
-        looks += 1
-
-    # By the clocks of two processes, on SQLite to the millisecond.
-    assert (looks > 2, time.monotonic() - began > 0.99) == (True, True)
-    assert [message.headers["TRANSACTION_CHECK_TIMES"] for message in listener.asked] == ["1"]
-    assert parked(engine) == [("retry", 1)]
-
-
-def test_what_is_committed_while_it_is_immune_is_never_asked_about(outbox, producer):
-    """There: checked all the same at the end of the immunity, and delivered twice."""
-    transaction = one(producer, headers={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"})
-    before = check_back(outbox, COMMIT)
-    transaction.commit()
-    time.sleep(1.1)
-    after = check_back(outbox, COMMIT)
-
-    assert (before, after, arrived(outbox), arrived(outbox)) == ([], [], ["1"], [])
-
-
-@pytest.mark.parametrize("by", ["producer", "check back"])
-def test_a_half_message_with_a_delay_is_delivered(outbox, producer, by):
-    """There: the commit answers OK, at the due time it turns up as a half message, is checked 15 times, and is gone."""
-    transaction = one(producer, delay=timedelta(seconds=3))
-    if by == "producer":
-        transaction.commit()
-    else:
-        assert len(check_back(outbox, COMMIT)) == 1
-    assert arrived(outbox) == []
-    found: list[str] = []
-
-    def look() -> bool:
-        found.extend(arrived(outbox))
-        return bool(found)
-
-    assert eventually(look)
-    assert (found, check_back(outbox, COMMIT), arrived(outbox)) == (["1"], [], [])
-
-
-@pytest.mark.parametrize(("end", "expected"), [("commit", ["1"]), ("rollback", [])])
-def test_an_end_that_says_nothing_uses_nothing_up(outbox, producer, end, expected):
-    """There: an UNSPECIFIED end answers OK, and the commit after it finds no transaction any more."""
-    transaction = one(producer)
-    for _ in range(3):
-        producer.end_transaction(transaction.id, TransactionResolution.UNKNOWN)
-    getattr(transaction, end)()
-
-    assert (arrived(outbox), arrived(outbox)) == (expected, [])
-
-
-def test_two_halves_of_one_id_are_delivered_once(engine, outbox, producer):
-    """There: a client that tries again leaves two, and two commits deliver twice."""
-    message = Message("orders", "1")
-    first = producer.begin_transaction()
-    first.send_message(message)
-    first.send_message(message)
-    first.commit()
-    first.commit()
-
-    assert (halves(engine), arrived(outbox), arrived(outbox)) == (2, ["1"], [])
-
-
 def test_two_halves_of_one_id_are_asked_about_as_one(outbox, producer):
     """There: each is checked on its own, and each COMMIT delivers once more."""
     message = Message("orders", "1")
     transaction = producer.begin_transaction()
-    transaction.send_message(message)
-    transaction.send_message(message)
+    transaction.store(message)
+    transaction.store(message)
 
     assert (len(check_back(outbox, COMMIT)), arrived(outbox), arrived(outbox)) == (1, ["1"], [])
-
-
-def test_whose_answer_was_lost_learns_the_outcome_by_asking_again(engine, outbox, producer):
-    """There: one and the same error for unknown, finished and forgotten transactions."""
-    committed, rolled_back = one(producer, "committed"), one(producer, "rolled back")
-    committed.commit()
-    rolled_back.rollback()
-    restarted = producer_of(Outbox(engine), Listener())
-
-    found = [restarted.end_transaction(committed.id, COMMIT), restarted.end_transaction(rolled_back.id, ROLLBACK)]
-    restarted.shutdown()
-
-    assert found == [TransactionResolution.COMMIT, TransactionResolution.ROLLBACK]
-    assert arrived(outbox) == ["committed"]
-
-
-def test_a_transaction_is_not_forgotten(engine, outbox, producer):
-    """There: the proxy forgets after 30 s, and a commit 45 s after the half message finds nothing."""
-    transaction = one(producer)
-    check_back(outbox, UNKNOW, interval=AT_ONCE)
-    given_up = parked(engine)
-    restarted = producer_of(Outbox(engine), Listener())
-    restarted.end_transaction(transaction.id, COMMIT)
-    restarted.shutdown()
-
-    assert (given_up, arrived(outbox), arrived(outbox)) == ([("dead", 15)], ["1"], [])
 
 
 def test_nobody_alive_spends_no_attempt(engine, outbox, producer):
@@ -199,7 +90,7 @@ def test_unknown_unknown_commit_is_three_checks_and_one_delivery(engine, outbox,
     one(producer)
     answers = [UNKNOW, UNKNOW, COMMIT]
 
-    asked = check_back(outbox, lambda _: answers.pop(0), interval=AT_ONCE)
+    asked = check_back(outbox, lambda _: answers.pop(0), check_interval=AT_ONCE)
 
     assert [message.headers["TRANSACTION_CHECK_TIMES"] for message in asked] == ["1", "2", "3"]
     assert (arrived(outbox), arrived(outbox), parked(engine)) == (["1"], [], [])
@@ -209,7 +100,7 @@ def test_always_unknown_is_fifteen_checks_and_then_a_person_is_waited_for(engine
     """There: silence, and no message."""
     one(producer)
 
-    asked = [len(check_back(outbox, UNKNOW, interval=AT_ONCE)) for _ in range(2)]
+    asked = [len(check_back(outbox, UNKNOW, check_interval=AT_ONCE)) for _ in range(2)]
 
     assert (asked, parked(engine), arrived(outbox), verdicts(engine)) == ([15, 0], [("dead", 15)], [], {})
 
@@ -242,7 +133,7 @@ def test_a_large_message_that_was_often_asked_about_is_delivered(outbox, produce
     one(producer, "x" * 4 * 1024 * 1024)
     one(producer, "small")
     for _ in range(3):
-        check_back(outbox, UNKNOW, interval=timedelta(milliseconds=200), most=1000)
+        check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=200), check_max=1000)
         time.sleep(0.3)
     check_back(outbox, COMMIT)
 
@@ -265,20 +156,10 @@ def test_an_exception_for_one_stops_no_other(engine, outbox, producer):
     assert sorted(arrived(outbox)) == [str(number) for number in range(10) if number != 3]
 
 
-def test_a_rollback_cannot_recall_what_was_committed_and_says_so(outbox, producer):
-    """There: it succeeds, and recalls nothing."""
-    transaction = one(producer)
-    transaction.commit()
-    with pytest.raises(VerdictStandsError) as raised:
-        transaction.rollback()
-
-    assert (raised.value.verdict, arrived(outbox)) == ("commit", ["1"])
-
-
 def test_a_consumer_sees_no_bookkeeping(outbox, producer):
     """There: TRAN_MSG, PGROUP, REAL_TOPIC, REAL_QID, and how often it was checked."""
     transaction = one(producer, headers={"a": "b"})
-    check_back(outbox, UNKNOW, interval=timedelta(milliseconds=1), most=50)
+    check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=1), check_max=50)
     transaction.commit()
 
     assert [dict(message.headers) for message in delivered(outbox.database)] == [

@@ -17,7 +17,6 @@ from outbox.errors import MQClientError, VerdictStandsError
 from outbox.model.verdict import DONE
 from outbox.rocketmq import Transaction, TransactionMQProducer
 from tests.rocketmq.parts import (
-    AT_ONCE,
     COMMIT,
     HALF_TOPIC,
     ROLLBACK,
@@ -46,7 +45,7 @@ def engine(pg_engine: Engine) -> Engine:
 @pytest.fixture
 def producer(outbox: Outbox) -> Iterator[TransactionMQProducer]:
     """A producer that does not check back by itself, and whose business transactions may be fenced at once."""
-    made = producer_of(outbox, Listener(), fence_after=AT_ONCE)
+    made = producer_of(outbox, Listener())
     yield made
     made.shutdown()
 
@@ -117,13 +116,9 @@ def by_itself(transaction, producer, engine):
     transaction.commit()
 
 
-def by_commit(transaction, producer, engine):
-    with Session(engine) as session, session.begin():
-        transaction.commit(session)
-
-
 def by_driver(transaction, producer, engine):
     with a_psycopg_connection(engine) as connection:
+        transaction.join(connection)
         transaction.commit(connection)
         connection.commit()
 
@@ -133,8 +128,7 @@ def by_join(transaction, producer, engine):
         transaction.join(session)
 
 
-COMMITS = [(by_word, "listener"), (by_itself, "listener"), (by_commit, "commit"), (by_driver, "commit")]
-COMMITS += [(by_commit, "listener"), (by_join, "join")]
+COMMITS = [(by_word, "listener"), (by_itself, "listener"), (by_driver, "join"), (by_join, "join")]
 
 
 @pytest.mark.parametrize(("commit", "way"), COMMITS)
@@ -169,9 +163,8 @@ def test_a_rollback_waits_for_a_send_that_is_under_way(engine, outbox, producer,
     assert (verdicts(engine), arrived(outbox), halves(engine)) == ({transaction.id: "rollback"}, [], 2)
 
 
-@pytest.mark.parametrize("way", ["join", "commit"])
-def test_a_fence_does_not_overtake_a_send_that_is_under_way(engine, outbox, producer, way):
-    transaction = begun(producer, way)
+def test_a_fence_does_not_overtake_a_send_that_is_under_way(engine, outbox, producer):
+    transaction = begun(producer, "join")
     rows = half_rows(outbox)
     with stopped_inside(engine, "=") as gate:
         send = Beside(lambda: transaction.send("orders", "2"))
@@ -204,16 +197,18 @@ def test_a_send_beside_a_commit_that_is_under_way_raises_after_it(engine, outbox
 
 def test_a_send_beside_a_business_that_rolls_back_after_its_commit_was_written_is_stored(engine, outbox, producer):
     """Another try of the business delivers it."""
-    transaction = begun(producer, "commit")
+    transaction = begun(producer, "join")
     other = producer_of(outbox, Listener())
-    with engine.connect() as business:
+    with a_psycopg_connection(engine) as business:
+        transaction.join(business)
         transaction.commit(business)
         # As a process does that has the transaction's id only.
-        rest = other._begin("commit", id=transaction.id)
+        rest = other._begin("join", id=transaction.id)
         send = Beside(lambda: rest.send("orders", "2"))
         assert eventually(lambda: waiting(engine) == 1)
         business.rollback()
         send.end()
+        transaction.join(business)
         transaction.commit(business)
         business.commit()
     other.shutdown()
@@ -267,20 +262,16 @@ def transaction_of(producer, transaction):
     return other
 
 
-@pytest.mark.parametrize("way", ["join", "commit"])
-def test_a_send_that_a_business_with_an_older_snapshot_does_not_see_raises(engine, outbox, producer, way, monkeypatch):
+def test_a_send_that_a_business_with_an_older_snapshot_does_not_see_raises(engine, outbox, producer, monkeypatch):
     """The message is stored before the business restores, and its id is noted after that."""
-    transaction = begun(producer, way)
+    transaction = begun(producer, "join")
     prepare = producer._broker.prepare
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as business:
         business.execute(text("SELECT 1"))
-        if way == "join":
-            transaction.join(business)
+        transaction.join(business)
 
         def prepare_and_commit(*args):
             place = prepare(*args)
-            if way == "commit":
-                transaction.commit(business)
             business.commit()
             return place
 

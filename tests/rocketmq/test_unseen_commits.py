@@ -149,9 +149,9 @@ def test_a_message_that_another_transaction_has_delivered_is_restored_as_well(en
     """Each of them has its copy."""
     message = Message("orders", "1")
     transaction = producer.begin_transaction(verdict="join")
-    transaction.send_message(message)
+    transaction.store(message)
     with producer.begin_transaction(verdict="join") as other:
-        other.send_message(message)
+        other.store(message)
         with Session(engine) as session, session.begin():
             other.join(session)
     with transaction, Session(engine) as session:

@@ -1,12 +1,14 @@
 """The ways to a verdict: a business transaction that decides, by whichever handle the application holds it."""
 
+import asyncio
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 import sqlalchemy
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, create_engine
@@ -15,9 +17,7 @@ from outbox.model.verdict import DONE
 from outbox.rocketmq import TransactionMQProducer, TransactionResolution
 from outbox.schema import record_metadata
 from tests.rocketmq.parts import (
-    AT_ONCE,
     COMMIT,
-    HOUR,
     Listener,
     arrived,
     check_back,
@@ -28,11 +28,11 @@ from tests.rocketmq.parts import (
     producer_of,
     verdicts,
 )
-from tests.support.handles import HANDLES, a_psycopg_connection
+from tests.support.handles import HANDLES, a_psycopg_connection, awaited
 from tests.support.orders import Base, Order, customers
 
 INSERT = text("INSERT INTO orders (customer) VALUES ('ann')")
-WAYS = ["join", "commit", "record"]
+WAYS = ["join", "record"]
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def business(engine, tmp_path, request):
 def where(engine, business):
     """In which database the business of a way is."""
     Base.metadata.create_all(engine)
-    return {"join": engine, "commit": engine, "listener": engine, "record": business}
+    return {"join": engine, "listener": engine, "record": business}
 
 
 @pytest.fixture
 def producer(outbox, business):
-    made = producer_of(outbox, Listener(), business=business, fence_after=AT_ONCE)
+    made = producer_of(outbox, Listener(), business=business)
     yield made
     made.shutdown()
 
@@ -71,24 +71,14 @@ def begun(producer, way, *bodies):
     return transaction
 
 
-@contextmanager
-def deciding(transaction, handle):
-    """The business, with the verdict where its way wants it."""
-    if transaction.verdict != "commit":
-        transaction.join(handle)
-    yield
-    if transaction.verdict == "commit":
-        transaction.commit(handle)
-
-
 @pytest.mark.parametrize("handle", HANDLES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_business_that_commits_delivers(outbox, producer, business, where, way, handle):
     """On its own; of a record the outbox hears by check-back, or by a word of the producer."""
     transaction = begun(producer, way, "1", "2")
     with HANDLES[handle](where[way]) as held:
-        with deciding(transaction, held):
-            held.execute(INSERT)
+        transaction.join(held)
+        held.execute(INSERT)
         held.commit()
     at_once = arrived(outbox)
     asked = check_back(outbox, COMMIT, business=business)
@@ -103,8 +93,8 @@ def test_a_business_that_commits_delivers(outbox, producer, business, where, way
 def test_a_business_that_rolls_back_delivers_nothing(engine, outbox, producer, business, where, way, handle):
     transaction = begun(producer, way)
     with HANDLES[handle](where[way]) as held:
-        with deciding(transaction, held):
-            held.execute(INSERT)
+        transaction.join(held)
+        held.execute(INSERT)
         held.rollback()
     before = verdicts(engine)
     check_back(outbox, None, business=business)
@@ -117,7 +107,8 @@ def test_a_business_that_rolls_back_delivers_nothing(engine, outbox, producer, b
 def test_the_context_manager_reads_as_in_the_readme(outbox, producer, business, where, way):
     with producer.begin_transaction(verdict=way) as transaction:
         transaction.send("orders", "1")
-        with Session(where[way]) as session, session.begin(), deciding(transaction, session):
+        with Session(where[way]) as session, session.begin():
+            transaction.join(session)
             session.add(Order(customer="ann"))
 
     assert (customers(where[way]), arrived(outbox)) == (["ann"], ["1"])
@@ -127,7 +118,8 @@ def test_the_context_manager_reads_as_in_the_readme(outbox, producer, business, 
 def test_a_business_that_raises_within_the_context_manager_delivers_nothing(outbox, producer, business, where, way):
     with pytest.raises(ZeroDivisionError), producer.begin_transaction(verdict=way) as transaction:
         transaction.send("orders", "1")
-        with Session(where[way]) as session, session.begin(), deciding(transaction, session):
+        with Session(where[way]) as session, session.begin():
+            transaction.join(session)
             session.add(Order(customer="ann"))
             raise ZeroDivisionError
     check_back(outbox, None, business=business)
@@ -141,8 +133,8 @@ def test_a_retried_business_decides_with_the_same_transaction(outbox, producer, 
     transaction = begun(producer, way)
     for attempt in range(3):
         with suppress(ZeroDivisionError), Session(where[way]) as session, session.begin():
-            with deciding(transaction, session):
-                session.add(Order(customer=str(attempt)))
+            transaction.join(session)
+            session.add(Order(customer=str(attempt)))
             if attempt < 2:
                 raise ZeroDivisionError
     check_back(outbox, None, business=business)
@@ -156,11 +148,11 @@ def test_every_isolation_will_do(pg_engine, way, level):
     Base.metadata.create_all(pg_engine)
     record_metadata().create_all(pg_engine)
     outbox = Outbox(pg_engine)
-    producer = producer_of(outbox, business=pg_engine, fence_after=AT_ONCE)
+    producer = producer_of(outbox, business=pg_engine)
     transaction = begun(producer, way)
     with pg_engine.connect().execution_options(isolation_level=level) as connection:
-        with deciding(transaction, connection):
-            connection.execute(INSERT)
+        transaction.join(connection)
+        connection.execute(INSERT)
         connection.commit()
     transaction.commit()
     producer.shutdown()
@@ -168,47 +160,69 @@ def test_every_isolation_will_do(pg_engine, way, level):
     assert (customers(pg_engine), arrived(outbox)) == (["ann"], ["1"])
 
 
+@pytest.mark.parametrize("says_so", [True, False])
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_connection_of_psycopgs_own_commits(pg_engine, commits):
+def test_a_connection_of_psycopgs_own_decides(pg_engine, commits, says_so):
+    """Nobody is told of its commit: `commit(connection)` appends the messages before it, or check-back after it."""
     Base.metadata.create_all(pg_engine)
     outbox = Outbox(pg_engine)
-    producer = producer_of(outbox, fence_after=AT_ONCE)
-    transaction = begun(producer, "commit", "1", "2")
+    producer = producer_of(outbox)
+    transaction = begun(producer, "join", "1", "2")
     with a_psycopg_connection(pg_engine) as connection:
+        transaction.join(connection)
         connection.execute("INSERT INTO orders (customer) VALUES ('ann')")
-        transaction.commit(connection)
+        if says_so:
+            transaction.commit(connection)
         (connection.commit if commits else connection.rollback)()
+    at_once = arrived(outbox)
     check_back(outbox)
     producer.shutdown()
 
-    assert (customers(pg_engine), arrived(outbox)) == ((["ann"], ["1", "2"]) if commits else ([], []))
+    delivered = (["1", "2"], []) if says_so else ([], ["1", "2"])
+    assert (customers(pg_engine), at_once, arrived(outbox)) == ((["ann"], *delivered) if commits else ([], [], []))
 
 
-def test_a_connection_of_psycopgs_own_cannot_join(pg_engine):
-    """Nobody is told of its commit, before which the messages would have to be restored."""
-    producer = producer_of(Outbox(pg_engine))
-    transaction = begun(producer, "join")
-    with a_psycopg_connection(pg_engine) as connection, pytest.raises(TypeError, match='verdict="commit"'):
+def test_a_record_is_written_by_no_connection_of_psycopgs_own(pg_engine):
+    """Nobody is told of its commit, before which the record is looked for."""
+    record_metadata().create_all(pg_engine)
+    producer = producer_of(Outbox(pg_engine), business=pg_engine)
+    transaction = begun(producer, "record")
+    with a_psycopg_connection(pg_engine) as connection, pytest.raises(TypeError, match="Session or a Connection of"):
         transaction.join(connection)
     producer.shutdown()
 
     assert verdicts(pg_engine) == {}
 
 
-@pytest.mark.parametrize("way", ["join", "commit", "record"])
+def test_only_a_psycopg_connection_that_has_joined_is_told_to_commit(pg_engine):
+    producer = producer_of(Outbox(pg_engine))
+    transaction = begun(producer, "join")
+    with Session(pg_engine) as session, pytest.raises(TypeError, match=r"by itself after join\(session\)"):
+        transaction.commit(session)
+    with (
+        a_psycopg_connection(pg_engine) as connection,
+        pytest.raises(MQClientError, match=r"call join\(connection\) first"),
+    ):
+        transaction.commit(connection)
+    producer.shutdown()
+
+    assert verdicts(pg_engine) == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("commits", [True, False])
 def test_two_phases_are_one_transaction(pg_engine, way, commits):
     """Between them check-back waits."""
     Base.metadata.create_all(pg_engine)
     record_metadata().create_all(pg_engine)
     outbox = Outbox(pg_engine)
-    producer = producer_of(outbox, business=pg_engine, fence_after=AT_ONCE)
+    producer = producer_of(outbox, business=pg_engine)
     transaction = begun(producer, way)
     rows = half_rows(outbox)
     with pg_engine.connect() as connection:
         both = connection.begin_twophase()
-        with deciding(transaction, connection):
-            connection.execute(INSERT)
+        transaction.join(connection)
+        connection.execute(INSERT)
         both.prepare()
         (between,) = looked_at(outbox, rows, business=pg_engine)
         stood = verdicts(pg_engine)
@@ -223,7 +237,7 @@ def test_two_phases_are_one_transaction(pg_engine, way, commits):
 def test_a_session_of_two_phases_commits(pg_engine):
     Base.metadata.create_all(pg_engine)
     outbox = Outbox(pg_engine)
-    producer = producer_of(outbox, fence_after=AT_ONCE)
+    producer = producer_of(outbox)
     transaction = begun(producer, "join")
     with Session(pg_engine, twophase=True) as session, session.begin():
         transaction.join(session)
@@ -245,24 +259,14 @@ def test_the_ids_of_a_joined_transaction_follow_its_business(engine, outbox, pro
 
 
 def test_one_business_transaction_decides_on_many(engine, outbox, producer, where):
-    first, second, third = (begun(producer, way, way) for way in ("join", "commit", "join"))
+    first, second = begun(producer, "join", "1"), begun(producer, "join", "2")
     with Session(engine) as session, session.begin():
         first.join(session)
-        third.join(session)
         session.add(Order(customer="ann"))
-        second.commit(session)
+        second.join(session)
 
-    assert sorted(arrived(outbox)) == ["commit", "join", "join"]
-    assert sorted(verdicts(engine).values()) == ["commit"] * 3
-
-
-def test_a_listeners_transaction_may_be_committed_with_the_business(engine, outbox, producer, where):
-    transaction = begun(producer, "listener")
-    with Session(engine) as session, session.begin():
-        session.add(Order(customer="ann"))
-        transaction.commit(session)
-
-    assert (customers(engine), arrived(outbox)) == (["ann"], ["1"])
+    assert sorted(arrived(outbox)) == ["1", "2"]
+    assert sorted(verdicts(engine).values()) == ["commit"] * 2
 
 
 def test_messages_may_be_sent_after_the_join(engine, outbox, producer, where):
@@ -278,26 +282,19 @@ def test_messages_may_be_sent_after_the_join(engine, outbox, producer, where):
     assert arrived(outbox) == (["1", "2"] if engine.dialect.name == "postgresql" else ["1"])
 
 
-@pytest.mark.parametrize("way", ["join", "commit"])
-def test_the_verdict_of_a_business_transaction_is_asked_of_nobody(engine, outbox, producer, where, way):
-    """Not before `fence_after` for one that commits last; then it was rolled back."""
-    waits = producer_of(outbox, Listener(), fence_after=HOUR)
-    late = begun(waits, way)
-    soon = begun(producer, way)
+def test_the_verdict_of_a_business_transaction_is_asked_of_nobody(engine, outbox, producer, where):
+    transaction = begun(producer, "join")
 
     asked = check_back(outbox, COMMIT)
-    waits.shutdown()
 
-    expected = {soon.id: "rollback"} | ({late.id: "rollback"} if way == "join" else {})
-    assert (asked, verdicts(engine)) == ([], expected)
-    assert parked(engine) == ([] if way == "join" else [("retry", 0)])
+    assert (asked, verdicts(engine), parked(engine)) == ([], {transaction.id: "rollback"}, [])
 
 
 def test_a_business_database_that_is_not_known_here_says_nothing(engine, outbox, producer):
     """Whoever knows it decides; nothing is counted meanwhile."""
     transaction = begun(producer, "record")
 
-    check_back(outbox, COMMIT, interval=timedelta(milliseconds=1), most=1)
+    check_back(outbox, COMMIT, check_interval=timedelta(milliseconds=1), check_max=1)
 
     assert (verdicts(engine), parked(engine)) == ({}, [("retry", 0)])
     assert transaction.resolution is TransactionResolution.UNKNOWN
@@ -309,7 +306,7 @@ def test_a_business_database_that_is_away_says_nothing(engine, outbox, producer,
     with business.begin() as connection:
         connection.execute(text("DROP TABLE outbox_record"))
 
-    check_back(outbox, None, business=business, interval=timedelta(milliseconds=1), most=1)
+    check_back(outbox, None, business=business, check_interval=timedelta(milliseconds=1), check_max=1)
 
     assert (verdicts(engine), parked(engine), transaction.resolution) == (
         {},
@@ -318,10 +315,9 @@ def test_a_business_database_that_is_away_says_nothing(engine, outbox, producer,
     )
 
 
-@pytest.mark.parametrize(("way", "verb"), [("commit", "join"), ("listener", "join")])
-def test_a_transaction_is_joined_only_if_it_was_begun_so(engine, outbox, producer, where, way, verb):
-    transaction = begun(producer, way)
-    with engine.connect() as connection, pytest.raises(MQClientError, match='begin it with verdict="join"'):
+def test_a_transaction_is_joined_only_if_it_was_begun_so(engine, outbox, producer):
+    transaction = begun(producer, "listener")
+    with engine.connect() as connection, pytest.raises(MQClientError, match='begin with verdict="join"'):
         transaction.join(connection)
 
     assert verdicts(engine) == {}
@@ -330,12 +326,8 @@ def test_a_transaction_is_joined_only_if_it_was_begun_so(engine, outbox, produce
 @pytest.mark.parametrize("way", WAYS)
 def test_a_transaction_without_messages_decides_on_nothing(engine, outbox, producer, where, way):
     transaction = producer.begin_transaction(verdict=way)
-    with (
-        where[way].connect() as connection,
-        pytest.raises(MQClientError, match="has not been sent yet"),
-        deciding(transaction, connection),
-    ):
-        pass
+    with where[way].connect() as connection, pytest.raises(MQClientError, match="has not been sent yet"):
+        transaction.join(connection)
 
     assert (halves(engine), verdicts(engine)) == (0, {})
 
@@ -344,8 +336,8 @@ def test_a_transaction_without_messages_decides_on_nothing(engine, outbox, produ
 def test_a_connection_that_commits_every_statement_cannot_decide(outbox, producer, where, way):
     transaction = begun(producer, way)
     engine = sqlalchemy.create_engine(where[way].url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection, pytest.raises(NoTransactionError), deciding(transaction, connection):
-        pass
+    with engine.connect() as connection, pytest.raises(NoTransactionError):
+        transaction.join(connection)
     engine.dispose()
 
     assert transaction.resolution is TransactionResolution.UNKNOWN
@@ -371,3 +363,32 @@ def test_a_rollback_waits_for_others_that_write_to_the_business_database(engine,
     writer.join(20)
 
     assert transaction.resolution is TransactionResolution.ROLLBACK
+
+
+def test_messages_are_rolled_back_after_their_business_transaction(engine, outbox, producer, where):
+    """Its connection is closed by then."""
+    transaction = begun(producer, "join")
+    with suppress(LookupError), Session(engine) as session, session.begin():
+        transaction.join(session)
+        raise LookupError
+
+    transaction.rollback()
+
+    assert transaction.resolution is TransactionResolution.ROLLBACK
+
+
+def test_an_async_business_decides_by_run_sync_as_the_error_says(engine, outbox, producer):
+    transaction = begun(producer, "join")
+
+    async def business():
+        async with AsyncSession(awaited(engine)) as session:
+            with pytest.raises(TypeError, match=r"await handle.run_sync\(transaction.join\)"):
+                transaction.join(session)
+            await session.run_sync(transaction.join)
+            before = arrived(outbox) if engine.dialect.name == "postgresql" else []
+            await session.commit()
+            return before
+
+    before = asyncio.run(business())
+
+    assert (before, arrived(outbox), transaction.resolution) == ([], ["1"], TransactionResolution.COMMIT)

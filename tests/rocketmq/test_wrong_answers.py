@@ -10,13 +10,12 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, create_engine, migrate
 from outbox.model.verdict import Retry
-from outbox.rocketmq import LocalTransactionState, MQClientError, TransactionMQProducer
+from outbox.rocketmq import LocalTransactionState, MQClientError
 from outbox.rocketmq.business import Business
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.rocketmq.parts import (
     CHECK,
     COMMIT,
-    GROUP,
     Listener,
     arrived,
     end,
@@ -137,8 +136,8 @@ def test_a_process_without_the_listener_lets_one_that_has_it_go_first(outbox, ca
     producer.shutdown()
     listener = Listener(answer=COMMIT)
     soon = timedelta(milliseconds=50)
-    lacking = service_of(outbox, None, interval=soon)
-    knowing = service_of(outbox, listener.check_local_transaction, interval=soon)
+    lacking = service_of(outbox, None, check_interval=soon)
+    knowing = service_of(outbox, listener.check_local_transaction, check_interval=soon)
 
     lacking.start()
     assert eventually(lambda: "others are let go first" in caplog.text)
@@ -155,7 +154,7 @@ def test_a_process_without_the_listener_works_a_while_before_it_lets_others_go_f
     producer = producer_of(outbox, Listener())
     producer.begin_transaction().send("orders", b"1")
     producer.shutdown()
-    lacking = service_of(outbox, None, interval=timedelta(milliseconds=50))
+    lacking = service_of(outbox, None, check_interval=timedelta(milliseconds=50))
 
     def moments() -> list[float]:
         return [each.created for each in caplog.records if "others are let go first" in each.getMessage()]
@@ -237,4 +236,4 @@ def test_a_local_transaction_that_returns_no_state_is_told(outbox, caplog, answe
 @ONE_DATABASE
 def test_arguments_of_another_kind_are_refused_where_they_are_given(outbox, arguments, text):
     with pytest.raises((TypeError, ValueError), match=text):
-        TransactionMQProducer(GROUP, outbox, **arguments)
+        producer_of(outbox, **arguments)

@@ -254,7 +254,7 @@ def test_an_inbox_with_the_name_of_the_sender_takes_everything_for_handled(other
 
     with Session(other.engine) as session, session.begin():
         names = ("outbox", "billing", "billing")
-        handled = [Inbox(other.engine).once(session, sent, name) for name in names]
+        handled = [Inbox(other.engine, name).once(session, sent) for name in names]
 
     assert handled == [False, True, False]
 

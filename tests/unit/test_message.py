@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from outbox import InvalidMessageError, Message, RetryPolicy
-from outbox.model.delay_levels import DELAY_LEVELS
+from outbox.model.limits import DELAY_LEVELS
 from outbox.model.message import slot_of, uuid7
 from tests.support.bad_input import (
     BAD_BODIES,

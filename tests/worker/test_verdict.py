@@ -9,7 +9,7 @@ import pytest
 from tenacity import wait_fixed
 
 from outbox import Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable
-from outbox.model.delay_levels import MAX_DELAY
+from outbox.model.limits import MAX_DELAY
 from outbox.model.verdict import DONE, describe
 from tests.support.destination import Destination, relay_to
 from tests.support.parked import states

@@ -159,7 +159,9 @@ def test_mandatory_demands_a_transaction(shop, engine):
         order(shop, session, customer)
         return customer
 
-    with pytest.raises(NoTransactionError, match=r"call it inside of outbox\.begin\(\) or of a transactional function"):
+    with pytest.raises(
+        NoTransactionError, match=r"call the function inside of outbox\.begin\(\) or of a transactional function"
+    ):
         part("1")
     with shop.begin():
         assert part("2") == "2"

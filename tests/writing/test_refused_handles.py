@@ -66,9 +66,9 @@ def test_a_blocking_handle_is_told_not_to_be_awaited(pg_engine):
     with ExitStack() as stack:
         handles = [stack.enter_context(opened(pg_engine)) for opened in (*HANDLES.values(), a_psycopg_connection)]
         for handle in handles:
-            with pytest.raises(TypeError, match=rf"^asend {AWAITED}\S+; with this one call send\(\) without await$"):
+            with pytest.raises(TypeError, match=rf"^asend {AWAITED}\S+; for this handle call send\(\) without await$"):
                 asyncio.run(outbox.asend(handle, "orders", b""))
-            with pytest.raises(TypeError, match=r"with this one call send_all\(\) without await$"):
+            with pytest.raises(TypeError, match=r"for this handle call send_all\(\) without await$"):
                 asyncio.run(outbox.asend_all(handle, [Message("orders", b"")]))
 
     assert bodies(pg_engine) == []
@@ -82,7 +82,7 @@ def test_an_awaited_handle_is_told_to_be_awaited(pg_engine):
             engine = awaited(pg_engine)
             for opened in (*ASYNC_HANDLES.values(), an_async_psycopg_connection):
                 handle: Any = await stack.enter_async_context(opened(engine))
-                with pytest.raises(TypeError, match=rf"^send {BLOCKING}\S+; with this one: await asend\(…\)$"):
+                with pytest.raises(TypeError, match=rf"^send {BLOCKING}\S+; for this handle: await asend\(…\)$"):
                     outbox.send(handle, "orders", b"")
 
     asyncio.run(scenario())

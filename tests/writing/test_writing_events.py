@@ -236,10 +236,10 @@ def test_half_messages_are_not_told(pg_engine):
     outbox = Outbox(pg_engine)
     told = listening(outbox)
     producer = TransactionMQProducer("orders", outbox)
-    transaction = producer.begin_transaction(verdict="commit")
+    transaction = producer.begin_transaction(verdict="join")
     transaction.send("orders", b"1")
     with outbox.begin() as session:
-        transaction.commit(session)
+        transaction.join(session)
         outbox.send(session, "orders", b"2")
 
     assert told == [("Written", ["2"]), ("Committed", ["2"])]

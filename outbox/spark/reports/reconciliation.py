@@ -63,7 +63,7 @@ def reconcile(
         topics: the only topics whose restored messages are in `messages`; half messages of others are left out.
 
     Returns:
-        id, message_id, transaction_id, producer_group, topic (the real topic), verdict (the way: join, commit, record,
+        id, message_id, transaction_id, producer_group, topic (the real topic), verdict (the way: join, record,
         listener), created_at, state (one of `STATES`), decided_by, decided_at, copies (how often the message is in the
         log), unproven, problem (null: none). Each half message has one row. A restored message whose half message is
         gone has a row, without id and state, only in a contradiction.

@@ -14,9 +14,9 @@ from outbox.model.message import TRANSACTION_ID, Message, slot_of, stored_messag
 from outbox.store.database import Database
 from outbox.store.dialects.statements import Script, Statement
 
-#: How a checker finds out what became of a transaction: from an op row that its business transaction writes first
-#: (join) or last (commit), from a record in another database, or by asking a listener.
-Way = Literal["join", "commit", "record", "listener"]
+#: How a checker finds out what became of a transaction: from an op row that its business transaction writes (join),
+#: from a record in another database, or by asking a listener.
+Way = Literal["join", "record", "listener"]
 
 # Headers of a half message. RocketMQ's names where it has them.
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
@@ -31,7 +31,7 @@ _DELIVER_AT, _DELAY = "TIMER_DELIVER_MS", "TIMER_DELAY_MS"
 _EXPIRES_AT = "outbox-expires-ms"
 #: The headers that the restored message will have, in the form in which they will be stored.
 _HEADERS = "outbox-headers"
-WAY, _FENCE_AFTER = "outbox-verdict", "outbox-fence-after-ms"
+WAY = "outbox-verdict"
 RECORDED_IN = "outbox-recorded-in"
 
 #: Inserts nothing after the verdict, because nobody would restore the message then.
@@ -72,16 +72,14 @@ RESTORED: Mapping[str, tuple[str, str]] = {
 class Half:
     """The facts about a transaction that each of its half messages carries.
 
-    `immunity`: for how long no producer is asked; None: the group's default. `fence_after`: the time after which an
-    absent op means a rollback, for `way` "commit". `recorded_in`: the business database, for `way` "record"; None where
-    a database has no identity, as a file of SQLite.
+    `immunity`: for how long no producer is asked; None: the group's default. `recorded_in`: the business database, for
+    `way` "record"; None where a database has no identity, as a file of SQLite.
     """
 
     transaction: str
     group: str
     way: Way
     immunity: timedelta | None = None
-    fence_after: timedelta = timedelta(0)
     recorded_in: str | None = None
 
     def headers_of(self, message: Message, slot: int, restored: str) -> str:
@@ -94,7 +92,6 @@ class Half:
             REAL_TOPIC: message.topic,
             REAL_QUEUE: str(slot),
             WAY: self.way,
-            _FENCE_AFTER: str(_milliseconds(self.fence_after)),
             _HEADERS: restored,
         }
         if self.immunity is not None:
@@ -158,7 +155,6 @@ def half_of(row: Message) -> Half:
         group=headers[PRODUCER_GROUP],
         way=way,
         immunity=None if immunity is None else timedelta(seconds=int(immunity)),
-        fence_after=int(headers[_FENCE_AFTER]) * _MILLISECOND,
         recorded_in=headers.get(RECORDED_IN),
     )
 
