@@ -1,9 +1,7 @@
 """`outbox relay` with several databases or schemas: one process, a relay for each, none waits for another."""
 
 import json
-import os
 import signal
-import subprocess
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -12,13 +10,13 @@ from sqlalchemy import text
 
 from outbox import migrate
 from outbox.store.label import label_of
-from tests.cli.test_cli_relay import PROGRAM, bodies
+from tests.cli.test_cli_relay import bodies
 from tests.support.command_line import outbox
+from tests.support.programs import Program
 from tests.support.servers.proxy import TcpProxy
 from tests.support.several import behind, new_database, new_databases, send, url_of
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 QUICK = ["--lease", "2s", "--deadline", "1s"]
 
 
@@ -28,11 +26,9 @@ class Process:
     def __init__(self, urls: list[str], log: Path, *arguments: str, **environment: str) -> None:
         self._log = log
         with log.open("w") as stderr:
-            self._process = subprocess.Popen(
-                [*PROGRAM, "relay", *arguments],
-                cwd=ROOT,
-                env={**os.environ, "OUTBOX_DATABASE": "\n".join(urls), **environment},
-                stdout=subprocess.DEVNULL,
+            self._process = Program(
+                ["-m", "outbox", "relay", *arguments],
+                environment={"OUTBOX_DATABASE": "\n".join(urls), **environment},
                 stderr=stderr,
             )
 

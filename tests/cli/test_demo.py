@@ -127,7 +127,12 @@ def test_where_there_is_no_postgresql_sqlite_takes_its_place(run, nats):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.full),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_nothing_survives_a_demo_that_is_interrupted(run, postgres, nats, number, code):
     """Not even when it has no time to clean up."""

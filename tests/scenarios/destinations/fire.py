@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -24,7 +23,7 @@ from tests.scenarios.destinations import consumers, relays
 from tests.scenarios.exactness import writers
 from tests.scenarios.exactness.business import facts, set_up
 from tests.scenarios.exactness.history import Delivery, Event, Fault, Findings, delivery_of, judge
-from tests.scenarios.exactness.runs import Child, Program
+from tests.scenarios.exactness.runs import Child, Logged
 from tests.support.durable_destinations import KINDS, TOPIC, DurableDestination
 from tests.support.effects import billing, effects
 from tests.support.waiting import eventually
@@ -230,12 +229,12 @@ class Run:
         return "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in logs[-6:])
 
 
-class _Relay(Program):
+class _Relay(Logged):
     """`outbox relay`, or a twin of it."""
 
     def __init__(self, plan: Plan, log: Path, environment: dict[str, str]) -> None:
         pace = ["--lease", f"{plan.lease:g}s", "--batch-size", str(plan.batch)]
-        super().__init__([sys.executable, "-m", relays.__name__, "relay", *pace], log, environment)
+        super().__init__(["-m", relays.__name__, "relay", *pace], log, environment)
         self._log = log
 
     @property

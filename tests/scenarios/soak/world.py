@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -31,9 +29,10 @@ from tests.scenarios.soak.judge import Call, Trouble
 from tests.scenarios.soak.plan import RELAYS, WRITERS
 from tests.scenarios.soak.writing import KEYS, TOPICS, topic_of
 from tests.support.durable_destinations import PREFIX, DurableDestination, JetStream, Kafka
+from tests.support.programs import run
 from tests.support.records import RecordFile
 from tests.support.servers.proxy import TcpProxy
-from tests.support.supervised import ROOT, Supervised
+from tests.support.supervised import Supervised
 
 #: Of the relays.
 BATCH, LEASE_SECONDS, DEADLINE_SECONDS = 50, 5.0, 3.0
@@ -136,17 +135,8 @@ class World:
     def command(self, *arguments: str, is_done: Callable[[], bool], until: float) -> None:
         """Run `outbox …`, again and again until it succeeds, as a person does whose database is away."""
         while True:
-            environment = {**os.environ, **self._environment}
             try:
-                done = subprocess.run(
-                    [sys.executable, "-m", "outbox", *arguments],
-                    cwd=ROOT,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=_COMMAND_SECONDS,
-                )
+                done = run(["-m", "outbox", *arguments], environment=self._environment, timeout=_COMMAND_SECONDS)
             except subprocess.TimeoutExpired:
                 raise CommandFailedError(f"outbox {' '.join(arguments)} does not end") from None
             if done.returncode == 0:
