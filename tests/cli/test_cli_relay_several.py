@@ -17,7 +17,7 @@ from tests.support.servers.proxy import TcpProxy
 from tests.support.several import behind, new_database, new_databases, send, url_of
 from tests.support.waiting import eventually
 
-QUICK = ["--lease", "2s", "--deadline", "1s"]
+QUICK = ["--lease", "2s"]
 
 
 class Process:
@@ -192,7 +192,7 @@ def test_a_database_that_does_not_answer_cannot_hold_up_the_end(two, postgres, t
             code = process.ended(signal.SIGTERM)
 
     assert (code, leases(well)) == (4, [None])
-    assert f"{label_of(far.url)}: not finished 3 s after it was to stop" in "\n".join(process.said)
+    assert f"{label_of(far.url)}: not finished 7 s after it was to stop" in "\n".join(process.said)
 
 
 def test_until_empty_finishes_the_others_before_it_says_who_gave_up(two, tmp_path):
@@ -247,16 +247,6 @@ def test_until_empty_gives_a_silent_database_up(pg_engine, sqlite_engine, postgr
         ended = outbox(urls, "relay", *arguments)
 
     assert (ended.code in (3, 4), bodies(out)) == (True, ["1"])
-
-
-def test_once_sends_a_batch_of_each(sqlite_engine, pg_engine, tmp_path):
-    out = tmp_path / "out"
-    send(sqlite_engine, "1")
-    send(pg_engine, "2")
-
-    ended = outbox(f"{url_of(pg_engine)}\n{url_of(sqlite_engine)}", "relay", "--to", f"file://{out}", "--once")
-
-    assert (ended.code, sorted(bodies(out))) == (0, ["1", "2"])
 
 
 def test_databases_may_be_given_as_options_or_one_a_line_of_a_file(sqlite_engine, pg_engine, tmp_path):

@@ -218,7 +218,9 @@ def test_a_consumer_that_fails_ends_nothing_that_is_kept(monkeypatch, capsys):
     site: Any = SimpleNamespace(database_url="sqlite://", destination=SimpleNamespace(url="nats://h"))
     arrivals: Any = SimpleNamespace(arrived=arrived)
 
-    _wait_for_ctrl_c(site, arrivals, SimpleNamespace(tell=print))
+    show: Any = SimpleNamespace(tell=print)
+
+    _wait_for_ctrl_c(site, arrivals, show)
 
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "what arrives cannot be shown, trying again: OSError: away",

@@ -33,7 +33,6 @@ MOST_PRONOUNS = 7.0
 #: Rooms that have more. A bound may only go down.
 STILL_MORE = {
     "admin": 13.0,
-    "cli": 11.0,
     "consumer": 10.0,
     "direct": 12.0,
     "model": 11.5,

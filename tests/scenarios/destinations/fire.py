@@ -220,7 +220,9 @@ class Run:
 
     def _relay(self) -> _Relay:
         log = self._folder / f"relay-{len(list(self._folder.glob('relay-*')))}.log"
-        environment = {"OUTBOX_DATABASE": self._url, "OUTBOX_RELAY_TO": self._there.url}
+        routes = self._folder / "routes.toml"
+        routes.write_text(f'batch_size = {self._plan.batch}\n[routes."*"]\nto = "${{DESTINATION}}"\n')
+        environment = {"OUTBOX_DATABASE": self._url, "DESTINATION": self._there.url, "OUTBOX_RELAY_CONFIG": str(routes)}
         return _Relay(self._plan, log, {**environment, relays.TWIN: self._plan.twin or ""})
 
     def _said(self) -> str:
@@ -233,8 +235,8 @@ class _Relay(Logged):
     """`outbox relay`, or a twin of it."""
 
     def __init__(self, plan: Plan, log: Path, environment: dict[str, str]) -> None:
-        pace = ["--lease", f"{plan.lease:g}s", "--batch-size", str(plan.batch)]
-        super().__init__(["-m", relays.__name__, "relay", *pace], log, environment)
+        command = ["-m", relays.__name__, "relay", "--lease", f"{plan.lease:g}s"]
+        super().__init__(command, log, environment)
         self._log = log
 
     @property

@@ -36,7 +36,7 @@ from tests.support.supervised import Supervised
 
 #: Of the relays.
 BATCH, LEASE_SECONDS, DEADLINE_SECONDS = 50, 5.0, 3.0
-_RELAY_OPTIONS = ("--lease", f"{LEASE_SECONDS:g}s", "--batch-size", str(BATCH))
+_RELAY_OPTIONS = ("--lease", f"{LEASE_SECONDS:g}s")
 _COMMAND_SECONDS = 300.0
 _AGAIN_SECONDS = 1.0
 
@@ -128,7 +128,7 @@ class World:
     def write_routes(self) -> None:
         """Write the file that relays read when they start."""
         tables = (f'[routes."{pattern}"]\nto = "{self.url_of(to)}"\n' for pattern, to in self.routes.items())
-        self._routes.write_text("".join(tables))
+        self._routes.write_text(f"batch_size = {BATCH}\n{''.join(tables)}")
 
     # Commands
 
