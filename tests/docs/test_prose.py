@@ -41,10 +41,8 @@ STILL_MORE = {
     "rocketmq": 10.0,
     "runtime": 11.0,
     "senders": 11.0,
-    "spark": 9.5,
     "store": 8.0,
     "telemetry": 13.5,
-    "testing": 11.0,
     "worker": 12.5,
     "writing": 12.5,
 }
