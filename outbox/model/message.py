@@ -34,8 +34,6 @@ from outbox.model.trace_context import TRACE_HEADERS
 TRANSACTION_ID = "__transactionId__"
 
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
-#: `direct` and `attempt` of a row that has not these columns.
-_LAST_COLUMNS: tuple[Any, ...] = (None, 1)
 
 
 class MessageFields(TypedDict, total=False):
@@ -276,8 +274,8 @@ def stored_message(*columns: Any) -> Message:
     (
         message.id, message._message_id, message.topic, message.key, message.tags, message._headers, message.body,
         message.content_type, message._created_at, message.deliver_at, message.expires_at, message.direct,
-        message.attempt,
-    ) = columns + _LAST_COLUMNS[len(columns) - 11 :]  # fmt: skip
+    ) = columns[:12] if len(columns) > 11 else (*columns, None)  # fmt: skip
+    message.attempt = columns[12] if len(columns) > 12 else 1
     message.delay = None
     message.dedup_key = None
     return message
