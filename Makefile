@@ -15,7 +15,7 @@ help:
 	@echo 'make demo       see transactions become messages, with a crash in the middle'
 	@echo 'make test       every suite, at a scale for 20 minutes on 2 cores'
 	@echo 'make test-unit  what needs no server, in a minute'
-	@echo 'make test-full  every suite, at full scale'
+	@echo 'make test-full  every suite, at full scale; AREA=senders: one folder of tests/ or tests/scenarios/'
 	@echo 'make model      every interleaving of small worlds, and the twins that break'
 	@echo 'make check      lint, format, types, floors and prose'
 	@echo 'make bench      measure; writes benchmarks/out/'
@@ -32,13 +32,16 @@ test: .venv/.dev
 	$(PYTEST) -n 4 $(ARGS)
 
 test-unit: .venv/.dev
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/model/test_explorer.py tests/model/test_worlds.py -m 'not large' $(ARGS)
 
 # Some tests at full scale want the machine for themselves: they count seconds, or fill the disk with gigabytes.
-# The others keep two cores busy with three workers.
+# The others keep two cores busy with three workers. pytest ends with 5 where an area has no tests of a kind.
+AREAS = $(wildcard $(AREA:%=tests/%) $(AREA:%=tests/scenarios/%))
+
 test-full: .venv/.dev
-	$(BIN)/python -m pytest --full -m alone $(ARGS)
-	$(PYTEST) -n 3 --full -m 'not alone' $(ARGS)
+	@test -z '$(AREA)' -o -n '$(AREAS)' || { echo 'there is no tests/$(AREA), and no tests/scenarios/$(AREA)' >&2; exit 1; }
+	$(BIN)/python -m pytest --full -m alone $(AREAS) $(ARGS) || test $$? -eq 5
+	$(PYTEST) -n 3 --full -m 'not alone' $(AREAS) $(ARGS) || test $$? -eq 5
 
 model: .venv/.dev
 	$(BIN)/python -m tests.model $(ARGS)

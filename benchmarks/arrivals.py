@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from multiprocessing.connection import Connection as Pipe
 
 from sqlalchemy import Column, Identity, Integer, LargeBinary, MetaData, Table, insert
 
+from benchmarks.site import PROCESSES
 from outbox import Message, Outbox, Relay, Verdict, create_engine
 from outbox.model.verdict import DONE
 
@@ -33,9 +33,8 @@ Writer = Callable[[bytes], int]
 @contextmanager
 def running(receiver: Receiver, url: str) -> Iterator[Pipe]:
     """A process that receives, and the pipe to it; it ends with the block."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=receiver, args=(url, theirs), daemon=True)
+    ours, theirs = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=receiver, args=(url, theirs), daemon=True)
     process.start()
     try:
         yield ours

@@ -15,7 +15,7 @@ from psycopg.types.string import ByteaBinaryLoader
 from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.site import Place, Site
 from outbox import Done, Message, Outbox, Relay, Verdict
-from outbox.cli.garbage_collector import collect_rarely
+from outbox.cli.relay import collect_rarely
 from outbox.model.message import stored_message
 
 _BATCH = 1_000

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
+
+from benchmarks.site import PROCESSES
 
 _PATIENCE = 30.0
 _TAKEN = b"HTTP/1.1 204 No Content\r\n\r\n"
@@ -17,9 +18,8 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 @contextmanager
 def endpoint() -> Iterator[str]:
     """Run the server while the block runs; yield its URL."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    ours, theirs = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=_serve, args=(theirs,), daemon=True)
     process.start()
     try:
         if not ours.poll(_PATIENCE):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ import psutil
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import Measurement, Turns, at_least, at_most
-from benchmarks.site import Place, Site
+from benchmarks.site import PROCESSES, Place, Site
 from outbox.spark import extract
 
 _DRIVER = "org.postgresql:postgresql:42.7.7"
@@ -185,7 +184,7 @@ def _write_by_arrow(url: str, first: int, end: int, folder: str) -> None:
 
 @contextmanager
 def _pool() -> Iterator[Any]:
-    with multiprocessing.get_context("spawn").Pool(_TASKS) as pool:
+    with PROCESSES.Pool(_TASKS) as pool:
         yield pool
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import time
 import uuid
@@ -16,6 +15,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, Identity, Integer, MetaData, Table, Text, insert
 from sqlalchemy.engine import Engine
 
+from benchmarks.site import PROCESSES
 from outbox import Message, Outbox, Verdict, create_engine
 from outbox.model.verdict import DONE
 from outbox.rocketmq import Transaction, TransactionMQProducer
@@ -198,12 +198,11 @@ class Team:
 @contextmanager
 def team(url: str) -> Iterator[Team]:
     """Start the processes; they end with the block."""
-    context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         pipes: list[Pipe] = []
         for _ in range(WRITERS):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_write_as_told, args=(url, theirs), daemon=True)
+            ours, theirs = PROCESSES.Pipe()
+            process = PROCESSES.Process(target=_write_as_told, args=(url, theirs), daemon=True)
             process.start()
             stack.callback(process.join)
             stack.callback(process.kill)

@@ -1,4 +1,4 @@
-"""The command line: `outbox …`. A verb is loaded when it is called, so that help answers at once."""
+"""The command line: `outbox …`. A verb is loaded when a user calls it, so that help answers at once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ import click
 from outbox.cli.groups import Group
 from outbox.cli.output import scrubbed
 
-#: The object of each verb, and the sentence that says what it is for.
+#: The object of each verb, and its purpose in a sentence.
 _VERBS = {
     "relay": ("outbox.cli.relay:relay", "Send the messages of the log to a destination."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
-    "check": ("outbox.cli.check:check", "Ask what became of transactions that nobody has ended."),
-    "half": ("outbox.cli.half:half", "Look at pending transactions, and decide on them."),
-    "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
+    "half": ("outbox.cli.decisions:half", "Look at pending transactions, decide on them, ask about them."),
+    "dead": ("outbox.cli.decisions:dead", "Look at dead letters, and decide on them."),
     "subscriptions": ("outbox.cli.subscriptions:subscriptions", "List, alter, split and drop the readers of the log."),
     "extract": ("outbox.cli.extract:extract", "Write messages to Parquet files, by Spark."),
     "report": ("outbox.cli.report:report", "Look at the log with Spark: delivery, transactions, order."),
@@ -39,7 +38,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EIO)
 
 
 class Verbs(Group):
-    """The verbs, loaded when they are needed; each failure ends as one line and an exit code."""
+    """The verbs, loaded at need; each failure ends as one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs, in the order in which a user meets them."""
@@ -54,7 +53,7 @@ class Verbs(Group):
         return found
 
     def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
-        """Return the verbs with what they are for, without loading any."""
+        """Return the verbs with their purposes, without loading any."""
         return [(name, text) for name, (_, text) in _VERBS.items()]
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
@@ -66,7 +65,7 @@ class Verbs(Group):
 
 
 def _ended(run: Callable[[], Any]) -> int:
-    """Run, say in one line what went wrong, and return the exit code."""
+    """Run, say in one line how the command failed, and return the exit code."""
     try:
         code = run()
         sys.stdout.flush()
@@ -110,5 +109,6 @@ def main() -> None:
     variable, shown in the help of its command. A URL with a password belongs into the environment or a file.
 
     Exit codes: 0 fine, 1 failure or findings, 2 usage or configuration, 3 database unreachable, 4 a hang, or a drain
-    that came to no end.
+    without an end. A terminal gets colours, unless NO_COLOR is set.
     """
+    click.get_current_context().color = False if os.environ.get("NO_COLOR") else None

@@ -1,24 +1,37 @@
-"""`outbox check`: asks what became of the transactions of a producer group that nobody has ended."""
+"""`outbox half check`: asks the producers of a group, or a database, about transactions without a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from outbox.cli.options import DURATION, Target, a_business_database, about_a_database, option
-from outbox.cli.output import age, counted, say
+from outbox.cli.options import DURATION, Target, a_business_database, about_a_database, as_value, option
+from outbox.cli.output import age, counted, say, warn
 
 if TYPE_CHECKING:
-    from outbox.rocketmq.checker import CheckPolicy
+    from outbox.model.subscription import Subscription
     from outbox.rocketmq.listener import Question
     from outbox.rocketmq.service import CheckService
     from outbox.store.database import Channel
 
 _DEFAULT_TIMEOUT = timedelta(seconds=6)
+#: At the end of a run at most so many pending transactions are counted.
+_MOST_COUNTED = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The options for a `CheckPolicy`."""
+
+    check_interval: timedelta
+    check_max: int
+    age_limit: timedelta
+    check_timeout: timedelta
 
 
 @click.command()
@@ -28,13 +41,8 @@ _DEFAULT_TIMEOUT = timedelta(seconds=6)
     metavar="MODULE:OBJECT",
     help="Whom to ask: an object with check_local_transaction(message) or check(message), or a function of a message.",
 )
-@option("--group", help="The producer group; may be left out where there is one.")
+@option("--group", help="The producer group; not needed if there is only one.")
 @a_business_database
-@option(
-    "--transaction-timeout",
-    type=DURATION,
-    help="No transaction is asked about before this age. [default: as the producers of the group say; else 6s]",
-)
 @option("--check-interval", type=DURATION, default="30s", help="Pause between two questions about a transaction.")
 @option(
     "--check-max", type=click.IntRange(1), default=15, help="Answers UNKNOWN until a transaction waits for a person."
@@ -46,43 +54,33 @@ _DEFAULT_TIMEOUT = timedelta(seconds=6)
     default="5s",
     help="Time limit of a question, and of a look into the business database; a later answer counts as UNKNOWN.",
 )
-@option("--once", is_flag=True, help="Ask about what is due, then end.")
+@option("--once", is_flag=True, help="Ask about due transactions, then end.")
+@as_value("policy", Policy)
 def check(
-    *,
-    target: Target,
-    listener: str | None,
-    group: str | None,
-    business: str | None,
-    transaction_timeout: timedelta | None,
-    once: bool,
-    **policy: Any,
+    *, target: Target, listener: str | None, group: str | None, business: str | None, policy: Policy, once: bool
 ) -> None:
-    """Ask what became of transactions that nobody has ended.
+    """Ask about transactions without a verdict.
 
-    Runs until SIGTERM or SIGINT, which let it finish what is under way; a second one ends it at once. Several processes
-    may run for one group, producers among them: one checks back, the others stand by.
+    Runs until SIGTERM or SIGINT; questions under way end first, and a second signal ends the process at once. Several
+    processes may run for a group, producers among them: one process checks back, the others stand by.
 
-    Without --listener only transactions that were begun with verdict="join" are decided, and with --business those
-    with "record": their databases know what became of them. All others wait for a process that has a listener. Nothing
-    is counted against them, and this process gives such a process its turn.
+    Without --listener only transactions with verdict="join" are decided, and with --business also
+    verdict="record": the databases know the outcome. Other transactions wait for a process with a listener. No waiting
+    counts against a transaction, and a process without a listener gives way.
+
+    A transaction is asked about after the transaction_timeout that the producers of the group have stored.
     """
     for name in ("check_interval", "check_timeout", "age_limit"):
-        if policy[name] <= timedelta(0):
+        if getattr(policy, name) <= timedelta(0):
             raise click.UsageError(f"--{name.replace('_', '-')} must be greater than 0")
     question = None if listener is None else _question_of(listener)
-    from outbox.rocketmq.broker import declaration_of
-    from outbox.store.subscriptions.subscriptions import Subscriptions
-
     with target.open_outbox() as channel:
         group = _group_of(channel, group, once=once)
-        timeout = _timeout_of(channel, group, transaction_timeout)
-        Subscriptions(channel).check(declaration_of(group, timeout))
+        known = _stored(channel, group)
+        timeout = _DEFAULT_TIMEOUT if known is None else known.grace
         if once:
             _require_nobody(channel, group)
-    from outbox.rocketmq.checker import CheckPolicy
-
-    checked = CheckPolicy(transaction_timeout=timeout, **policy)
-    with _service(target, group, checked, question, business) as service:
+    with _service(target, group, timeout, policy, question, business) as service:
         say(f"check:{group}: {_asked(listener, business)}, after {age(timeout.total_seconds())}")
         _run(service, once=once)
     say(f"check:{group}: {_left(target, group) if once else 'stopped'}")
@@ -90,12 +88,13 @@ def check(
 
 @contextmanager
 def _service(
-    target: Target, group: str, policy: CheckPolicy, question: Question | None, business_url: str | None
+    target: Target, group: str, timeout: timedelta, policy: Policy, question: Question | None, business_url: str | None
 ) -> Iterator[CheckService]:
-    """Yield the check service of a group, with the databases that it needs."""
+    """Yield the check service of a group, with open databases."""
     from outbox.cli.connection import business_of, open_channel_of, open_database
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
+    from outbox.rocketmq.checker import CheckPolicy
     from outbox.rocketmq.service import CheckService
 
     with ExitStack() as open:
@@ -109,7 +108,8 @@ def _service(
         open.callback(outbox.close)
         broker = Broker(outbox, connections=1)
         open.callback(broker.close)
-        yield CheckService(broker, group, policy, question, business)
+        checks = CheckPolicy(transaction_timeout=timeout, **asdict(policy))
+        yield CheckService(broker, group, checks, question, business)
 
 
 def _run(service: CheckService, *, once: bool) -> None:
@@ -138,7 +138,7 @@ def _question_of(listener: str) -> Question:
 
 
 def _group_of(channel: Channel, group: str | None, *, once: bool) -> str:
-    """Return the group that --group names, or else the only one that is known."""
+    """Return the group that --group names, or else the only known group."""
     from outbox.errors import MQClientError
     from outbox.rocketmq.limits import checked_group
     from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -158,28 +158,23 @@ def _group_of(channel: Channel, group: str | None, *, once: bool) -> str:
         new = f"no producer of group {group} has begun a transaction here yet{there}"
         if once:
             raise click.ClickException(new)
-        say(f"warning: {new}")
+        warn(new)
     return group
 
 
-def _timeout_of(channel: Channel, group: str, asked: timedelta | None) -> timedelta:
+def _stored(channel: Channel, group: str) -> Subscription | None:
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    known = Subscriptions(channel).find(check_of(group))
-    if asked is None:
-        return _DEFAULT_TIMEOUT if known is None else known.grace
-    return asked
+    return Subscriptions(channel).find(check_of(group))
 
 
 def _require_nobody(channel: Channel, group: str) -> None:
-    """Exit with code 4 if a live worker checks back on the group, because it may never give its lease back."""
+    """Exit with code 4 if a live worker checks back on the group, because the worker may never give its lease back."""
     from outbox.cli.failures import UNFINISHED
-    from outbox.model.subscription import check_of
     from outbox.store.subscriptions.leases import Leases
-    from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    known = Subscriptions(channel).find(check_of(group))
+    known = _stored(channel, group)
     holder = None if known is None else Leases(channel).look(known.partition(0))
     if holder is not None and holder.live:
         say(f"Error: worker {holder.owner} checks back on group {group} already")
@@ -188,12 +183,13 @@ def _require_nobody(channel: Channel, group: str) -> None:
 
 def _asked(listener: str | None, business: str | None) -> str:
     """Return in words whom the service asks."""
+    if listener is None and business is None:
+        return "asks nobody but the outbox's own database"
     asked = [
-        "asks nobody but the outbox's own database" if listener is None and business is None else "",
         "" if listener is None else f"asks {listener}",
-        "" if business is None else "asks the business database for records",
+        "asks the business database for records" if business else "",
     ]
-    return " and ".join(each for each in asked if each)
+    return " and ".join(filter(None, asked))
 
 
 def _left(target: Target, group: str) -> str:
@@ -201,11 +197,10 @@ def _left(target: Target, group: str) -> str:
     from outbox.rocketmq.checker import NO_BUSINESS, NO_LISTENER
     from outbox.store.half_messages.pending import HalfTransactions
 
-    most = 1_000
     with target.open_outbox() as channel:
-        found = HalfTransactions(channel).pending(group=group, limit=most)
+        found = HalfTransactions(channel).pending(group=group, limit=_MOST_COUNTED)
     given_up = sum(each.given_up for each in found)
-    shown = f"{most} or more" if len(found) == most else str(len(found))
+    shown = f"{_MOST_COUNTED} or more" if len(found) == _MOST_COUNTED else str(len(found))
     left = [f", {given_up} of them given up" if given_up else ""]
     for answer, lack in ((NO_LISTENER, "--listener"), (NO_BUSINESS, "--business")):
         waiting = sum(each.last_answer == answer and not each.given_up for each in found)

@@ -1,4 +1,4 @@
-"""Opening the database that the options name."""
+"""Opening the database of the options."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 
 
 class InboxAloneError(SchemaError):
-    """Raised in the database of a consumer that has an inbox and no outbox."""
+    """Raised in the database of a consumer, with an inbox and no outbox."""
 
 
 @contextmanager
 def open_outbox(url: str, schema: str | None) -> Iterator[Channel]:
-    """Open a connection to the outbox that the options name."""
+    """Open a connection to the outbox of the options."""
     with open_database(url, schema) as database, database.explained(), open_channel_of(database) as channel:
         yield channel
 
 
 @contextmanager
 def open_channel(url: str, schema: str | None) -> Iterator[Channel]:
-    """Open a connection to the database that the options name, whether it holds an outbox or not."""
+    """Open a connection to the database of the options, with an outbox or without."""
     with open_database(url, schema) as database, closing(database.open()) as channel:
         yield channel
 
 
 @contextmanager
 def open_database(url: str, schema: str | None) -> Iterator[Database]:
-    """Yield the database that the options name, without a connection to it yet."""
+    """Yield the database of the options, without a connection yet."""
     engine = engine_of(url)
     try:
         yield Database(engine, schema)
@@ -61,7 +61,7 @@ def open_database(url: str, schema: str | None) -> Iterator[Database]:
 
 @contextmanager
 def open_channel_of(database: Database) -> Iterator[Channel]:
-    """Open a connection to a database, which takes over the number of slots that is stored there."""
+    """Open a connection to a database; take over the stored number of slots."""
     with closing(database.open()) as channel:
         _take_slots(channel)
         yield channel
@@ -88,7 +88,7 @@ def engine_of(given: str, *, create: bool = False, make: str = "outbox db upgrad
 
 @contextmanager
 def business_of(url: str) -> Iterator[Business]:
-    """Yield a business database. It was asked for a record already, so that a mistake shows at once."""
+    """Yield a business database, after a look for a record, so that a mistake shows at once."""
     from outbox.rocketmq.business import Business
 
     engine = _business_engine(url)
@@ -108,7 +108,7 @@ def business_of(url: str) -> Iterator[Business]:
 
 
 def _business_engine(url: str) -> Engine:
-    """Return an engine for a business database that has no outbox; its errors name the option."""
+    """Return an engine for a business database without an outbox; errors name the option."""
     try:
         return engine_of(url, make="outbox db upgrade --record-only")
     except click.ClickException as error:
@@ -116,7 +116,7 @@ def _business_engine(url: str) -> Engine:
 
 
 def url_of(given: str) -> URL:
-    """Return the URL of the database that the options name, with the driver that is used here."""
+    """Return the URL of the database, with the driver of the command line."""
     url = _parsed(given)
     if url.get_backend_name() not in KINDS:
         raise _usage(f"no outbox lives in {url.get_backend_name()}; {_FORM}")
@@ -148,7 +148,7 @@ def _parsed(text: str) -> URL:
 
 
 def _blocking(url: URL) -> URL:
-    """Return the URL with the driver that is used here, because an application's URL may name one for asyncio."""
+    """Return the URL with the driver of the command line: the URL of an application may name a driver for asyncio."""
     if url.drivername == "sqlite+aiosqlite":
         return url.set(drivername="sqlite")
     if url.drivername == "postgresql+asyncpg" and "ssl" in url.query:
@@ -159,7 +159,7 @@ def _blocking(url: URL) -> URL:
 
 
 def _require_file(url: URL, *, create: bool, make: str) -> None:
-    """Raise if the file of an SQLite database is missing, because SQLite would make one for every mistyped name."""
+    """Raise if the file of an SQLite database is missing: SQLite would make a file for every mistyped name."""
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         return
     folder = Path(url.database).absolute().parent
@@ -195,7 +195,7 @@ def _take_slots(channel: Channel) -> None:
 
 
 class _Failure(click.ClickException):
-    """A failure that is shown as one line, with its exit code."""
+    """A failure with one line and an exit code."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json, option
-from outbox.cli.output import printable, say, show_json
+from outbox.cli.output import printable, say, show_json, tell, warn
 from outbox.store.dialects.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group, no_args_is_help=True)
 def db() -> None:
-    """Make the tables, and check them."""
+    """Make the tables, and check the tables."""
 
 
 _slots = option(
@@ -32,9 +31,7 @@ _record_only = option(
     help='A business database without an outbox: only the table for transactions with verdict="record".',
 )
 _inbox_only = option(
-    "--inbox-only",
-    is_flag=True,
-    help="The database of a consumer without an outbox: only the table for its Inbox.",
+    "--inbox-only", is_flag=True, help="The database of a consumer without an outbox: only the table for its Inbox."
 )
 
 
@@ -45,24 +42,19 @@ _inbox_only = option(
 @_inbox_only
 @as_json
 def upgrade(*, target: Target, slots: int | None, record_only: bool, inbox_only: bool, json: bool) -> None:
-    """Create the tables, or bring them up to date; does no harm when they are."""
+    """Create the tables, or bring old tables up to date; does no harm to tables of this version."""
     _require_one(slots, record_only=record_only, inbox_only=inbox_only)
-    alone = record_only or inbox_only
-    done = _upgrade_one(target, inbox=inbox_only) if alone else _upgrade(target, slots)
-    if json:
-        show_json({"action": done.action, "before": done.before, "after": done.after})
+    before = after = None
+    if record_only or inbox_only:
+        action, told = _upgrade_one(target, inbox=inbox_only)
     else:
-        say(done.text)
-
-
-@dataclass(frozen=True, slots=True)
-class _Upgraded:
-    """The result of an upgrade: `created`, `upgraded`, `taken_over` or `none`; the same in words; both revisions."""
-
-    action: str
-    text: str
-    before: str | None = None
-    after: str | None = None
+        before, after, are_there = _upgrade(target, slots)
+        action, told = "created" if before is None else "upgraded", f"upgraded from {before or 'nothing'} to {after}"
+        if before == after:
+            action, told = "none", f"the tables are up to date ({after})"
+        elif before is None and are_there:
+            action, told = "taken_over", f"took over the tables that were there, as they are complete ({after})"
+    tell(told, {"action": action, "before": before, "after": after}, json=json)
 
 
 def _require_one(slots: int | None, *, record_only: bool, inbox_only: bool) -> None:
@@ -74,8 +66,8 @@ def _require_one(slots: int | None, *, record_only: bool, inbox_only: bool) -> N
         raise click.UsageError("--inbox-only and --slots exclude each other: an inbox has no keys")
 
 
-def _upgrade_one(target: Target, *, inbox: bool) -> _Upgraded:
-    """Make the one table of a database without an outbox: that of an inbox, or of records."""
+def _upgrade_one(target: Target, *, inbox: bool) -> tuple[str, str]:
+    """Make the table of an inbox or of records, in a database without an outbox; return the action, also in words."""
     from sqlalchemy import inspect
 
     from outbox import migrate
@@ -90,18 +82,18 @@ def _upgrade_one(target: Target, *, inbox: bool) -> _Upgraded:
         engine.dispose()
     where, table = label_of(engine.url, target.schema), "outbox_inbox" if inbox else "outbox_record"
     if has_outbox and inbox:
-        say("warning: this database has an outbox, and its inbox with it; run: outbox db upgrade")
+        warn("this database has an outbox, and its inbox with it; run: outbox db upgrade")
     elif has_outbox:
-        say(
-            "warning: this database has an outbox; records belong into the business database of a producer whose outbox"
-            " is elsewhere"
+        warn(
+            "this database has an outbox; records belong into the business database of a producer with an outbox"
+            " elsewhere"
         )
-    if is_new:
-        return _Upgraded("created", f"{where}: made the table {table}")
-    return _Upgraded("none", f"{where}: the table {table} is there already")
+    done = ("created", "made the table {}") if is_new else ("none", "the table {} is there already")
+    return done[0], f"{where}: {done[1].format(table)}"
 
 
-def _upgrade(target: Target, slots: int | None) -> _Upgraded:
+def _upgrade(target: Target, slots: int | None) -> tuple[str | None, str | None, bool]:
+    """Upgrade; return the revision before and after, and whether there were tables."""
     from sqlalchemy import inspect
 
     from outbox import migrate
@@ -116,25 +108,19 @@ def _upgrade(target: Target, slots: int | None) -> _Upgraded:
         after = migrate.current_revision(engine, target.schema)
     finally:
         engine.dispose()
-    if before == after:
-        return _Upgraded("none", f"the tables are up to date ({after})", before, after)
-    if before is None and are_there:
-        text = f"took over the tables that were there, as they are complete ({after})"
-        return _Upgraded("taken_over", text, before, after)
-    action = "created" if before is None else "upgraded"
-    return _Upgraded(action, f"upgraded from {before or 'nothing'} to {after}", before, after)
+    return before, after, are_there
 
 
 @db.command()
 @about_a_database
-@option("--slots", type=int, help="What the application says, to be compared.")
+@option("--slots", type=int, help="The number of the application, to be compared.")
 @_record_only
 @_inbox_only
 @as_json
 def check(*, target: Target, slots: int | None, record_only: bool, inbox_only: bool, json: bool) -> None:
-    """Compare the database with what this version needs; exit code 1 when something differs.
+    """Compare the database with the needs of this version; exit code 1 when something differs.
 
-    Where of all tables there is only an inbox, that is checked alone.
+    In a database with no other table than an inbox, the inbox is checked alone.
     """
     _require_one(slots, record_only=record_only, inbox_only=inbox_only)
     alone = record_only or inbox_only
@@ -191,7 +177,7 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
 @option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")
 @_slots
 def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
-    """Print the SQL that makes the tables, for those who apply it by hand. Needs no database."""
+    """Print the SQL for the tables, to be applied by hand. Needs no database."""
     from outbox import migrate
     from outbox.schema import SLOTS
 

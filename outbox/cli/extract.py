@@ -5,123 +5,121 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, from_a_standby, option
-from outbox.cli.output import age, counted, say, show_json
-from outbox.cli.spark import on_spark
+from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, as_value, from_a_standby, option
+from outbox.cli.output import age, counted, say, show_json, tell
+from outbox.cli.spark import Cluster, on_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from outbox.spark.job import Extract
-    from outbox.spark.manifest import Archive, Manifest
+    from outbox.spark.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The end of the command, and the pause between two windows."""
+
+    until_empty: bool
+    follow: bool
+    interval: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The options for an `Extraction`."""
+
+    topics: tuple[str, ...] | None
+    halves: bool
+    register: str | None
+    hold: timedelta | None
+    delta: bool
+    accept_gap: bool
+    accept_server: bool
 
 
 @click.command()
 @partial(about_a_database, unless="clean")
 @click.argument("path")
-@option("--until-empty", is_flag=True, help="Extract again and again, until nothing new was committed.")
+@option("--until-empty", is_flag=True, help="Extract again and again, until no new message was committed.")
 @option("--follow", is_flag=True, help="Go on until interrupted.")
-@option("--interval", type=DURATION, default="10s", help="Pause of --follow when there is nothing.")
+@option("--interval", type=DURATION, default="10s", help="Pause of --follow without new messages.")
+@as_value("pace", Pace)
 @from_a_standby
-@option("--topics", type=NAMES, help="Only these topics; otherwise all.")
+@option("--topics", type=NAMES, help="Only messages of the named topics.")
 @option("--halves", is_flag=True, help="Half messages of transactions, too.")
-@option("--register", metavar="NAME", help="Let retention wait for this archive, under this name.")
-@option("--hold", type=DURATION, help="With --register: how long after its last window at most. [default: 30d]")
+@option("--register", metavar="NAME", help="Let retention wait for the archive, under a name.")
+@option("--hold", type=DURATION, help="With --register: how long after the last window at most. [default: 30d]")
 @option("--delta", is_flag=True, help="Commit the files to a Delta table at PATH, too.")
-@option("--accept-gap", is_flag=True, help="Go on although messages were purged before they were extracted.")
+@option("--accept-gap", is_flag=True, help="Go on although messages were purged before the extract.")
 @option("--accept-server", is_flag=True, help="Go on although another server or timeline has the database now.")
-@option("--clean", type=DURATION, help="Extract nothing; delete files that do not count and are older than this: 1d.")
+@as_value("wanted", Wanted)
+@option("--clean", type=DURATION, help="Extract nothing; delete older files that do not count: 1d.")
 @on_spark
 @as_json
 def extract(
     *,
     target: Target | None,
     path: str,
+    pace: Pace,
     standby: str | None,
-    until_empty: bool,
-    follow: bool,
-    interval: timedelta,
-    register: str | None,
-    hold: timedelta | None,
+    wanted: Wanted,
     clean: timedelta | None,
-    master: str | None,
-    remote: str | None,
+    cluster: Cluster,
     json: bool,
-    topics: tuple[str, ...] | None,
-    **wanted: Any,
 ) -> None:
     """Extract messages to Parquet files in the folder PATH, by topic and day.
 
-    Each run adds a window: what was committed since the one before it. Its manifest, PATH/_outbox/NUMBER.json, is
-    written last, and only files that manifests count belong to the archive: whenever this is killed, nothing is missing
-    and nothing there twice. Read it by outbox.spark.archived(spark, PATH).
+    Each run adds a window: the messages that were committed since the window before. The manifest,
+    PATH/_outbox/NUMBER.json, is written last, and only files of manifests belong to the archive: after a kill no
+    message is missing and no message is there twice. To read the archive: outbox.spark.archived(spark, PATH).
 
     Spark runs on this machine unless --master or --remote say otherwise. On a cluster every executor needs outbox-log
-    with its extra, the folder under the same path, and, for a URL with a password, OUTBOX_DATABASE (with a standby:
-    OUTBOX_STANDBY) in its environment.
+    with the extra, the folder under the same path, and, for a URL with a password, OUTBOX_DATABASE (with a standby:
+    OUTBOX_STANDBY) in the environment.
     """
-    _require_sense(until_empty=until_empty, follow=follow, register=register, hold=hold, master=master, remote=remote)
+    if pace.until_empty and pace.follow:
+        raise click.UsageError("--until-empty and --follow exclude each other")
+    if wanted.hold is not None and wanted.register is None:
+        raise click.UsageError("--hold says how long retention waits for --register NAME; give both")
     from outbox.cli.spark import place_of, require_extra, session
     from outbox.spark.manifest import Archive
 
     archive = Archive(path)
     if clean is not None:
-        _clean(archive, clean, json=json)
+        files, size = archive.clean(clean)
+        told = f"{archive.path}: deleted {counted(files, 'file')} that no manifest counts, {_size(size)}"
+        tell(told, {"deleted": files, "bytes": size}, json=json)
         return
     assert target is not None
     require_extra("pyspark", "pyarrow")
-    if wanted["delta"]:
+    if wanted.delta:
         require_extra("deltalake", extra="delta")
     from outbox.model.topics import exact_topics
     from outbox.spark.connections import rights_told
     from outbox.spark.job import Extract, Extraction
 
-    asked = Extraction(topics=exact_topics(topics), register=register, hold=hold or timedelta(days=30), **wanted)
+    given = {**asdict(wanted), "topics": exact_topics(wanted.topics), "hold": wanted.hold or timedelta(days=30)}
+    asked = Extraction(**given)
     # Errors in the options, the database or the archive show before Spark is started, because that takes a while.
     with rights_told(), target.open_outbox():
         pass
-    place = place_of(target, local=master is None and remote is None, standby=standby)
+    place = place_of(target, local=cluster.is_local, standby=standby)
     verbose = bool(click.get_current_context().params.get("verbose"))
     with closing(Extract(archive, place, asked)) as job:
         job.require_possible()
-        with session(master=master, remote=remote, verbose=verbose) as spark:
-            _run(job, spark, json=json, until_empty=until_empty, follow=follow, interval=interval)
+        with session(cluster=cluster, verbose=verbose) as spark:
+            _run(job, spark, pace, json=json)
 
 
-def _require_sense(
-    *,
-    until_empty: bool,
-    follow: bool,
-    register: str | None,
-    hold: timedelta | None,
-    master: str | None,
-    remote: str | None,
-) -> None:
-    if until_empty and follow:
-        raise click.UsageError("--until-empty and --follow exclude each other")
-    if master is not None and remote is not None:
-        raise click.UsageError("--master and --remote exclude each other")
-    if hold is not None and register is None:
-        raise click.UsageError("--hold says how long retention waits for --register NAME; give that, too")
-
-
-def _clean(archive: Archive, older_than: timedelta, *, json: bool) -> None:
-    files, size = archive.clean(older_than)
-    if json:
-        show_json({"deleted": files, "bytes": size})
-    else:
-        say(f"{archive.path}: deleted {counted(files, 'file')} that no manifest counts, {_size(size)}")
-
-
-def _run(
-    job: Extract, spark: SparkSession, *, json: bool, until_empty: bool, follow: bool, interval: timedelta
-) -> None:
+def _run(job: Extract, spark: SparkSession, pace: Pace, *, json: bool) -> None:
     from outbox.runtime.signals import stopping_on_signals
 
     stop = threading.Event()
@@ -132,16 +130,16 @@ def _run(
             try:
                 manifest = job.step(spark)
             except Exception as error:
-                if not (follow and worked and _passes(error)):
+                if not (pace.follow and worked and _passes(error)):
                     raise
-                stop.wait(interval.total_seconds())
+                stop.wait(pace.interval.total_seconds())
                 continue
             worked = True
-            _show(manifest, time.monotonic() - began, json=json, quiet=follow)
-            if not follow and not (until_empty and manifest is not None and manifest.rows):
+            _show(manifest, time.monotonic() - began, json=json, quiet=pace.follow)
+            if not pace.follow and not (pace.until_empty and manifest is not None and manifest.rows):
                 return
             if manifest is None or not manifest.rows:
-                stop.wait(interval.total_seconds())
+                stop.wait(pace.interval.total_seconds())
 
 
 def _passes(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Failures as a user meets them: one line that says what to do, and an exit code."""
+"""Failures as a user meets them: one line with the fix, and an exit code."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NO_CONNECTION = ("08", "28", "3D", "53", "57P")
 
 
 def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> int | None:
-    """Say what happened in one line; return the exit code, or None for an error that nobody foresaw.
+    """Tell the error in one line; return the exit code, or None for an unforeseen error.
 
-    `labelled` puts before the line what the error is about, if that would not be clear.
+    `labelled` begins the line with the database or the option.
     """
     if isinstance(error, OutboxError):
         say(f"Error: {labelled(str(error))}")

@@ -1,4 +1,4 @@
-"""Groups of commands: their help is not cut, and the error about a mistyped command names similar ones."""
+"""Groups of commands: the help is not cut, and the error about a mistyped command names similar commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is called; raise an error that names similar commands if it is mistyped."""
+        """Return the called command; for a mistyped command raise an error with similar commands."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -31,6 +31,6 @@ class Group(click.Group):
             formatter.write_dl(self.summaries(ctx))
 
     def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
-        """Return each command with the sentence that says what it is for."""
+        """Return each command with its purpose in a sentence."""
         known = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         return [(name, each.get_short_help_str(_WHOLE_SENTENCE)) for name, each in known if each is not None]

@@ -13,7 +13,7 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 def set_up(verbosity: int, form: str) -> None:
-    """Log the library's own events; `verbosity` 0: warnings, 1: what it does, 2: everything."""
+    """Log the library's own events; `verbosity` 0: warnings, 1: also information, 2: all."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
     logger = logging.getLogger("outbox")

@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from outbox.cli import logs
-from outbox.cli.output import keep_secret, say
+from outbox.cli.output import keep_secret, warn
 from outbox.runtime.secret import Secret, secrets_of, warning_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ option = functools.partial(click.option, show_envvar=True, show_default=True)
 
 
 def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Return one decorator in place of several, of which the first stands at the top."""
+    """Return a decorator in place of several; the first stands at the top."""
 
     def decorate(function: F) -> F:
         return functools.reduce(lambda decorated, each: each(decorated), reversed(decorators), function)
@@ -43,7 +43,7 @@ def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 def as_value(name: str, value: type) -> Callable[[F], F]:
-    """Return a decorator that hands the options which are fields of a dataclass over as one value of that name."""
+    """Return a decorator that hands the fields of a dataclass, given as options, over as one value."""
     fields = [each.name for each in dataclasses.fields(value)]
 
     def decorate(function: F) -> F:
@@ -58,7 +58,7 @@ def as_value(name: str, value: type) -> Callable[[F], F]:
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A duration, such as `90s`, `1h30m` or `7d`."""
+    """A duration: `90s`, `1h30m` or `7d`."""
 
     name = "duration"
 
@@ -75,12 +75,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
 
 
 class StartAt(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """The place where a subscription begins: `earliest`, `latest`, or a moment with its zone."""
+    """The begin of a subscription: `earliest`, `latest`, or a moment with a zone."""
 
     name = "earliest|latest|time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | datetime:
-        """Return `earliest`, `latest`, or the moment that is given in ISO form."""
+        """Return `earliest`, `latest`, or a moment given in ISO form."""
         if isinstance(value, datetime):
             return value
         if value.lower() in ("earliest", "latest"):
@@ -97,12 +97,12 @@ class StartAt(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
 
 
 class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """Names with commas between them, such as `a,b,c`."""
+    """Names with commas in between: `a,b,c`."""
 
     name = "a,b"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the names one by one."""
+        """Return a tuple of names."""
         if isinstance(value, tuple):
             return value
         names = tuple(name.strip() for name in value.split(","))
@@ -112,12 +112,12 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
 
 
 class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A URL; an environment variable may hold several, with white space between them."""
+    """A URL; an environment variable may hold several, with white space in between."""
 
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text as it is. It is checked later, where no error shows any part of it."""
+        """Return the text unchecked; later checks show no part of the text in an error."""
         return str(value)
 
     def split_envvar_value(self, rv: str) -> list[str]:
@@ -130,14 +130,14 @@ DURATION, START, NAMES, URLS = Duration(), StartAt(), Names(), Urls()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The database that a command is about."""
+    """The database of a command."""
 
     url: str = field(repr=False)
     schema: str | None = None
 
     @contextmanager
     def open_outbox(self) -> Iterator[Channel]:
-        """Open a connection to the outbox that is there."""
+        """Open a connection to the outbox there."""
         from outbox.cli.connection import open_outbox
 
         with open_outbox(self.url, self.schema) as channel:
@@ -145,9 +145,9 @@ class Target:
 
 
 def about_a_database(function: F, *, unless: str | None = None) -> F:
-    """Give a command the options that name a database, and hand it over as `target`.
+    """Give a command the options for a database, and hand the database over as `target`.
 
-    `unless`: an option with which the command needs no database; `target` is None then.
+    `unless`: with this option the command needs no database, and `target` is None.
     """
 
     @functools.wraps(function)
@@ -156,7 +156,7 @@ def about_a_database(function: F, *, unless: str | None = None) -> F:
             return function(*args, target=None, **rest)
         if len(targets) > 1:
             raise click.UsageError(
-                f"this command is about one database, not {len(targets)}; say which by --database URL and --schema NAME"
+                f"this command is about one database, not {len(targets)}; choose by --database URL and --schema NAME"
             )
         return function(*args, target=targets[0], **rest)
 
@@ -164,7 +164,7 @@ def about_a_database(function: F, *, unless: str | None = None) -> F:
 
 
 def about_databases(function: F, *, several: bool = True, unless: str | None = None) -> F:
-    """Give a command the options that name databases; hand over each database with each schema as `targets`."""
+    """Give a command the options for databases; hand over each database with each schema as `targets`."""
 
     @functools.wraps(function)
     def command(
@@ -177,7 +177,7 @@ def about_databases(function: F, *, several: bool = True, unless: str | None = N
         **rest: Any,
     ) -> Any:
         logs.set_up(verbose, log_format)
-        urls = _urls(database, database_file)
+        urls = _urls("database", database, database_file)
         if not urls and not _unneeded(unless, rest):
             raise click.UsageError("no database: set OUTBOX_DATABASE, or give --database URL or --database-file PATH")
         targets = tuple(Target(url, name) for url in urls for name in schema or (None,))
@@ -190,9 +190,33 @@ def _unneeded(unless: str | None, given: Mapping[str, Any]) -> bool:
     return unless is not None and given[unless] is not None
 
 
-def to_a_destination(function: F) -> F:
-    """Give a command `--to` and `--to-file`, and hand the URL over as `to`."""
-    return _by_url_or_file(function, "to", "The destination: nats://host:4222, stdout:, …")
+def _by_url_or_file(function: F, name: str, help: str, *, envvar: str | None = None) -> F:
+    """Give a command the options `--name` and `--name-file`, and hand over the URL."""
+
+    @functools.wraps(function)
+    def command(*args: Any, **given: Any) -> Any:
+        url = given[name]
+        found = _urls(name, () if url is None else (url,), given.pop(f"{name}_file"))
+        given[name] = found[0] if found else None
+        return function(*args, **given)
+
+    url = option(f"--{name}", metavar="URL", envvar=envvar, callback=no_password, help=help)
+    return together(url, _file_option(name, envvar))(command)  # type: ignore[return-value]
+
+
+to_a_destination = functools.partial(_by_url_or_file, name="to", help="The destination: nats://host:4222, stdout:, …")
+a_business_database = functools.partial(
+    _by_url_or_file,
+    name="business",
+    help='The business database, for transactions that were begun with verdict="record".',
+    envvar="OUTBOX_BUSINESS",
+)
+from_a_standby = functools.partial(
+    _by_url_or_file,
+    name="standby",
+    help="A standby of the database, to be read instead. PostgreSQL only.",
+    envvar="OUTBOX_STANDBY",
+)
 
 
 def by_routes(function: F) -> F:
@@ -201,50 +225,12 @@ def by_routes(function: F) -> F:
         "--route",
         multiple=True,
         metavar="TOPIC=URL",
-        callback=_no_passwords,
+        callback=no_password,
         help="A destination for a topic or a pattern, as 'orders.*=nats://host:4222'; the first that matches counts,"
         " and the last is '*=URL'. May be given several times; in the environment with blanks between two.",
     )
     config = option("--config", type=click.Path(path_type=Path), metavar="PATH", help="A TOML file with routes.")
     return together(route, config)(function)
-
-
-def rewritten(function: F) -> F:
-    """Give a command `--prefix`, `--rename` and `--envelope`."""
-    return together(
-        option("--prefix", metavar="TEXT", help="Send under a topic that begins with this."),
-        option("--rename", multiple=True, metavar="OLD=NEW", help="Send a topic under another one, before the prefix."),
-        option(
-            "--envelope",
-            type=click.Choice(["raw", "cloudevents", "debezium"]),
-            default="raw",
-            help="The form in which messages are sent.",
-        ),
-    )(function)
-
-
-def a_business_database(function: F) -> F:
-    """Give a command `--business` and `--business-file`, and hand the URL over as `business`."""
-    help = 'The business database, for transactions that were begun with verdict="record".'
-    return _by_url_or_file(function, "business", help, envvar="OUTBOX_BUSINESS")
-
-
-def from_a_standby(function: F) -> F:
-    """Give a command `--standby` and `--standby-file`, and hand the URL over as `standby`."""
-    help = "A standby of the database, which is read in its place. PostgreSQL only."
-    return _by_url_or_file(function, "standby", help, envvar="OUTBOX_STANDBY")
-
-
-def _by_url_or_file(function: F, name: str, help: str, *, envvar: str | None = None) -> F:
-    """Give a command the options `--name` and `--name-file`, and hand over the URL that one of them gives."""
-
-    @functools.wraps(function)
-    def command(*args: Any, **given: Any) -> Any:
-        given[name] = _one_of(name, given[name], given.pop(f"{name}_file"))
-        return function(*args, **given)
-
-    url = option(f"--{name}", metavar="URL", envvar=envvar, callback=no_password, help=help)
-    return together(url, _file_option(name, envvar))(command)  # type: ignore[return-value]
 
 
 def _file_option(name: str, envvar: str | None, more: str = "") -> Callable[[Any], Any]:
@@ -253,7 +239,7 @@ def _file_option(name: str, envvar: str | None, more: str = "") -> Callable[[Any
         type=click.Path(path_type=Path),
         metavar="PATH",
         envvar=envvar and f"{envvar}_FILE",
-        help=f"A file that holds that URL, with its password{more}.",
+        help=f"A file with the URL and its password{more}.",
     )
 
 
@@ -266,18 +252,12 @@ def as_given(name: str) -> str:
     return f"--{name}"
 
 
-def as_json(function: F) -> F:
-    """Give a command `--json`."""
-    return option("--json", "json", is_flag=True, help="Machine-readable output.")(function)
-
-
-def by_whom(function: F) -> F:
-    """Give a command that decides something `--by`."""
-    return option("--by", help="Who decides; otherwise the user of this process.")(function)
+as_json = option("--json", "json", is_flag=True, help="Machine-readable output.")
+by_whom = option("--by", help="The person; otherwise the user of the process.")
 
 
 def me() -> str:
-    """Return the user and the host of this process, as `user@host`."""
+    """Return user and host of the process, as `user@host`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -294,29 +274,17 @@ def confirmed(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _no_passwords(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Raise if one of the values holds a secret. All are looked at first, so that no error shows one of the others."""
-    refused: click.UsageError | None = None
-    for value in values:
-        try:
-            no_password(ctx, param, value)
-        except click.UsageError as error:
-            refused = error
-    if refused is not None:
-        raise refused
-    return values
+def no_password(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Return the value of a URL option; raise for a secret that every user could read in the list of processes.
 
-
-def no_password(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Raise for a secret that every user of the machine could read in the list of processes."""
-    if value is None:
-        return None
-    name = str(param.name)
-    secrets = secrets_in(name, value)
+    With several values all secrets are known before the error, so that the error shows none of them.
+    """
+    name, values = str(param.name), value if isinstance(value, tuple) else filter(None, (value,))
+    secrets = [secret for each in values for secret in secrets_in(name, each)]
     keep_secret(secrets)
     if secrets and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
         raise click.UsageError(
-            f"--{name} holds a password{_where(secrets)}, which everybody on this machine could read; set"
+            f"--{name} holds a password{_where(secrets)}, for every user of this machine to read; set"
             f" {_variable(param, ctx)} instead{_in_file(name, ctx)}"
         )
     return value
@@ -355,23 +323,16 @@ def _where(secrets: Sequence[Secret]) -> str:
 
 
 def warn_of_readers(file: Path) -> None:
-    """Warn of a file that holds a secret and that everybody may read."""
+    """Warn of a file with a secret that every user may read."""
     if warning := warning_of(file):
-        say(f"warning: {warning}")
+        warn(warning)
 
 
-def _one_of(name: str, url: str | None, file: Path | None) -> str | None:
-    """Return the URL from the option or from the file."""
-    if file is None or not _file_is_meant(name, given=url is not None):
-        return url
-    return _read(name, file)[0]
-
-
-def _urls(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
-    """Return the URLs of the databases from the option or from the file."""
-    if file is None or not _file_is_meant("database", given=bool(given)):
+def _urls(name: str, given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
+    """Return the URLs from the option or from the file."""
+    if file is None or not _file_is_meant(name, given=bool(given)):
         return given
-    return tuple(_read("database", file))
+    return tuple(_read(name, file))
 
 
 def _file_is_meant(name: str, *, given: bool) -> bool:
@@ -381,12 +342,12 @@ def _file_is_meant(name: str, *, given: bool) -> bool:
         return True
     said = {each for each in (name, f"{name}_file") if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE}
     if len(said) != 1:
-        raise click.UsageError(f"both --{name} and --{name}-file are given; give one of them")
+        raise click.UsageError(f"both --{name} and --{name}-file are given; leave one out")
     return name not in said
 
 
 def _read(name: str, file: Path) -> list[str]:
-    """Return the lines of a file, which are URLs."""
+    """Return the URLs in a file, one a line."""
     try:
         urls = [line.strip() for line in file.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -395,7 +356,7 @@ def _read(name: str, file: Path) -> list[str]:
     several = name == "database"
     if not urls or any(len(url.split()) > 1 for url in urls) or (len(urls) > 1 and not several):
         form = "one URL a line" if several else "one URL"
-        raise click.UsageError(f"--{name}-file {file}: it should hold {form} and nothing else")
+        raise click.UsageError(f"--{name}-file {file}: the file should hold {form} and nothing else")
     secrets = [each for url in urls for each in secrets_in(name, url)]
     keep_secret(secrets)
     if secrets:
@@ -412,10 +373,10 @@ def _names_of_databases(*, several: bool) -> list[Callable[..., Any]]:
             multiple=True,
             metavar="URL",
             envvar="OUTBOX_DATABASE",
-            callback=_no_passwords,
+            callback=no_password,
             help=f"Where the tables are: postgresql://host/name or sqlite:///path.{again}",
         ),
-        _file_option("database", "OUTBOX_DATABASE", "; or several, one a line" if several else ""),
+        _file_option("database", "OUTBOX_DATABASE", "; or with several, a line each" if several else ""),
         option(
             "--schema",
             multiple=True,
@@ -427,14 +388,7 @@ def _names_of_databases(*, several: bool) -> list[Callable[..., Any]]:
 
 
 _LOGGED = [
-    option(
-        "-v",
-        "--verbose",
-        count=True,
-        show_default=False,
-        envvar="OUTBOX_VERBOSE",
-        help="Log what happens; -vv: everything.",
-    ),
+    option("-v", "--verbose", count=True, show_default=False, envvar="OUTBOX_VERBOSE", help="Log events; -vv: all."),
     option(
         "--log-format",
         type=click.Choice(["text", "json"]),

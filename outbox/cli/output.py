@@ -1,4 +1,4 @@
-"""Output for people and programs: plain text, tables, JSON. Text from a database is escaped for a terminal."""
+"""Output for people and programs: text, tables, JSON. Text from a database is escaped for a terminal."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from typing import Any
 
 import click
 
+from outbox.cli.tables import Alarm, table_lines
 from outbox.runtime import secret, text
 from outbox.runtime.secret import Secret, forms_of
 
 age, counted = text.age, text.counted
 
-#: The version of the JSON that docs/json.md describes. It stays when a field is added, and rises when a field goes or
-#: means something else.
+#: The version of the JSON that docs/json.md describes. A new field does not change the number; a field that goes, or
+#: means something else, does.
 JSON_VERSION = 1
 
-#: The secrets that this process was given, in each form in which a text may hold them.
+#: The secrets of this process, in each form in which a text may hold a secret.
 known_secrets: set[str] = set()
 
 
 def keep_secret(secrets: Iterable[Secret]) -> None:
-    """Remember secrets, so that `scrubbed` takes them out of every text."""
+    """Remember secrets for `scrubbed`, which takes secrets out of every text."""
     known_secrets.update(forms_of(secrets))
 
 
 def scrubbed(text: str) -> str:
-    """Return a text without the secrets that are known, and without what looks like one."""
+    """Return a text without known secrets, and without the forms that secrets have in URLs."""
     return secret.scrubbed(text, known_secrets)
 
 
@@ -47,32 +48,33 @@ def say(text: str) -> None:
     click.echo(printable(scrubbed(text)), err=True)
 
 
+def warn(text: str) -> None:
+    """Say something that a person has to look at; a terminal shows the first word in colour."""
+    click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {printable(scrubbed(text))}", err=True)
+
+
+def tell(text: str, document: Mapping[str, object], *, json: bool) -> None:
+    """Say what a command has done, in words or as JSON."""
+    if json:
+        show_json(document)
+    else:
+        say(text)
+
+
 def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
     """Write one line of JSON, ASCII only: an object with its version, and with `more`: whether there is more."""
     document = {"version": JSON_VERSION, "more": more, **value}
     click.echo(json.dumps(document, default=_plain, separators=(",", ":")))
 
 
-def show_table(
-    headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = (), whole: Sequence[str] = ()
-) -> None:
-    """Write a table: as wide as the terminal, and elsewhere one line a row.
-
-    `numbers`: the headers of columns that are aligned right. `whole`: the headers of columns that are never folded,
-    because people copy their cells.
-    """
-    from outbox.cli.tables import table_lines
-
-    cells = [[printable(value) for value in row] for row in rows]
-    for line in table_lines(headers, cells, numbers=numbers, whole=whole, width=terminal_width()):
-        click.echo(line)
+def show_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
+    """Write a table: as wide as the terminal, and one line a row elsewhere. `numbers` are aligned right."""
+    cells = [[Alarm(printable(each)) if isinstance(each, Alarm) else printable(each) for each in row] for row in rows]
+    click.echo("\n".join(table_lines(headers, cells, numbers=numbers, width=terminal_width())))
 
 
 def moment(value: datetime, *, zone: bool = True) -> str:
-    """Return a moment as people read it, in UTC, because a server's zone is not theirs.
-
-    `zone`: append the zone; without it a header says it.
-    """
+    """Return a moment in UTC, for people: a server has another zone. `zone`: append the zone, if no header has it."""
     return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}{' UTC' if zone else ''}"
 
 

@@ -1,4 +1,4 @@
-"""The work of `outbox relay`: relays that say where they begin, send, and give up when nothing moves for too long."""
+"""The work of `outbox relay`: relays tell their begin, send, and give up when nothing moves for too long."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _LOOK_SECONDS = 0.1
 class Pace:
     """How the relays of a command work.
 
-    `start`: where a new subscription begins. `retry`: how often a message is tried. `patience`: a relay that ends by
-    itself gives up after so long without an answer of its destination.
+    `start`: where a new subscription begins. `retry`: how often a message is tried. `patience`: a relay that ends when
+    the log is empty gives up after so long without an answer of its destination.
     """
 
     start: Start
@@ -53,62 +53,51 @@ class Pace:
     settings: Settings
     patience: timedelta
 
-
-class Counted:
-    """Listens to a relay: counts what was stored, and remembers when the destination last answered."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-        #: The last error of the destination about a message that it did not accept.
-        self.refusal: str | None = None
-        self.answered_at = time.monotonic()
-
     @property
-    def silent(self) -> timedelta:
-        """The time since the destination answered, or since the beginning."""
-        return timedelta(seconds=time.monotonic() - self.answered_at)
-
-    def told(self, event: Event) -> None:
-        """Count what a call has stored, and note whether the destination answered it."""
-        if not isinstance(event, HandedOver):
-            return
-        if event.verdicts is None:
-            self.refusal = event.error
-            return
-        self.refusal = next((each.error for each in event.verdicts if isinstance(each, Unavailable)), self.refusal)
-        self.sent += sum(isinstance(verdict, Done) for verdict in event.verdicts)
-        if not all(isinstance(verdict, Unavailable) for verdict in event.verdicts):
-            self.answered_at = time.monotonic()
+    def until(self) -> Until:
+        """The end of the work: when the log is empty, or never."""
+        return "stopped" if self.patience == timedelta.max else "empty"
 
 
 class Relaying:
-    """A relay from the command line, which opens its database by itself, as often as needed."""
+    """A relay of the command line; opens the database as often as needed.
+
+    Attributes:
+        label: the beginning of output lines, if there are several relays; else empty.
+        deadline: the time limit of a call of the sender.
+        sent: the number of messages that the destination has accepted.
+        code: the exit code, after the end.
+    """
 
     def __init__(self, target: Target, label: str, sender: OpenedSender, declared: Declaration, pace: Pace) -> None:
-        """`label`: begins what it says, where it is one of several; else an empty text."""
         self.name = declared.name
         self.label = label
         self.deadline = sender.deadline
-        #: The exit code, when it has ended by itself.
-        self.code = 0
+        self.sent = self.code = 0
         self._target = target
         self._sender = sender
-        self._counted = Counted()
         self._declared = declared
         self._pace = pace
         self._stop = Stop()
         self._spoke = self._sends = self._gave_up = False
         self._refusal_notice = RefusalNotice(declared.name)
+        #: The last error of the destination about a message that was not accepted, in brackets.
+        self._refusal = ""
+        self._answered_at = time.monotonic()
 
     @property
     def stopping(self) -> bool:
-        """True after it gave up, or should have: not if the database does not answer, because it waits for that."""
-        return self._stop.asked or self._counted.silent > self._pace.patience
+        """True after the relay gave up, or should have; a database without an answer is not given up."""
+        return self._stop.asked or self._silent
+
+    @property
+    def _silent(self) -> bool:
+        return time.monotonic() - self._answered_at > self._pace.patience.total_seconds()
 
     def work(self, until: Until, stop: Stop) -> None:
-        """Open the database, say where it begins, and send until stopped, or what is there; `code` says how it went.
+        """Open the database, tell the begin, and send; `code` is the exit code.
 
-        One of several says what went wrong, and goes on if it is to send until stopped.
+        Among several relays a relay tells its error, and is tried again if the work has no end.
         """
         with self._stop.within(stop):
             try:
@@ -118,8 +107,7 @@ class Relaying:
                     raise
                 if until == "stopped":
                     raise DatabaseError(error.message) from None
-                say(f"Error: {self._labelled(error.message)}")
-                self.code = error.exit_code
+                self._say(error.message, error.exit_code)
             except Exception as error:
                 code = report_failure(error, self._labelled) if self.label and until != "stopped" else None
                 if code is None:
@@ -131,12 +119,12 @@ class Relaying:
         self._sender.close()
 
     def say_what_was_sent(self) -> None:
-        """Say that the relay has stopped, and how many messages it has sent."""
-        say(self._labelled(f"{self.name}: stopped; {self._counted.sent} sent"))
+        """Tell the end, and how many messages were sent."""
+        self._say(f"{self.name}: stopped; {self.sent} sent")
 
     def give_up_if_silent(self) -> None:
         """Stop if the destination does not answer for too long, or the lease never comes."""
-        if self._sends and self._counted.silent > self._pace.patience:
+        if self._sends and self._silent:
             self._gave_up = True
             self._stop.ask()
 
@@ -149,63 +137,71 @@ class Relaying:
             return
         with open_outbox(self._target.url, self._target.schema) as channel:
             self._announce(channel)
-            self._send_what_is_there(until, channel)
+            self._send_what_is_there(channel)
 
     def _relay_of(self, database: Database) -> Relay:
         outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
-        outbox.listen(self._counted.told)
+        outbox.listen(self._told)
         pace = self._pace
         return Relay(
             outbox, self._sender, declared=self._declared, start=pace.start, retry=pace.retry, settings=pace.settings
         )
 
-    def _send_what_is_there(self, until: Until, channel: Channel) -> None:
-        """Send one batch, or all there is.
+    def _told(self, event: Event) -> None:
+        """Count the accepted messages of a call, and note whether the destination answered."""
+        if not isinstance(event, HandedOver):
+            return
+        verdicts = event.verdicts or ()
+        refused = next((each.error for each in verdicts if isinstance(each, Unavailable)), event.error)
+        self._refusal = f" ({refused})" if refused else self._refusal
+        self.sent += sum(isinstance(verdict, Done) for verdict in verdicts)
+        if not all(isinstance(verdict, Unavailable) for verdict in verdicts):
+            self._answered_at = time.monotonic()
 
-        While messages wait and none is accepted, try again until patience is over, or until a stop.
-        """
+    def _send_what_is_there(self, channel: Channel) -> None:
+        """Send until the log is empty. While messages wait and none is accepted, try again until patience is over."""
         relay = self._relay_of(channel.database)
-        enough = time.monotonic() + self._pace.patience.total_seconds()
-        self._counted.answered_at = time.monotonic()
+        self._answered_at = time.monotonic()
+        enough = self._answered_at + self._pace.patience.total_seconds()
         self._sends = True
         try:
-            relay.work(until, self._stop)
-            while until == "empty" and time.monotonic() < enough and self._nothing_moved(channel):
-                if not self._stop.rest(_AGAIN_SECONDS):
-                    break
-                relay.work(until, self._stop)
+            relay.work("empty", self._stop)
+            while time.monotonic() < enough and self._nothing_moved(channel) and self._stop.rest(_AGAIN_SECONDS):
+                relay.work("empty", self._stop)
         finally:
             self._sends = False
             self.close()
-        self._say_how_it_ended(channel)
-
-    def _say_how_it_ended(self, channel: Channel) -> None:
-        parked = self._left_parked(channel)
+        # The end of a run need not be the end of the work.
+        left = [f"{count} {state}" for state, count in parked_counts(channel, self.name).items() if count.number]
+        parked = f"; parked: {', '.join(left)}" if left else ""
         if self._gave_up:
-            why = self._why_nothing_moved(channel)
+            self._say(f"{self._why_nothing_moved(channel)}{parked}", UNFINISHED)
         elif self._nothing_moved(channel) and not self._stop.asked:
-            why = f"{self._sender.destination} accepted nothing{self._refusal}"
+            self._say(f"{self._sender.destination} accepted nothing{self._refusal}{parked}", UNFINISHED)
         else:
-            say(self._labelled(f"{self.name}: {self._counted.sent} sent{parked}"))
-            return
-        say(f"Error: {self._labelled(f'{why}{parked}')}")
-        self.code = UNFINISHED
+            self._say(f"{self.name}: {self.sent} sent{parked}")
 
     def _nothing_moved(self, channel: Channel) -> bool:
-        """Return whether messages wait for the destination and it has accepted none at all; then it may be away."""
-        if self._counted.sent:
-            return False
+        """Return whether messages wait and the destination, which may be away, has accepted none at all."""
         names = (self.name, compensation_of(self.name))
-        return any(Parked(channel, each).waiting(1) for each in names)
+        return not self.sent and any(Parked(channel, each).waiting(1) for each in names)
+
+    def _why_nothing_moved(self, channel: Channel) -> str:
+        known = Subscriptions(channel).find(self.name)
+        holders = Leases(channel).look_all(known.all_partitions()) if known else {}
+        waited = f"gave up after {age(self._pace.patience.total_seconds())}"
+        if live := [each for each in holders.values() if each.live]:
+            return f"{waited}: worker {live[0].owner} holds the lease of {self.name}"
+        silence = f"in which {self._sender.destination} accepted nothing{self._refusal}"
+        return f"{waited} {silence}; {self.sent} sent before"
 
     def _announce(self, channel: Channel) -> None:
-        """Say once what is sent where, and from when on."""
+        """Tell once the topics, the destination and the begin."""
         if not self._spoke:
             with self._refusal_notice.noted(channel, me()):
                 Subscriptions(channel).check(self._declared)
             topics = "all topics" if self._declared.topics is None else ", ".join(self._declared.topics)
-            where = f"{topics} to {self._sender.destination}, {self._beginning(channel)}"
-            say(self._labelled(f"{self.name}: {where}"))
+            self._say(f"{self.name}: {topics} to {self._sender.destination}, {self._beginning(channel)}")
             self._spoke = True
 
     def _beginning(self, channel: Channel) -> str:
@@ -219,43 +215,28 @@ class Relaying:
         since = "" if settled is None else f" {age(max(0.0, time.time() - settled.settled_at.timestamp()))} ago"
         return f"going on where it was{since}"
 
-    def _why_nothing_moved(self, channel: Channel) -> str:
-        known = Subscriptions(channel).find(self.name)
-        holders = Leases(channel).look_all(known.all_partitions()) if known else {}
-        waited = f"gave up after {age(self._pace.patience.total_seconds())}"
-        if live := [each for each in holders.values() if each.live]:
-            return f"{waited}: worker {live[0].owner} holds the lease of {self.name}"
-        silence = f"in which {self._sender.destination} accepted nothing{self._refusal}"
-        return f"{waited} {silence}; {self._counted.sent} sent before"
-
-    @property
-    def _refusal(self) -> str:
-        return "" if self._counted.refusal is None else f" ({self._counted.refusal})"
-
-    def _left_parked(self, channel: Channel) -> str:
-        """Return in words what is parked, because the end of a run need not be the end of the work."""
-        counts = parked_counts(channel, self.name)
-        left = [f"{count} {state}" for state, count in counts.items() if count.number]
-        return f"; parked: {', '.join(left)}" if left else ""
+    def _say(self, text: str, code: int = 0) -> None:
+        self.code = code
+        say(f"{'Error: ' if code else ''}{self._labelled(text)}")
 
     def _labelled(self, text: str) -> str:
         return labelled(self.label, self.name, text) if self.label else text
 
 
-def relay_until(until: Until, targets: Sequence[Target], plan: Plan, pace: Pace) -> int:
-    """Run a relay for each route of each database; return the exit code: 4 if one gave up, or had to be left behind.
+def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace) -> int:
+    """Run a relay for each route of each database; return the exit code: 4 if a relay gave up, or was left behind.
 
-    One alone ends with the error that it meets. One of several is tried again, and delays no other.
+    A single relay ends with its error. Of several relays each is tried again, and delays no other.
     """
-    relayings = _relayings(targets, plan, pace)
-    supervisor = _supervisor_of(relayings, pace.settings.lease)
-    if until == "stopped":
+    relayings = relayings_of(targets, plan, pace)
+    supervisor = supervisor_of(relayings, pace)
+    if pace.until == "stopped":
         supervisor.run()
         for each in relayings:
             each.say_what_was_sent()
     else:
         with stopping_on_signals(supervisor.stop):
-            supervisor.start(until)
+            supervisor.start(pace.until)
             while not supervisor.ended(_LOOK_SECONDS):
                 for each in relayings:
                     each.give_up_if_silent()
@@ -264,14 +245,14 @@ def relay_until(until: Until, targets: Sequence[Target], plan: Plan, pace: Pace)
     return UNFINISHED if supervisor.unfinished or UNFINISHED in codes else max(codes)
 
 
-def _supervisor_of(relayings: Sequence[Relaying], lease: timedelta) -> Supervisor:
-    # The time that a healthy relay may need: for the call under way, and for a renewal of its lease.
-    drain = max(each.deadline for each in relayings) + lease
+def supervisor_of(relayings: Sequence[Relaying], pace: Pace) -> Supervisor:
+    """Return a supervisor of relays. A stop leaves time for a call under way and a renewal of the lease."""
+    drain = max(each.deadline for each in relayings) + pace.settings.lease
     labels = [each.label for each in relayings]
     return Supervisor(relayings, labels=labels, drain=drain, pause=AGAIN if len(relayings) > 1 else None)
 
 
-def _relayings(targets: Sequence[Target], plan: Plan, pace: Pace) -> list[Relaying]:
+def relayings_of(targets: Sequence[Target], plan: Plan, pace: Pace) -> list[Relaying]:
     """Return a relay for each route of each database; mistakes in the options raise before anything is opened."""
     labels = told_apart([checked_label(target.url, target.schema) for target in targets])
     if len(set(targets)) < len(targets):
@@ -280,7 +261,7 @@ def _relayings(targets: Sequence[Target], plan: Plan, pace: Pace) -> list[Relayi
     found = []
     for target, label in zip(targets, labels, strict=True):
         for sender, declared in opened(plan):
-            # One of several routes is called by its name, one of several databases by that.
+            # One of several databases is named by its label, one of several routes by its subscription.
             parts = [label] if len(targets) > 1 else []
             parts += [declared.name] if len(plan) > 1 else []
             found.append(Relaying(target, " ".join(parts), sender, declared, pace))

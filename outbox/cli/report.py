@@ -1,8 +1,7 @@
-"""`outbox report`: what Spark finds out about a log, as tables, JSON, CSV files and pictures."""
+"""`outbox report`: findings of Spark about a log, as tables, JSON and pictures."""
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import click
 
 from outbox.cli.options import NAMES, Target, about_a_database, as_json, option, together
 from outbox.cli.output import say, show_json, show_table
-from outbox.cli.spark import on_spark, require_drawable, session, source_options
+from outbox.cli.spark import Cluster, on_spark, require_drawable, session, source_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,39 +29,35 @@ _SHOWN, _MOST_POINTS = 80, 20_000
 _BEFORE_THE_END = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Table:
-    """One table of a report: its name and title, its rows, and the columns whose values are numbers."""
+    """A table of a report: name in JSON, title, rows, and the columns for people."""
 
     name: str
     title: str
-    columns: Sequence[str]
     rows: Sequence[Row]
-    numbers: Sequence[str] = ()
+    columns: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The output that is wanted of a report: JSON or text, a folder for CSV files, a file for a picture."""
+    """The output of a report: JSON or text, and the file of a picture."""
 
     json: bool
-    csv: Path | None
     plot: Path | None
 
-    def show(self, tables: Sequence[Table], *, more: bool = False, **extra: object) -> None:
-        """Show the tables of a report. `more`: one of them was cut. `extra`: further fields of the JSON."""
-        if self.csv is not None:
-            for table in tables:
-                _write_csv(self.csv, table)
+    def show(self, *tables: Table, more: bool = False, **extra: object) -> None:
+        """Show the tables of a report. `more`: a table was cut. `extra`: further fields of the JSON."""
         if self.json:
             show_json({**extra, **{table.name: table.rows for table in tables}}, more=more)
             return
         for table in tables:
             click.echo(f"{table.title}:")
             if table.rows:
-                headers = [name.replace("_", " ").upper() for name in table.columns]
+                headers = {name: name.replace("_", " ").upper() for name in table.columns}
+                numbers = [title for name, title in headers.items() if any(_is_number(row[name]) for row in table.rows)]
                 rows = [[_shown(row[name]) for name in table.columns] for row in table.rows]
-                show_table(headers, rows, numbers=[name.replace("_", " ").upper() for name in table.numbers])
+                show_table([*headers.values()], rows, numbers=numbers)
             else:
                 click.echo("none")
             click.echo()
@@ -70,38 +65,37 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The database and the archive that a report is about, and where Spark runs for it."""
+    """The database and the archive of a report, and the place of Spark."""
 
     target: Target
     archive: Path | None
-    master: str | None
-    remote: str | None
+    cluster: Cluster
 
     @contextmanager
     def begun(self) -> Iterator[tuple[Log, Channel]]:
-        """Look whether the archive is there, open the database, and start Spark last, because that takes a while."""
+        """Look for the archive, open the database, and start Spark last, because Spark takes a while."""
         from outbox.spark import register
         from outbox.spark.manifest import Archive
 
         if self.archive is not None:
             Archive(self.archive).newest()
         with self.target.open_outbox() as channel:
-            source = source_options(self.target, local=self.master is None and self.remote is None)
-            with session(master=self.master, remote=self.remote) as spark:
+            source = source_options(self.target, local=self.cluster.is_local)
+            with session(cluster=self.cluster) as spark:
                 register(spark)
                 yield Log(spark, source, self.archive), channel
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The data that a report reads: the tables of a database, and its messages there or in an archive."""
+    """The data of a report: the tables of a database, and messages there or in an archive."""
 
     spark: SparkSession
     source: Mapping[str, str]
     archive: Path | None
 
     def messages(self, columns: str, *, halves: bool = False, topics: Sequence[str] | None = None) -> DataFrame:
-        """Return the messages with these columns, and perhaps others."""
+        """Return the messages with at least the named columns."""
         if self.archive is not None:
             from outbox.spark import archived
 
@@ -110,7 +104,7 @@ class Log:
         return self._read({**options, "halves": str(halves).lower()}, columns)
 
     def windows(self, topics: Sequence[str] | None) -> DataFrame:
-        """Return the messages of the archive, with the numbers of their windows."""
+        """Return the messages of the archive, with numbers of windows."""
         from outbox.spark import archived
         from outbox.spark.reports.order import with_window
 
@@ -128,25 +122,20 @@ class Log:
 
 
 def reported(function: F) -> F:
-    """Give a report the options that all of them have."""
+    """Give a report the common options."""
 
     @functools.wraps(function)
     def command(
-        *, target: Target, json: bool, csv: Path | None, plot: Path | None, archive: Path | None,
-        master: str | None, remote: str | None, **rest: Any,
-    ) -> Any:  # fmt: skip
-        output = Output(json=json, csv=csv, plot=plot)
+        *, target: Target, json: bool, plot: Path | None, archive: Path | None, cluster: Cluster, **rest: Any
+    ) -> Any:
         require_drawable(plot)
-        if csv is not None and csv.exists() and not csv.is_dir():
-            raise click.UsageError(f"--csv {csv}: that is a file; name a folder, into which each table is written")
-        return function(work=Work(target, archive, master, remote), output=output, **rest)
+        return function(work=Work(target, archive, cluster), output=Output(json=json, plot=plot), **rest)
 
     path = click.Path(path_type=Path)
     return together(  # type: ignore[return-value]
         about_a_database,
-        option("--archive", type=path, metavar="PATH", help="Read messages from this archive, not from the database."),
+        option("--archive", type=path, metavar="PATH", help="Read messages from an archive, not from the database."),
         option("--plot", type=path, metavar="FILE.png", help="Also draw a picture. Needs the extra plot."),
-        option("--csv", type=path, metavar="FOLDER", help="Also write each table to a file there."),
         as_json,
         on_spark,
     )(command)
@@ -157,7 +146,7 @@ def report() -> None:
     """Look at the log with Spark.
 
     Needs the extra: pip install 'outbox-log[spark]'. Spark runs on this machine, unless --master or --remote says
-    otherwise. Messages are read from the database, or from an archive that `outbox extract` has written.
+    otherwise. Messages are read from the database, or from an archive of `outbox extract`.
     """
 
 
@@ -188,37 +177,23 @@ def delivery(*, work: Work, output: Output) -> None:
             backlog={row["subscription"]: row["messages"] for row in backlog},
         )
     output.show(
-        [
-            Table(
-                name="per_hour", title="Messages written", rows=per_hour,
-                columns=("hour", "topic", "messages"), numbers=("messages",),
-            ),
-            Table(
-                name="backlog", title="Not settled yet", rows=backlog,
-                columns=("subscription", "messages", "estimate", "lag_seconds"), numbers=("messages", "lag_seconds"),
-            ),
-            Table(
-                name="parked", title="Parked", rows=by_age,
-                columns=("subscription", "state", "age", "messages", "oldest"), numbers=("messages",),
-            ),
-            Table(
-                name="dead", title="Dead letters", rows=dead,
-                columns=("subscription", "topic", "letters", "oldest", "newest", "error"), numbers=("letters",),
-            ),
-        ],
+        Table("per_hour", "Messages written", per_hour, ("hour", "topic", "messages")),
+        Table("backlog", "Not settled yet", backlog, ("subscription", "messages", "estimate", "lag_seconds")),
+        Table("parked", "Parked", by_age, ("subscription", "state", "age", "messages", "oldest")),
+        Table("dead", "Dead letters", dead, ("subscription", "topic", "letters", "oldest", "newest", "error")),
         at=now,
-    )  # fmt: skip
+    )
 
 
 @report.command()
 @reported
 @option("--limit", type=click.IntRange(1), default=100, help="Show at most so many contradictions.")
 def transactions(*, work: Work, output: Output, limit: int) -> None:
-    """Show what became of half messages, and what contradicts that.
+    """Show the outcome of half messages, and contradictions.
 
-    Half messages are committed, rolled back, open, or parked: given up, they wait for a person. A verdict that has not
-    had its effect, or an effect without its verdict, is a contradiction, and ends this with exit code 1. Nothing is
-    concluded from the absence of what may have been purged; UNPROVEN counts such cases.
+    Half messages are committed, rolled back, open, or parked: given up, until a person decides. A verdict without its
+    effect, or an effect without a verdict, is a contradiction; with contradictions the exit code is 1. Messages that
+    may have been purged prove nothing by their absence; UNPROVEN counts these cases.
     """
     from outbox.spark.reports import reconciliation as frames
 
@@ -237,39 +212,38 @@ def transactions(*, work: Work, output: Output, limit: int) -> None:
         plots.transactions(output.plot, counts)
     numbers = ("committed", "rolled_back", "open", "parked", "contradictions", "unproven")
     output.show(
-        [
-            Table(
-                name="states", title="Half messages", rows=counts, numbers=numbers,
-                columns=("producer_group", "topic", *numbers[:4], "oldest_open", *numbers[4:]),
-            ),
-            Table(
-                name="contradictions", title="Contradictions", rows=shown, numbers=("id",),
-                columns=("id", "message_id", "transaction_id", "producer_group", "topic", "state", "problem"),
-            ),
-        ],
+        Table(
+            "states", "Half messages", counts, ("producer_group", "topic", *numbers[:4], "oldest_open", *numbers[4:])
+        ),
+        Table(
+            "contradictions",
+            "Contradictions",
+            shown,
+            ("id", "message_id", "transaction_id", "producer_group", "topic", "state", "problem"),
+        ),
         more=number > len(shown),
-    )  # fmt: skip
+    )
     _end(number, len(shown))
 
 
 @report.command()
 @reported
-@option("--header", metavar="NAME", help="The header that holds the version.")
-@option("--json-path", metavar="PATH", help="Where in the body the version is: $.version.")
-@option("--topics", type=NAMES, help="Only of these topics.")
+@option("--header", metavar="NAME", help="The header with the version.")
+@option("--json-path", metavar="PATH", help="The place of the version in the body: $.version.")
+@option("--topics", type=NAMES, help="Only messages of the named topics.")
 @option("--limit", type=click.IntRange(1), default=100, help="Show at most so many messages.")
 def order(
     *, work: Work, output: Output, header: str | None, json_path: str | None, topics: tuple[str, ...] | None, limit: int
 ) -> None:
-    """Show keys whose version does not rise from message to message.
+    """Show keys with versions that do not rise from message to message.
 
-    Of an archive the order is that in which its readers get the messages: by window, then by id. Of the database it is
-    that of the ids, which is the order of commits where the writers of a key wait for one another.
+    In an archive readers get the messages by window, then by id; the report takes the same order. In the database the
+    order is by id: the order of commits where the writers of a key wait for each other.
     """
     from outbox.spark.reports import order as frames
 
     if (header is None) == (json_path is None):
-        raise click.UsageError("say where the version is: by --header NAME or --json-path PATH, one of the two")
+        raise click.UsageError("say where the version is: by either --header NAME or --json-path PATH")
     with work.begun() as (log, _):
         version = frames.version_in_header(header) if header else frames.version_in_body(json_path or "")
         by_window = work.archive is not None
@@ -286,20 +260,16 @@ def order(
         plots.order(output.plot, summary=summary, breaks=drawn)
     numbers = ("keys", "messages", "without_version", "unreadable", "fell", "repeated", "broken_keys")
     output.show(
-        [
-            Table(
-                name="summary", title=f"Versions of keys, in the order of {', '.join(by)}", rows=summary,
-                columns=("topic", *numbers), numbers=numbers,
-            ),
-            Table(
-                name="breaks", title="Messages whose version does not rise", rows=found,
-                columns=(*by, "topic", "key", "created_at", "previous", "version", "problem"),
-                numbers=(*by, "previous", "version"),
-            ),
-        ],
+        Table("summary", f"Versions of keys, in the order of {', '.join(by)}", summary, ("topic", *numbers)),
+        Table(
+            "breaks",
+            "Messages whose version does not rise",
+            found,
+            (*by, "topic", "key", "created_at", "previous", "version", "problem"),
+        ),
         more=number > len(found),
         order=by,
-    )  # fmt: skip
+    )
     _end(number, len(found))
 
 
@@ -320,14 +290,14 @@ def _reconciled(log: Log, channel: Channel) -> DataFrame:
 
 
 def _with_problems(counts: Sequence[Row], problems: DataFrame) -> list[Row]:
-    """Return the counts with the contradictions that are left."""
+    """Return the counts with the remaining contradictions."""
     grouped = problems.groupBy("producer_group", "topic").count().collect()
     found = {(row["producer_group"], row["topic"]): row["count"] for row in grouped}
     return [{**row, "contradictions": found.get((row["producer_group"], row["topic"]), 0)} for row in counts]
 
 
 def _some(frame: DataFrame, most: int) -> list[Row]:
-    """Return at most so many rows, chosen at random, because a picture shows no more."""
+    """Return at most so many rows, chosen at random: a picture shows no more."""
     from pyspark.sql import functions as sf
 
     return _rows(frame.orderBy(sf.rand(1)).limit(most))
@@ -350,18 +320,12 @@ def _shown(value: object) -> object:
     return value
 
 
-def _write_csv(folder: Path, table: Table) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{table.name}.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(table.columns)
-        for row in table.rows:
-            values = (row[name] for name in table.columns)
-            writer.writerow([each.isoformat() if isinstance(each, datetime) else each for each in values])
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _end(number: int, shown: int) -> None:
-    """Say how many of the findings were left out, and end with exit code 1 if there are any."""
+    """Tell how many findings were left out, and end with exit code 1 if there are findings."""
     if number > shown:
         say(f"{shown} of {number} are shown; raise --limit to see more")
     if number:

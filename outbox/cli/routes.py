@@ -1,4 +1,4 @@
-"""The routes of `outbox relay`: from `--route` options, or from the tables of a file."""
+"""The routes of `outbox relay`: from `--route` options, or from a file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,15 +16,28 @@ import click
 from outbox.cli.options import DURATION, secrets_in, warn_of_readers
 from outbox.cli.output import keep_secret
 from outbox.errors import SenderError
+from outbox.model.retry import RetryPolicy
 from outbox.relay.routes import Route
 from outbox.senders.envelopes import ENVELOPES, EnvelopeName
+from outbox.store.log.limits import LIMITS, Limits
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A variable with the name of its parameter, if it is the whole value of one.
 _BY_VARIABLE = re.compile(rf"(?:[^?&]*=)?{_VARIABLE.pattern}")
 _UNQUOTED = re.compile(r"^\s*\[routes\.[^\"'\]]*\*", re.MULTILINE)
 _FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline", "partitions")
+#: The fields of the whole file, for all routes.
+_NUMBERS = ("attempts", "batch_size", "batch_bytes")
 _POLICIES = ("block", "continue")
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """A route for each topic or pattern, in order; and the attempts and batches of all routes."""
+
+    table: dict[str, Route]
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    limits: Limits = LIMITS
 
 
 def routes_of_options(given: Sequence[str]) -> dict[str, Route]:
@@ -40,8 +54,8 @@ def routes_of_options(given: Sequence[str]) -> dict[str, Route]:
     return found
 
 
-def routes_of_file(file: Path) -> dict[str, Route]:
-    """Return the routes of the tables `[routes."orders.*"]` of a TOML file, in their order."""
+def routes_of_file(file: Path) -> Routes:
+    """Return the content of a TOML file: tables `[routes."orders.*"]`, and numbers for all routes before them."""
     try:
         content = file.read_text()
         found = tomllib.loads(content)
@@ -50,16 +64,27 @@ def routes_of_file(file: Path) -> dict[str, Route]:
     except tomllib.TOMLDecodeError as error:
         quote = '; quote the pattern: [routes."orders.*"]' if _UNQUOTED.search(content) else ""
         raise click.UsageError(f"{file}: it is not TOML: {error}{quote}") from None
-    for name in found:
-        if name != "routes":
-            raise click.UsageError(f'{file}: {name!r} is unknown; it holds tables such as [routes."orders.*"] only')
-    routes = found.get("routes")
+    routes = found.pop("routes", None)
+    for name, value in found.items():
+        if name not in _NUMBERS:
+            raise click.UsageError(
+                f'{file}: {name!r} is unknown; there are {", ".join(_NUMBERS)} and tables such as [routes."orders.*"]'
+            )
+        if not _is_positive(value):
+            raise click.UsageError(f"{file}: {name} must be a whole number from 1 on; write {name} = 100")
     if not isinstance(routes, dict) or not routes:
         raise click.UsageError(f'{file}: it has no routes; write tables such as [routes."*"] with to = "nats://…"')
     tables = [_Table(file, pattern, table) for pattern, table in routes.items()]
     if any(each.holds_secret for each in tables):
         warn_of_readers(file)
-    return {pattern: each.route() for pattern, each in zip(routes, tables, strict=True)}
+    renamed = {"batch_size": "rows", "batch_bytes": "bytes"}
+    limits = Limits(**{renamed[name]: value for name, value in found.items() if name in renamed})
+    retry = RetryPolicy(**{name: value for name, value in found.items() if name not in renamed})
+    return Routes({pattern: each.route() for pattern, each in zip(routes, tables, strict=True)}, retry, limits)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 class _Table:
@@ -73,7 +98,7 @@ class _Table:
 
     @property
     def holds_secret(self) -> bool:
-        """True if the file itself holds a secret, and not only the name of a variable that does."""
+        """True if the file itself holds a secret, and not only the name of a variable."""
         return bool(secrets_in("to", _BY_VARIABLE.sub("", str(self._fields.get("to", "")))))
 
     def route(self) -> Route:
@@ -122,7 +147,7 @@ class _Table:
 
     def _partitions(self) -> int | None:
         number = self._fields.get("partitions")
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+        if number is not None and not _is_positive(number):
             self._refuse("partitions", "must be a whole number from 1 on; write partitions = 4")
         return number
 
@@ -152,14 +177,3 @@ class _Table:
 
     def _refuse(self, field: str, problem: str) -> NoReturn:
         raise click.UsageError(f"{self._about} {field}: {problem}")
-
-
-def renamed(given: Sequence[str]) -> dict[str, str] | None:
-    """Return the topics of `--rename OLD=NEW` options."""
-    found: dict[str, str] = {}
-    for each in given:
-        old, equals, new = each.partition("=")
-        if not equals or old in found:
-            raise click.UsageError(f"--rename {each!r:.100}: write OLD=NEW, each old topic once")
-        found[old] = new
-    return found or None

@@ -1,4 +1,4 @@
-"""Spark as commands use it: a session of their own, quiet and on this machine, or one on a cluster."""
+"""Spark for commands: a quiet session on this machine, or a session on a cluster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from outbox.cli.options import Target, no_password, option, together
+from outbox.cli.options import Target, as_value, no_password, option, together
 from outbox.errors import MissingExtraError, OutboxError
 from outbox.runtime.secret import secrets_of
 from outbox.store.dialects.kinds import is_file
@@ -42,7 +43,24 @@ _LOCAL = {
 _NOISE = ("WARNING", "Using Spark", "Setting default", "\tat ", "  ")
 
 
-#: Gives a command `--master` and `--remote`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The place of Spark: a cluster, a server of Spark Connect, or this machine."""
+
+    master: str | None
+    remote: str | None
+
+    def __post_init__(self) -> None:
+        if self.master is not None and self.remote is not None:
+            raise click.UsageError("--master and --remote exclude each other")
+
+    @property
+    def is_local(self) -> bool:
+        """True if Spark runs on this machine."""
+        return self.master is None and self.remote is None
+
+
+#: Gives a command `--master` and `--remote`, as `cluster`.
 on_spark = together(
     option(
         "--master",
@@ -51,6 +69,7 @@ on_spark = together(
         help="A cluster: spark://host:7077, yarn, k8s://…, local[4].",
     ),
     option("--remote", metavar="URL", callback=no_password, help="A server of Spark Connect: sc://host:15002."),
+    as_value("cluster", Cluster),
 )
 
 
@@ -59,10 +78,10 @@ class SparkStartError(OutboxError):
 
 
 def require_extra(*packages: str, extra: str = "spark") -> None:
-    """Raise if a package is missing, before anything is started.
+    """Raise if a package is missing, before Spark is started.
 
     Raises:
-        MissingExtraError: one is not installed.
+        MissingExtraError: a package is not installed.
     """
     for package in packages:
         if find_spec(package) is None:
@@ -70,7 +89,7 @@ def require_extra(*packages: str, extra: str = "spark") -> None:
 
 
 def require_drawable(picture: Path | None) -> None:
-    """Raise if a picture could not be drawn, before anything is read.
+    """Raise if a picture could not be drawn, before the data is read.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -85,32 +104,34 @@ def require_drawable(picture: Path | None) -> None:
         raise click.UsageError(f"--plot {picture}: no picture can be drawn as .{form}; name a FILE.png, .svg or .pdf")
     if picture.is_dir():
         raise click.UsageError(
-            f"--plot {picture}: that is a folder; name a file in it, such as {picture / 'report.png'}"
+            f"--plot {picture}: this is a folder; name a file there, such as {picture / 'report.png'}"
         )
     if not picture.absolute().parent.is_dir():
-        raise click.UsageError(f"--plot {picture}: there is no folder {picture.parent}; make it, or name another file")
+        raise click.UsageError(
+            f"--plot {picture}: there is no folder {picture.parent}; make the folder, or name another file"
+        )
     if not os.access(picture if picture.exists() else picture.absolute().parent, os.W_OK):
-        raise click.UsageError(f"--plot {picture}: cannot be written to; name a file that this user may write")
+        raise click.UsageError(f"--plot {picture}: this user may not write there; name another file")
 
 
 @contextmanager
-def session(*, master: str | None, remote: str | None, verbose: bool = False) -> Iterator[SparkSession]:
-    """Open a Spark session, and stop it at the end; use one that is there already, and leave it open.
+def session(*, cluster: Cluster, verbose: bool = False) -> Iterator[SparkSession]:
+    """Open a Spark session, and stop the session at the end; an active session is used, and stays open.
 
     Raises:
-        SparkStartError: it does not start.
+        SparkStartError: Spark does not start.
         MissingExtraError: Spark is not installed.
     """
     require_extra("pyspark", "pyarrow")
     from pyspark.sql import SparkSession
 
-    there = None if remote is not None else SparkSession.getActiveSession()
+    there = None if cluster.remote is not None else SparkSession.getActiveSession()
     if there is not None:
         yield there
         return
-    # Otherwise Spark takes the first python3 that it finds, which may have none of these packages.
+    # Otherwise Spark takes the first python3 on the PATH, perhaps one without these packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    started = _started(master, remote, verbose=verbose)
+    started = _started(cluster, verbose=verbose)
     try:
         yield started
     finally:
@@ -120,9 +141,9 @@ def session(*, master: str | None, remote: str | None, verbose: bool = False) ->
 
 
 def place_of(target: Target, *, local: bool, standby: str | None = None) -> Place:
-    """Return where a command's database is, in a form that puts no password into a plan or a log.
+    """Return the place of a command's database, in a form without a password for plans and logs.
 
-    `standby`: the URL of the standby that is read in its place.
+    `standby`: the URL of a standby, to be read instead.
     """
     from outbox.cli.connection import url_of
     from outbox.spark.place import Place
@@ -142,7 +163,7 @@ def place_of(target: Target, *, local: bool, standby: str | None = None) -> Plac
 
 
 def _address(url: URL, variable: str, *, local: bool) -> Address:
-    """Return the address of a database: its URL, or if that has a password, the variable that holds it.
+    """Return the address of a database: the URL, or for a URL with a password the variable of the environment.
 
     The processes of a session on this machine inherit the environment; on a cluster the variable has to be set.
     """
@@ -159,20 +180,21 @@ def _address(url: URL, variable: str, *, local: bool) -> Address:
 
 
 def source_options(target: Target, *, local: bool) -> dict[str, str]:
-    """Return the options by which the source reads a command's database."""
+    """Return the options of the source for a command's database."""
     place = place_of(target, local=local)
     return {"url": place.rows.text, **({} if place.schema is None else {"schema": place.schema})}
 
 
-def _started(master: str | None, remote: str | None, *, verbose: bool) -> SparkSession:
+def _started(cluster: Cluster, *, verbose: bool) -> SparkSession:
     from pyspark.sql import SparkSession
 
+    master, remote = cluster.master, cluster.remote
     if remote is not None:
         if find_spec("grpc") is None:
             raise MissingExtraError("Spark Connect needs packages of its own: pip install 'pyspark[connect]'")
         with _explained(None, f"Spark Connect does not answer at {remote}", "is it running?"):
             return SparkSession.builder.remote(remote).getOrCreate()
-    fix = "it needs Java 17 or newer (JAVA_HOME, or java on the PATH)"
+    fix = "Spark needs Java 17 or newer (JAVA_HOME, or java on the PATH)"
     if master is not None:
         fix = f"is {master} there, and of the same version?"
     builder = SparkSession.builder.appName("outbox").master(master or "local[*]")
@@ -189,7 +211,7 @@ def _started(master: str | None, remote: str | None, *, verbose: bool) -> SparkS
 
 @contextmanager
 def _silenced(said: IO[bytes] | None) -> Iterator[None]:
-    """Redirect the output of what is started meanwhile, because Java begins with warnings that do not matter here."""
+    """Redirect the output of processes that start meanwhile: Java begins with warnings that do not matter here."""
     if said is None:
         yield
         return

@@ -1,32 +1,38 @@
-"""`outbox subscriptions`: the readers of the log, and what belongs to each of them."""
+"""`outbox subscriptions`: the readers of the log, with topics, destination and policy."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
-from outbox.cli.decisions import tell
 from outbox.cli.groups import Group
-from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, confirmed, option, to_a_destination
-from outbox.cli.output import age, counted, moment, show_json, show_table
+from outbox.cli.options import (
+    DURATION,
+    NAMES,
+    Target,
+    about_a_database,
+    as_json,
+    as_value,
+    confirmed,
+    option,
+    to_a_destination,
+)
+from outbox.cli.output import age, counted, moment, show_json, show_table, tell
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from outbox.model.lease import Holder, Partition
-    from outbox.model.subscription import Subscription
-    from outbox.store.operations.parked_status import Count
+    from outbox.model.subscription import OnDead, Subscription
     from outbox.store.subscriptions.readers import Hold
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
 
-
 _wait_for_lease = option(
-    "--wait", type=DURATION, default="30s", help="How long to ask a worker for its lease; 0s: not at all."
+    "--wait", type=DURATION, default="30s", help="How long to ask a worker for the lease; 0s: not at all."
 )
 
 
@@ -39,7 +45,7 @@ def subscriptions() -> None:
 @about_a_database
 @as_json
 def list_(*, target: Target, json: bool) -> None:
-    """List the subscriptions: what they read, where they send it, who works on them."""
+    """List the subscriptions: topics, destination, policy, worker."""
     from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.readers import Readers
     from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -55,84 +61,91 @@ def list_(*, target: Target, json: bool) -> None:
         show_table(_HEADERS, [_row(*each) for each in found])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The options of `alter` for a change."""
+
+    topics: tuple[str, ...] | None
+    on_dead: OnDead | None
+    grace: timedelta | None
+    partitions: int | None
+
+
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
-@option("--topics", type=NAMES, help="Read these topics only; 'orders.*' is a pattern, '!orders.*' an exception.")
-@option("--all-topics", is_flag=True, help="Read all topics.")
+@option(
+    "--topics", type=NAMES, help="Read only these topics; 'orders.*' is a pattern, '!orders.*' an exception, '*' all."
+)
 @to_a_destination
-@option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key.")
-@option("--grace", type=DURATION, help="How long after its commit a message is read at the earliest.")
-@option("--partitions", type=click.IntRange(1), help="How many workers may share its messages; a change of its own.")
+@option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back the key.")
+@option("--grace", type=DURATION, help="Time from the commit of a message until it may be read.")
+@option("--partitions", type=click.IntRange(1), help="How many workers may share the messages; not with other changes.")
+@as_value("change", Change)
 @_wait_for_lease
 @as_json
-def alter(
-    *,
-    target: Target,
-    name: str,
-    topics: tuple[str, ...] | None,
-    all_topics: bool,
-    to: str | None,
-    on_dead: Any,
-    grace: timedelta | None,
-    partitions: int | None,
-    wait: timedelta,
-    json: bool,
-) -> None:
+def alter(*, target: Target, name: str, to: str | None, change: Change, wait: timedelta, json: bool) -> None:
     """Give a subscription other topics, another destination, another policy or another number of partitions.
 
-    Topics that another route of the same relay has are refused, because both would send them.
+    Topics of another route of the same relay are refused, because both routes would send the messages.
 
-    Workers may run: the one at work finishes its calls and pauses for the change. A worker that declares something else
-    ends then; with several databases or routes, or in an application, it tries again instead.
+    Workers may run: the worker with the lease finishes its calls and pauses for the change. A worker with another
+    declaration ends then; with several databases or routes, or in an application, the worker tries again instead.
 
-    A change counts from where the subscription stands: what it has passed already is not read again.
+    A change counts from the position of the subscription: earlier messages are not read again.
 
-    With --on-dead continue the messages behind dead letters that are there go on, too, in their order; the dead letters
-    stay. With --on-dead block those that come hold back their keys, those that are there do not.
+    With --on-dead continue the messages behind present dead letters go on, too, in their order; the dead letters stay.
+    With --on-dead block later dead letters hold back their keys, present dead letters do not.
 
-    Another number of partitions counts as soon as all partitions stand at the same position. One alone does at once;
-    several are handled up to the position of the foremost, by the relays that run, before any goes on. The command
-    waits for that as long as --wait says; the relays do not need it. The number that there is takes the change back.
+    Another number of partitions counts as soon as all partitions stand at the same position. A single partition does at
+    once. Several are handled up to the foremost position, by the running relays, before any goes on. The command waits
+    as long as --wait says; the relays do not need the command. The present number takes the change back.
     """
-    others = topics is not None or all_topics or not (to is None and on_dead is None and grace is None)
-    if topics is not None and all_topics:
-        raise click.UsageError("--topics and --all-topics exclude each other")
-    if partitions is not None and others:
-        raise click.UsageError("--partitions is a change of its own: give it alone")
-    if partitions is None and not others:
-        raise click.UsageError(
-            "nothing to alter: give --topics, --all-topics, --to, --on-dead, --grace or --partitions"
-        )
-    if partitions is not None:
-        from outbox.admin.repartition import repartition
-
-        with target.open_outbox() as channel:
-            altered = repartition(channel, name, partitions, wait=wait)
-        tell(_Altered(altered), json=json)
-        return
+    others = (change.topics, to, change.on_dead, change.grace)
+    if change.partitions is None and others == (None,) * 4:
+        raise click.UsageError("nothing to alter: give --topics, --to, --on-dead, --grace or --partitions")
+    if change.partitions is not None and others != (None,) * 4:
+        raise click.UsageError("--partitions is a change of its own: give no other")
     from outbox.admin import commands
-    from outbox.model.topics import chosen_topics
+    from outbox.admin.repartition import repartition
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     with target.open_outbox() as channel:
-        stored = Subscriptions(channel).get(name)
-        destination = None if to is None else _checked_destination(to, stored)
-        if stored.destination is None and destination is None and stored.direct is None:
-            raise click.UsageError(f"{name} has no destination yet: its first worker declares all of it; or say --to")
-        changed = replace(
-            stored,
-            topics=stored.topics if topics is None and not all_topics else chosen_topics(topics),
-            destination=destination or stored.destination,
-            on_dead=on_dead or stored.on_dead or "block",
-            grace=stored.grace if grace is None else grace,
+        if change.partitions is not None:
+            altered = repartition(channel, name, change.partitions, wait=wait)
+        else:
+            stored = Subscriptions(channel).get(name)
+            altered = commands.alter(channel, _changed(stored, change, to), before=stored, wait=wait)
+    told = f"{_described(altered)}, a dead letter: {altered.on_dead}"
+    told += f", {age(altered.grace.total_seconds())} after the commit" if altered.grace else ""
+    told += "" if altered.partitions == 1 else f", {altered.partitions} partitions"
+    if altered.next_partitions is not None:
+        told += (
+            f"; {counted(altered.next_partitions, 'partition')} as soon as its relays have handled each up to where the"
+            " foremost is, which outbox status shows"
         )
-        altered = commands.alter(channel, changed, before=stored, wait=wait)
-    tell(_Altered(altered), json=json)
+    tell(told, _declared(altered), json=json)
+
+
+def _changed(stored: Subscription, change: Change, to: str | None) -> Subscription:
+    from outbox.model.topics import chosen_topics
+
+    destination = None if to is None else _checked_destination(to, stored)
+    if stored.destination is None and destination is None and stored.direct is None:
+        raise click.UsageError(
+            f"{stored.name} has no destination yet: its first worker declares all of it; or say --to"
+        )
+    return replace(
+        stored,
+        topics=stored.topics if change.topics is None else chosen_topics(change.topics),
+        destination=destination or stored.destination,
+        on_dead=change.on_dead or stored.on_dead or "block",
+        grace=stored.grace if change.grace is None else change.grace,
+    )
 
 
 def _checked_destination(to: str, stored: Subscription) -> str:
-    """Return what is stored of a destination. Its URL is checked as by `outbox relay`, without a connection."""
+    """Return a destination in its stored form. The URL is checked as by `outbox relay`, without a connection."""
     from outbox.senders.opening import is_offered, open_sender
     from outbox.senders.port import destination_of
 
@@ -145,40 +158,12 @@ def _checked_destination(to: str, stored: Subscription) -> str:
     return opened.destination
 
 
-@dataclass(frozen=True, slots=True)
-class _Altered:
-    """A subscription after it was altered."""
-
-    subscription: Subscription
-
-    def describe(self) -> str:
-        now = self.subscription
-        where = f"{_topics(now)} to {_destination(now)}"
-        partitions = "" if now.partitions == 1 else f", {now.partitions} partitions"
-        told = f"{now.name}: {where}, a dead letter: {now.on_dead}{_grace(now)}{partitions}"
-        if now.next_partitions is None:
-            return told
-        following = counted(now.next_partitions, "partition")
-        return (
-            f"{told}; {following} as soon as its relays have handled each up to where the foremost is, which outbox"
-            " status shows"
-        )
-
-    def as_json(self) -> dict[str, object]:
-        return _declared(self.subscription)
-
-
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
-@option("--topics", type=NAMES, required=True, help="The topics or patterns that the new subscription is to have.")
+@option("--topics", type=NAMES, required=True, help="The topics or patterns of the new subscription.")
 @to_a_destination
-@option(
-    "--as",
-    "as_name",
-    metavar="NEW",
-    help="Name of the new subscription.  [default: that of a --route]",
-)
+@option("--as", "as_name", metavar="NEW", help="Name of the new subscription.  [default: as of a --route]")
 @_wait_for_lease
 @as_json
 def split(
@@ -191,13 +176,14 @@ def split(
     wait: timedelta,
     json: bool,
 ) -> None:
-    """Give topics of a subscription to a new one with another destination.
+    """Give topics of a subscription to a new subscription with another destination.
 
-    The new one begins exactly where NAME stands, with its policy, and takes over the parked messages of these topics;
-    NAME no longer has them. So nothing is left out, and nothing is sent twice.
+    The new subscription begins exactly at the position of NAME, with the policy of NAME, and takes over the parked
+    messages of the topics. So nothing is left out, and nothing is sent twice.
 
-    A relay at work finishes its calls first. Then it ends, because its topics are others now; with several databases
-    or routes, or in an application, it tries again instead. Start outbox relay with a --route for the topics.
+    A relay at work finishes its calls first. Then the relay ends, because its topics have changed; with several
+    databases or routes, or in an application, the relay tries again instead. Start outbox relay with a --route for the
+    topics.
     """
     if to is None:
         raise click.UsageError("no destination for the new subscription: give --to URL or --to-file PATH")
@@ -207,25 +193,12 @@ def split(
     with target.open_outbox() as channel:
         destination = _checked_destination(to, Subscriptions(channel).get(name))
         done = carry_out(channel, name, topics, destination=destination, as_name=as_name, wait=wait)
-    tell(_Split(done.origin, done.made, done.parked), json=json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """Two subscriptions that were one, and how many parked messages the new one got."""
-
-    origin: Subscription
-    made: Subscription
-    parked: int
-
-    def describe(self) -> str:
-        now, new = self.origin, self.made
-        parked = f", with {counted(self.parked, 'parked message')}" if self.parked else ""
-        where = f"{new.name}: {_topics(new)} to {_destination(new)}, from where {now.name} stands{parked}"
-        return f"{where}; {now.name}: {_topics(now)} to {_destination(now)}"
-
-    def as_json(self) -> dict[str, object]:
-        return {"split": _declared(self.origin), "made": _declared(self.made), "moved": self.parked}
+    parked = f", with {counted(done.parked, 'parked message')}" if done.parked else ""
+    tell(
+        f"{_described(done.made)}, from where {done.origin.name} stands{parked}; {_described(done.origin)}",
+        {"split": _declared(done.origin), "made": _declared(done.made), "moved": done.parked},
+        json=json,
+    )
 
 
 @subscriptions.command()
@@ -234,10 +207,10 @@ class _Split:
 @option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
-    """Forget a subscription, with its position and what it has parked, while no worker runs.
+    """Forget a subscription, with its position and its parked messages, while no worker runs.
 
-    What belongs to its direct writers, NAME:compensation, goes with it. Stop those writers first: nobody sends what
-    they leave behind.
+    The subscription of direct writers, NAME:compensation, goes as well. Stop the writers first: the messages that
+    writers leave behind are not sent.
     """
     from outbox.admin import commands
     from outbox.model.subscription import compensation_of
@@ -246,41 +219,23 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
 
     with target.open_outbox() as channel:
         stored = Subscriptions(channel).get(name)
-        names = [name, compensation_of(name)]
-        found = [each for each in names if Subscriptions(channel).find(each) is not None]
-        counts = [each for of in found for each in parked_counts(channel, of).items()]
-        dropped = _Dropped(found, [(state, count) for state, count in counts if count.number])
+        dropped = [each for each in (name, compensation_of(name)) if Subscriptions(channel).find(each) is not None]
+        parked = [each for of in dropped for each in parked_counts(channel, of).items() if each[1].number]
+        names = " and ".join(dropped)
+        shown = ", ".join(f"{count} {state}" for state, count in parked)
+        lost = f", with the messages that were parked ({shown})" if parked else ""
         then = "A worker of that name would begin anew."
         if stored.kind == "check":
             then = "Nobody would be asked about its pending transactions any more; decide them before by outbox half."
         if stored.kind == "extract":
             then = "Messages that its archive does not have yet may be purged then."
-        confirmed(f"drop {' and '.join(found)}{dropped.lost}? {then}", yes=yes)
+        confirmed(f"drop {names}{lost}? {then}", yes=yes)
         commands.drop(channel, stored)
-    tell(dropped, json=json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Dropped:
-    """Subscriptions that are dropped, with the counts of their parked messages by state."""
-
-    names: Sequence[str]
-    parked: Sequence[tuple[str, Count]]
-
-    @property
-    def lost(self) -> str:
-        """The parked messages that are dropped with them, in words."""
-        parked = ", ".join(f"{count} {state}" for state, count in self.parked)
-        return f", with the messages that were parked ({parked})" if parked else ""
-
-    def describe(self) -> str:
-        return f"{' and '.join(self.names)} {'is' if len(self.names) == 1 else 'are'} dropped{self.lost}"
-
-    def as_json(self) -> dict[str, object]:
-        parked = Counter[str]()
-        for state, count in self.parked:
-            parked[state] += count.number
-        return {"dropped": self.names, "parked": parked}
+    numbers = Counter[str]()
+    for state, count in parked:
+        numbers[state] += count.number
+    told = f"{names} {'is' if len(dropped) == 1 else 'are'} dropped{lost}"
+    tell(told, {"dropped": dropped, "parked": numbers}, json=json)
 
 
 def _row(subscription: Subscription, holders: Mapping[Partition, Holder], hold: Hold | None) -> tuple[object, ...]:
@@ -311,8 +266,8 @@ def _destination(subscription: Subscription) -> str:
     return subscription.destination or "(none yet)"
 
 
-def _grace(subscription: Subscription) -> str:
-    return f", {age(subscription.grace.total_seconds())} after the commit" if subscription.grace else ""
+def _described(subscription: Subscription) -> str:
+    return f"{subscription.name}: {_topics(subscription)} to {_destination(subscription)}"
 
 
 def _topics(subscription: Subscription) -> str:

@@ -34,6 +34,8 @@ from outbox.model.trace_context import TRACE_HEADERS
 TRANSACTION_ID = "__transactionId__"
 
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
+#: `direct` and `attempt` of a row that has not these columns.
+_LAST_COLUMNS: tuple[Any, ...] = (None, 1)
 
 
 class MessageFields(TypedDict, total=False):
@@ -47,6 +49,9 @@ class MessageFields(TypedDict, total=False):
     delay: timedelta | DelayLevel | None
     expires_at: datetime | None
     dedup_key: str | None
+
+
+_FIELDS = tuple(MessageFields.__annotations__)
 
 
 class ReplacedFields(MessageFields, total=False):
@@ -103,25 +108,18 @@ class Message:
     _headers: str | None
     _message_id: uuid.UUID | bytes | str
 
-    def __init__(
-        self,
-        topic: str,
-        body: object,
-        *others: Never,
-        key: str | None = None,
-        tags: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        content_type: str | None = None,
-        deliver_at: datetime | None = None,
-        delay: timedelta | DelayLevel | None = None,
-        expires_at: datetime | None = None,
-        dedup_key: str | None = None,
-    ) -> None:
+    def __init__(self, topic: str, body: object, *others: Never, **fields: Unpack[MessageFields]) -> None:
         if others:
             raise TypeError(
                 "Message takes a topic and a body, and everything else by name. RocketMQ's Message(topic, tags, keys,"
                 " body) is Message(topic, body, tags=…, key=…) here"
             )
+        content_type, key, tags = fields.pop("content_type", None), fields.pop("key", None), fields.pop("tags", None)
+        headers, dedup_key = fields.pop("headers", None), fields.pop("dedup_key", None)
+        deliver_at, delay = fields.pop("deliver_at", None), fields.pop("delay", None)
+        expires_at = fields.pop("expires_at", None)
+        if fields:
+            raise TypeError(f"a message has no field {next(iter(fields))!r}; there are {', '.join(_FIELDS)}")
         self.topic = checked_topic(topic)
         self.body, default_type = encode_body(body)
         self.content_type = (
@@ -269,38 +267,19 @@ def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, st
     return merged
 
 
-def stored_message(
-    id: int | None,
-    message_id: uuid.UUID | bytes | str,
-    topic: str,
-    key: str | None,
-    tags: str | None,
-    headers: str | None,
-    body: bytes,
-    content_type: str | None,
-    created_at: datetime | int | None,
-    deliver_at: datetime | None,
-    expires_at: datetime | None,
-    direct: str | None = None,
-    attempt: int = 1,
-) -> Message:
-    """Return a message of the log; the arguments are in the order of the columns, and are not checked again."""
+def stored_message(*columns: Any) -> Message:
+    """Return a message of the log; columns are in the order of the table, and are not checked again.
+
+    The last two, `direct` and `attempt`, may be missing.
+    """
     message = Message.__new__(Message)
-    message.id = id
-    message._message_id = message_id
-    message.topic = topic
-    message.key = key
-    message.tags = tags
-    message._headers = headers
-    message.body = body
-    message.content_type = content_type
-    message._created_at = created_at
-    message.deliver_at = deliver_at
-    message.expires_at = expires_at
+    (
+        message.id, message._message_id, message.topic, message.key, message.tags, message._headers, message.body,
+        message.content_type, message._created_at, message.deliver_at, message.expires_at, message.direct,
+        message.attempt,
+    ) = columns + _LAST_COLUMNS[len(columns) - 11 :]  # fmt: skip
     message.delay = None
     message.dedup_key = None
-    message.direct = direct
-    message.attempt = attempt
     return message
 
 

@@ -234,12 +234,11 @@ class _Connection(Connection):
         parts = deque(_parts(call, self._slots))
         stopped: set[str | None] = set()
         while parts:
-            part: _Part = []
-            for index, row in parts.popleft():
-                if call.messages[index].key in stopped:
+            part = parts.popleft()
+            if stopped:
+                for index in [index for index, _ in part if call.messages[index].key in stopped]:
                     call.chains.settle(index, EARLIER)
-                else:
-                    part.append((index, row))
+                part = [(index, row) for index, row in part if call.messages[index].key not in stopped]
             if not part:
                 continue
             verdict = await self._verdict_on(part, call.deadline)
@@ -254,13 +253,11 @@ class _Connection(Connection):
 
     async def _verdict_on(self, part: _Part, deadline: float) -> Verdict | None:
         """Write a part; return the verdict on the messages. None: one of several rows is at fault."""
-        rows = [row for _, row in part if isinstance(row, Row)]
-        if not rows:
-            [(_, refusal)] = part
-            assert isinstance(refusal, Reject)
-            return refusal
+        first = part[0][1]
+        if isinstance(first, Reject):
+            return first
         try:
-            await self._store(rows, deadline)
+            await self._store([row for _, row in part], deadline)  # type: ignore[misc]  # one that is refused is alone
         except psycopg.Error as error:
             verdict = _verdict_on_a_row(error)
             if verdict is None:

@@ -16,6 +16,7 @@ from outbox.spark.fetch import PAUSE, Task
 from outbox.spark.offset import write
 from outbox.spark.place import Address, Place
 from outbox.store.dialects.extraction import speech_of
+from outbox.store.dialects.statements import Sql
 from outbox.store.log import extraction
 from outbox.store.log.extraction import EVERYTHING, MESSAGES, Extraction, Narrowing, Span, columns_of, split
 from outbox.store.log.log import Log
@@ -98,7 +99,7 @@ class Planner:
             parts = self._parts(channel, window, Extraction(dialect="", narrowing=narrowing), after, None)
             if not parts:
                 return Page(0, None, more=False)
-            count, last = channel.rows(extraction.page(parts, limit))[0]
+            count, last = channel.rows(Sql(extraction.page(parts, limit)))[0]
             return Page(min(count, limit), last, more=count > limit)
 
         return self._ask(look)
@@ -255,7 +256,7 @@ def _spans(channel: Channel, window: Window) -> list[Span]:
     """Return the ids between which the late and the fresh rows of a window lie."""
     if window.base == EARLIEST:
         # Read only the two ends of the log, not every row between them.
-        first, last = channel.rows(extraction.ends(channel.database.schema))[0]
+        first, last = channel.rows(Sql(extraction.ends(channel.database.schema)))[0]
         return [] if first is None else [Span(window, first, last)]
     extent = Log().extent(channel, window)
     late = [] if extent.late is None else [Span(window, *extent.late, late=True)]

@@ -345,7 +345,7 @@ def test_subscriptions_are_listed(engine, dead):
     ("options", "changed"),
     [
         (["--topics", "b,a"], {"topics": ["a", "b"]}),
-        (["--all-topics"], {"topics": None}),
+        (["--topics", "*"], {"topics": None}),
         (["--to", "nats://h:4222/x"], {"destination": "nats://h:4222/x"}),
         (["--on-dead", "continue"], {"on_dead": "continue"}),
     ],
@@ -394,7 +394,7 @@ def test_a_sender_of_an_application_is_stored_as_it_is(engine, dead, to):
     assert outbox(engine, "subscriptions", "list", "--json").json["subscriptions"][0]["destination"] == to
 
 
-@pytest.mark.parametrize("command", [["alter", "relay", "--all-topics", "--wait", "0s"], ["drop", "relay", "--yes"]])
+@pytest.mark.parametrize("command", [["alter", "relay", "--topics", "*", "--wait", "0s"], ["drop", "relay", "--yes"]])
 @ONE_DATABASE
 def test_a_subscription_is_not_changed_under_its_worker(engine, dead, command):
     hold(engine)
@@ -427,7 +427,7 @@ def test_dropping_needs_a_yes_and_tells_what_goes(engine, dead):
 
 @ONE_DATABASE
 def test_an_unknown_one_is_told_with_those_that_there_are(engine):
-    ended = outbox(engine, "subscriptions", "alter", "nope", "--all-topics")
+    ended = outbox(engine, "subscriptions", "alter", "nope", "--topics", "*")
 
     assert (ended.code, "there are: relay" in ended.err) == (2, True)
 

@@ -107,7 +107,7 @@ def transactions(engine):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_page_and_the_command_agree(shop, command):
     if command == "status":
-        assert outbox(shop, "relay", "--to", "nats://elsewhere:4222", "--once").code == 2
+        assert outbox(shop, "relay", "--to", "nats://elsewhere:4222", "--until-empty").code == 2
     agree(command, outbox(shop, *command.split(), *COMMANDS[command], "--json").json)
 
 

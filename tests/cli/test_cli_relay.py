@@ -72,19 +72,10 @@ def test_until_empty_sends_everything_and_ends(engine, tmp_path):
     out = tmp_path / "out"
     send(engine, *(str(n) for n in range(25)))
 
-    ended = outbox(engine, "relay", "--to", f"file://{out}", "--until-empty", "--batch-size", "10")
+    ended = outbox(engine, "relay", "--to", f"file://{out}", "--until-empty")
 
     assert (ended.code, bodies(out)) == (0, [str(n) for n in range(25)])
     assert ended.err == f"relay: all topics to file://{out}, from the earliest message on\nrelay: 25 sent\n"
-
-
-def test_once_sends_one_batch(sqlite_engine, tmp_path):
-    out = tmp_path / "out"
-    send(sqlite_engine, *(str(n) for n in range(25)))
-
-    ended = outbox(sqlite_engine, "relay", "--to", f"file://{out}", "--once", "--batch-size", "10")
-
-    assert (ended.code, len(bodies(out)) in range(1, 11)) == (0, True)
 
 
 def test_only_the_topics_that_were_asked_for_are_sent(sqlite_engine, tmp_path):
@@ -148,14 +139,12 @@ def test_an_unavailable_destination_ends_a_run_that_should_end_by_itself(engine)
     assert (status["backlog"], set(status["parked"].values())) == (3, {0})
 
 
-@pytest.mark.parametrize(
-    ("engine", "how"), [("postgresql", "--until-empty"), ("sqlite", "--once")], indirect=["engine"]
-)
-def test_messages_that_wait_for_a_destination_that_accepted_nothing_are_no_end(engine, how):
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_messages_that_wait_for_a_destination_that_accepted_nothing_are_no_end(engine):
     """Two topics: neither can tell of the other, so both are parked after growing pauses. The text says why."""
     send(engine, "1")
     send(engine, "2", topic="mail")
-    relay = ["relay", "--to", "nats://localhost:1", how, "--give-up-after"]
+    relay = ["relay", "--to", "nats://localhost:1", "--until-empty", "--give-up-after"]
 
     ended = [outbox(engine, *relay, patience) for patience in ("25s", "1s")]
     status = outbox(engine, "status", "--json").json["subscriptions"][0]

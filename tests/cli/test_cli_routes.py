@@ -7,6 +7,8 @@ import signal
 import pytest
 
 from outbox import Outbox
+from outbox.cli.routes import routes_of_file
+from outbox.store.log.limits import Limits
 from tests.cli.test_cli_relay_several import QUICK, running
 from tests.support.command_line import outbox
 from tests.support.several import url_of
@@ -131,14 +133,27 @@ def test_a_process_whose_routes_cannot_begin_is_told_by_status_and_names_each_ro
     assert "the options that it had" not in warned.err
 
 
-def test_a_single_destination_gets_other_topics(shop, tmp_path):
-    out = tmp_path / "out"
+SINGLE = """
+attempts = 3
+batch_size = 2
+batch_bytes = 1000
 
-    ended = outbox(
-        shop, "relay", "--to", f"file://{out}", "--prefix", "shop.", "--rename", "users=people", "--envelope",
-        "cloudevents", "--until-empty",
-    )  # fmt: skip
+[routes."*"]
+to = "file://{out}"
+prefix = "shop."
+rename = {users = "people"}
+envelope = "cloudevents"
+"""
 
+
+def test_a_file_with_one_route_says_all_about_a_single_destination(shop, tmp_path):
+    out, file = tmp_path / "out", tmp_path / "routes.toml"
+    file.write_text(SINGLE.replace("{out}", str(out)))
+
+    ended = outbox(shop, "relay", "--config", str(file), "--until-empty")
+
+    found = routes_of_file(file)
+    assert (found.retry.attempts, found.limits) == (3, Limits(rows=2, bytes=1000))
     assert (ended.code, topics(out)) == (0, ["shop.orders.placed", "shop.people", "shop.orders.paid", "shop.mail"])
     assert {json.loads(line)["content_type"] for line in out.read_text().splitlines()} == {
         "application/cloudevents+json"
@@ -153,11 +168,8 @@ WRONG = {
     "beside a destination": ([*ROUTE, "--to", "stdout:"], "--to and --route exclude each other"),
     "beside a file": ([*ROUTE, "--config", "x"], "--route and --config exclude each other"),
     "beside topics": ([*ROUTE, "--topics", "a"], "--route and --topics exclude each other"),
-    "beside a prefix": ([*ROUTE, "--prefix", "a."], "--route excludes --prefix, --rename and --envelope"),
     "a password": (["--route", "*=nats://u:secret@h"], "set OUTBOX_RELAY_ROUTE instead, or write routes to a file"),
     "an unknown scheme": (["--route", "*=nowhere://h"], "there is no sender for nowhere: URLs"),
-    "a new name that is none": (["--to", "stdout:", "--rename", "a"], "--rename 'a': write OLD=NEW"),
-    "a prefix that is none": (["--to", "stdout:", "--prefix", "a b"], "prefix: makes a topic that must be"),
     "nothing": ([], "no destination: give --to URL"),
 }
 
@@ -170,14 +182,14 @@ def test_a_destination_that_the_environment_names_is_told_by_its_variable(
     (tmp_path / "url").write_text("stdout:")
     monkeypatch.setenv(variable, str(tmp_path / "url") if variable.endswith("FILE") else "stdout:")
 
-    ended = outbox(sqlite_engine, "relay", *ROUTE, "--once")
+    ended = outbox(sqlite_engine, "relay", *ROUTE, "--until-empty")
 
     assert (ended.code, f"{variable} and --route exclude each other" in ended.err) == (2, True), ended.err
 
 
 @pytest.mark.parametrize(("arguments", "error"), WRONG.values(), ids=WRONG)
 def test_mistakes_are_told_before_anything_is_sent(sqlite_engine, arguments, error):
-    ended = outbox(sqlite_engine, "relay", *arguments, "--once")
+    ended = outbox(sqlite_engine, "relay", *arguments, "--until-empty")
 
     assert (ended.code, error in ended.err, "secret" in ended.err) == (2, True, False), ended.err
 
@@ -190,7 +202,9 @@ OF_FILES = {
         'key part (at line 1, column 16); quote the pattern: [routes."orders.*"]',
     ),
     "nothing": ("", "FILE: it has no routes; write tables such as"),
-    "another table": ("[relay]", "FILE: 'relay' is unknown"),
+    "another table": ("[relay]", "FILE: 'relay' is unknown; there are attempts, batch_size, batch_bytes and tables"),
+    "no attempts": ("attempts=0\n[routes.'*']\nto='stdout:'", "FILE: attempts must be a whole number from 1 on"),
+    "a size in words": ("batch_size='all'\n[routes.'*']\nto='stdout:'", "FILE: batch_size must be a whole number"),
     "no table": ("[routes]\n'*' = 'stdout:'", 'FILE: [routes."*"] must be a table'),
     "an unknown field": (
         "[routes.'*']\nto='stdout:'\ntopics=1",
@@ -214,6 +228,7 @@ OF_FILES = {
         "envelope: must be one of raw, cloudevents",
     ),
     "names": ("[routes.'*']\nto='stdout:'\nrename={a=5}", "rename: must be a table of texts; write rename ="),
+    "a prefix that is none": ("[routes.'*']\nto='stdout:'\nprefix='a b'", "prefix: makes a topic that must be"),
     "a pattern for a name": (
         "[routes.'*']\nto='stdout:'\nrename={'a*'='b'}",
         'FILE: [routes."*"] rename: makes a topic',
@@ -228,7 +243,7 @@ def test_mistakes_in_the_file_are_told_with_their_place(sqlite_engine, tmp_path,
     if content is not None:
         file.write_text(content)
 
-    ended = outbox(sqlite_engine, "relay", "--config", str(file), "--once")
+    ended = outbox(sqlite_engine, "relay", "--config", str(file), "--until-empty")
 
     assert (ended.code, error.replace("FILE", str(file)) in ended.err) == (2, True), ended.err
 

@@ -112,7 +112,7 @@ def test_a_token_for_spark_connect_as_an_argument_is_refused(sqlite_engine, tmp_
 def test_the_path_of_a_file_that_holds_a_secret_is_none(sqlite_engine, option, is_secret):
     ended = outbox(sqlite_engine, "relay", "--to", f"nowhere://localhost/hook?{option}=/etc/hook")
 
-    secret = f"--to holds a password in its parameter {option!r}, which everybody"
+    secret = f"--to holds a password in its parameter {option!r}, for every user"
     told = secret if is_secret else "there is no sender for nowhere: URLs"
     assert (ended.code, told in ended.err) == (2, True)
 
@@ -177,7 +177,7 @@ def test_the_text_of_a_mistake_shows_no_password_either():
 
 
 def test_what_a_text_says_to_write_is_shown(sqlite_engine):
-    ended = outbox(sqlite_engine, "relay", "--to", "kafka://host?mechanism=plain", "--once")
+    ended = outbox(sqlite_engine, "relay", "--to", "kafka://host?mechanism=plain", "--until-empty")
 
     assert "write kafka://user:password@host:9092" in ended.err
 
@@ -204,7 +204,7 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path, content):
 def test_a_url_and_a_file_of_the_same_rank_are_refused(tmp_path):
     ended = outbox("sqlite:///x.db", "status", OUTBOX_DATABASE_FILE=str(tmp_path / "url"))
 
-    assert (ended.code, "give one of them" in ended.err) == (2, True)
+    assert (ended.code, "leave one out" in ended.err) == (2, True)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def said_of(url: str, engine: Engine, caplog: pytest.LogCaptureFixture) -> tuple
         sender.close()
     except OutboxError as error:
         said += traceback.format_exception(error)
-    for command in ("relay --until-empty --give-up-after 200ms --attempts 1 -vv", "status", *LISTS):
+    for command in ("relay --until-empty --give-up-after 200ms -vv", "status", *LISTS):
         ended = outbox(engine, *command.split(), OUTBOX_RELAY_TO=url)
         said += [ended.out, ended.err]
     with engine.connect() as connection:
@@ -294,7 +294,7 @@ def test_a_file_with_a_secret_that_others_may_read_is_warned_of(option, waiting,
     def warned(mode: int, text: str) -> int:
         file.write_text(text)
         file.chmod(mode)
-        ended = outbox(waiting, "relay", "--once", "--give-up-after", "100ms", *given)
+        ended = outbox(waiting, "relay", "--until-empty", "--give-up-after", "100ms", *given)
         return ended.err.count(f"everybody on this machine may read it; run: chmod o-r '{file}'")
 
     harmless = content.replace(f"ann:{ENCODED}@", "")

@@ -127,7 +127,12 @@ def test_where_there_is_no_postgresql_sqlite_takes_its_place(run, nats):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.full),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_nothing_survives_a_demo_that_is_interrupted(run, postgres, nats, number, code):
     """Not even when it has no time to clean up."""
@@ -213,7 +218,9 @@ def test_a_consumer_that_fails_ends_nothing_that_is_kept(monkeypatch, capsys):
     site: Any = SimpleNamespace(database_url="sqlite://", destination=SimpleNamespace(url="nats://h"))
     arrivals: Any = SimpleNamespace(arrived=arrived)
 
-    _wait_for_ctrl_c(site, arrivals, SimpleNamespace(tell=print))
+    show: Any = SimpleNamespace(tell=print)
+
+    _wait_for_ctrl_c(site, arrivals, show)
 
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "what arrives cannot be shown, trying again: OSError: away",

@@ -14,7 +14,7 @@ from tests.support.destination import Destination, accepted
 SCRIPT = """
 import gc
 from outbox import Message
-from outbox.cli.garbage_collector import collect_rarely
+from outbox.cli.relay import collect_rarely
 
 def collections():
     return sum(each["collections"] for each in gc.get_stats())
@@ -51,7 +51,7 @@ def test_the_command_collects_rarely(tmp_path, monkeypatch, databases):
     urls = [f"sqlite:///{tmp_path / name}" for name in ("a.sqlite3", "b.sqlite3")[:databases]]
     for url in urls:
         assert command(None, "db", "upgrade", f"--database={url}").code == 0
-    ended = command(None, "relay", "--once", "--to", "stdout:", *(f"--database={url}" for url in urls))
+    ended = command(None, "relay", "--until-empty", "--to", "stdout:", *(f"--database={url}" for url in urls))
 
     assert ended.code == 0
     assert (100_000, *gc.get_threshold()[1:]) in thresholds

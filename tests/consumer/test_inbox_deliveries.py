@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,10 +18,9 @@ from outbox import Inbox, Message, Outbox, Relay, Retry
 from outbox import create_engine as create_outbox_engine
 from tests.support.effects import billing, effects, handle_once, take_effect
 from tests.support.faults import arm_kill
+from tests.support.programs import Program
 from tests.support.readers import QUICK
 from tests.support.waiting import eventually
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -128,18 +125,17 @@ def child(argument: str) -> None:
                 first = inbox.once(session, task["id"])
                 take_effect(session)
                 session.flush()
-                print(first, flush=True)
-                sys.stdin.read()
+                Path(task["path"]).write_text(str(first))
+                signal.pause()
         case "relay":
             if task["point"] is not None:
                 arm_kill(task["point"])
             relay(engine, inbox).until_empty()
 
 
-def started(**task: Any) -> "subprocess.Popen[str]":
+def started(**task: Any) -> Program:
     program = "import sys; from tests.consumer.test_inbox_deliveries import child; child(sys.argv[1])"
-    command = [sys.executable, "-c", program, json.dumps(task)]
-    return subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return Program(["-c", program, json.dumps(task)])
 
 
 def test_of_many_processes_with_the_same_messages_one_handles_each(engine, inbox):
@@ -147,17 +143,17 @@ def test_of_many_processes_with_the_same_messages_one_handles_each(engine, inbox
 
     consumers = [started(role="consume", url=url_of(engine), ids=ids[n * 10 :] + ids[: n * 10]) for n in range(4)]
 
-    assert [consumer.communicate(timeout=120) and consumer.returncode for consumer in consumers] == [0] * 4
+    assert [consumer.wait(120) for consumer in consumers] == [0] * 4
     assert effects(engine) == sorted(ids)
 
 
-def test_a_consumer_that_is_killed_before_its_commit_has_handled_nothing(engine, inbox, message):
-    consumer = started(role="hang before the commit", url=url_of(engine), id=str(message.message_id))
-    assert consumer.stdout is not None
-    assert consumer.stdout.readline() == "True\n"
+def test_a_consumer_that_is_killed_before_its_commit_has_handled_nothing(engine, inbox, message, tmp_path):
+    path = tmp_path / "first"
+    consumer = started(role="hang before the commit", url=url_of(engine), id=str(message.message_id), path=str(path))
+    assert eventually(lambda: path.exists() and path.read_text() == "True")
 
-    consumer.send_signal(signal.SIGKILL)
-    consumer.communicate(timeout=60)
+    consumer.kill()
+    consumer.wait(60)
 
     assert handle_once(engine, inbox, message)
     assert effects(engine) == ["booked"]
@@ -180,12 +176,9 @@ def test_a_relay_that_died_delivers_again_and_the_effect_is_there_once(engine, i
     with outbox.begin() as session:
         outbox.send_all(session, [Message("orders", each) for each in texts])
 
-    relays = []
-    for each in (point, None):
-        relays.append(started(role="relay", url=url_of(engine), point=each))
-        relays[-1].communicate(timeout=60)
+    codes = [started(role="relay", url=url_of(engine), point=each).wait(60) for each in (point, None)]
 
-    assert [each.returncode for each in relays] == [-signal.SIGKILL, 0]
+    assert codes == [-signal.SIGKILL, 0]
     assert effects(engine) == texts
 
 

@@ -17,11 +17,9 @@ from tests.support.destination import LONG_LEASE, Destination, relay_to
 from tests.support.direct import declare_compensation
 from tests.support.directly import marked, relayed, writing_directly
 from tests.support.nats_streams import Stream
+from tests.support.programs import ROOT, Program
 from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
-
-ROOT = Path(__file__).parents[2]
-
 
 GRACE_SECONDS = 10
 
@@ -135,21 +133,23 @@ def stored_grace(engine: Engine) -> timedelta:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("processes", [1, 2, 8])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.full), 8])
 def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, full, monkeypatch):
     """Two threads in each process, and two relays; in the end another relay looks for what nobody has sent.
 
     Grace, lease and the wait for SQLite's write lock are so long that a busy machine causes no failure.
     """
     monkeypatch.setattr("outbox.store.dialects.sqlite.channel.BUSY_SECONDS", 600.0)
-    path, each = tmp_path / "arrived", 400 if full else 50
+    path, each = tmp_path / "arrived", 400 if full else 25
     destination = Destination()
     destination.destination = "file"
     declare_compensation(engine, timedelta(minutes=10))
     relays = [relay_to(destination, Outbox(engine), lease=LONG_LEASE) for _ in range(2)]
     for relay in relays:
         relay.start()
-    programs = [program(engine, path, "writes", str(each)) for _ in range(processes)]
+    url = engine.url.render_as_string(hide_password=False)
+    arguments = ["-m", "tests.support.direct_program", url, str(path), "writes", str(each)]
+    programs = [Program(arguments) for _ in range(processes)]
 
     codes = [each.wait(600) for each in programs]
     for relay in relays:

@@ -50,7 +50,7 @@ def distributions(modules: set[str]) -> set[str]:
 
 
 def test_an_import_loads_nothing_but_what_writing_needs():
-    """Neither alembic nor click, rich or any destination's driver."""
+    """Neither alembic nor click or any destination's driver."""
     assert distributions(loaded_by("import outbox")) <= LIGHT
 
 

@@ -7,6 +7,7 @@ from uuid import UUID
 from outbox import Message, Route, migrate
 from outbox.cli.routes import routes_of_file
 from outbox.senders.opening import open_sender
+from outbox.store.log.limits import Limits
 from tests.support.destination import Destination
 from tests.support.pages import TOP, blocks, run
 
@@ -24,17 +25,23 @@ def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch):
 
 
 def test_the_file_is_read(tmp_path, monkeypatch):
-    (content,) = blocks(PAGE, "toml")
+    routes, single = blocks(PAGE, "toml")
     file = tmp_path / "outbox.toml"
-    file.write_text(content)
     monkeypatch.setenv("KAFKA_URL", "kafka://kafka:9092")
+    file.write_text(routes)
 
     found = routes_of_file(file)
+    file.write_text(single)
+    alone = routes_of_file(file)
 
-    assert [(pattern, route.to) for pattern, route in found.items()] == [
+    assert (found.retry.attempts, found.limits) == (20, Limits(rows=500))
+    assert [(pattern, route.to) for pattern, route in found.table.items()] == [
         ("orders.*", "kafka://kafka:9092"), ("*", "nats://nats:4222"),
     ]  # fmt: skip
-    assert found["*"] == Route(to="nats://nats:4222")
+    assert found.table["*"] == Route(to="nats://nats:4222")
+    assert alone.table == {
+        "*": Route(to="nats://nats:4222", prefix="shop.", rename={"orders": "placed-orders"}),
+    }
 
 
 def test_the_event_is_what_arrives():

@@ -7,9 +7,14 @@ from tests.model.worlds import SCENES, TWINS, Scene, Twin
 
 SMALL = [scene for scene in SCENES if not scene.full]
 LARGE = [scene for scene in SCENES if scene.full]
+#: Worlds with more states are left out by `make test-unit`.
+QUICK = 10_000
 
 
-@pytest.mark.parametrize("scene", SMALL, ids=lambda scene: scene.name)
+@pytest.mark.parametrize(
+    "scene",
+    [pytest.param(each, id=each.name, marks=[pytest.mark.large] if each.states > QUICK else []) for each in SMALL],
+)
 def test_nothing_is_wrong_in_any_state(scene: Scene) -> None:
     """Each state is visited once, and none is left out."""
     explored = explore(scene.world())

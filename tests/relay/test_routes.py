@@ -335,7 +335,7 @@ def test_topics_that_a_route_has_are_not_given_to_another_one_too(engine):
     outbox = Outbox(engine)
     Relays(routes(outbox, {"orders.*": Destination(), "*": Destination()})).until_empty()
 
-    back = command_line(engine, "subscriptions", "alter", "relay", "--all-topics")
+    back = command_line(engine, "subscriptions", "alter", "relay", "--topics", "*")
     more = command_line(engine, "subscriptions", "alter", "relay:orders.*", "--topics", "orders.*,users")
     fewer = command_line(engine, "subscriptions", "alter", "relay", "--topics", "!orders.*,!users")
     then_more = command_line(engine, "subscriptions", "alter", "relay:orders.*", "--topics", "orders.*,users")

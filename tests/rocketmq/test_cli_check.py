@@ -1,4 +1,4 @@
-"""`outbox check`: whom it asks, and until when; and the records of a business database, which it may ask."""
+"""`outbox half check`: whom it asks, and until when; and the records of a business database, which it may ask."""
 
 import os
 import signal
@@ -91,7 +91,9 @@ def business(tmp_path, engine):
 def running(engine: Engine, *arguments: str):
     """The command as a process of its own."""
     environment = {**os.environ, "OUTBOX_DATABASE": engine.url.render_as_string(hide_password=False)}
-    process = subprocess.Popen([*PROGRAM, "check", *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*PROGRAM, "half", "check", *arguments], env=environment, stderr=subprocess.PIPE, text=True
+    )
     try:
         yield process
     finally:
@@ -120,7 +122,7 @@ def bodies(engine):
 def test_a_listener_is_loaded_from_the_folder_and_asked(engine, listeners, name, op):
     transaction = begun(engine)
 
-    ended = outbox(engine, "check", "--listener", f"shop_listeners:{name}", "--once")
+    ended = outbox(engine, "half", "check", "--listener", f"shop_listeners:{name}", "--once")
 
     assert (ended.code, ops(engine), len(bodies(engine))) == (0, {transaction.id: op}, int(op == "commit"))
     assert ended.err == (
@@ -131,7 +133,7 @@ def test_a_listener_is_loaded_from_the_folder_and_asked(engine, listeners, name,
 def test_without_a_listener_only_the_database_decides(engine):
     asked, joined = begun(engine), begun(engine, verdict="join")
 
-    ended = outbox(engine, "check", "--once")
+    ended = outbox(engine, "half", "check", "--once")
 
     assert (ended.code, ops(engine)) == (0, {joined.id: "rollback"})
     assert ended.err == (
@@ -151,7 +153,7 @@ def test_the_business_database_is_asked_for_its_record(engine, business):
         done.join(session)
         session.commit()
 
-    ended = outbox(engine, "check", "--once", OUTBOX_BUSINESS=f"sqlite:///{business.url.database}")
+    ended = outbox(engine, "half", "check", "--once", OUTBOX_BUSINESS=f"sqlite:///{business.url.database}")
 
     assert (ended.code, ops(engine)) == (0, {done.id: "commit", not_done.id: "rollback"})
     assert "check:shop: asks the business database for records, after 0 s\n" in ended.err
@@ -161,7 +163,7 @@ def test_what_was_given_up_is_told_at_the_end(engine, listeners):
     begun(engine)
     ask(engine)
 
-    ended = outbox(engine, "check", "--listener", "shop_listeners:listener", "--once")
+    ended = outbox(engine, "half", "check", "--listener", "shop_listeners:listener", "--once")
 
     assert ended.err.endswith("check:shop: done; 1 transaction is pending, 1 of them given up\n")
 
@@ -170,17 +172,18 @@ def test_what_was_given_up_is_told_at_the_end(engine, listeners):
 def test_it_waits_as_long_as_the_producers_of_the_group_say(engine):
     begun(engine, timeout=timedelta(milliseconds=50))
 
-    assert "after 0.1 s" in outbox(engine, "check", "--once").err
+    assert "after 0.1 s" in outbox(engine, "half", "check", "--once").err
 
 
 @ONE_DATABASE
 def test_which_group_is_meant_must_be_clear(engine):
-    none = outbox(engine, "check", "--once")
+    none = outbox(engine, "half", "check", "--once")
     begun(engine)
     begun(engine, group="depot")
 
     several, unknown, illegal = (
-        outbox(engine, "check", "--once", *options) for options in ([], ["--group", "shoop"], ["--group", "a b"])
+        outbox(engine, "half", "check", "--once", *options)
+        for options in ([], ["--group", "shoop"], ["--group", "a b"])
     )
 
     assert [each.code for each in (none, several, unknown, illegal)] == [2, 2, 1, 2]
@@ -200,7 +203,7 @@ def test_once_does_not_wait_for_another_worker(engine):
     with closing(database.open()) as channel:
         assert Leases(channel).acquire(Partition("check:shop"), "w0rker", timedelta(minutes=5))
 
-    ended = outbox(engine, "check", "--once")
+    ended = outbox(engine, "half", "check", "--once")
 
     assert (ended.code, ended.err) == (4, "Error: worker w0rker checks back on group shop already\n")
 
@@ -225,7 +228,7 @@ def test_once_does_not_wait_for_another_worker(engine):
 )
 @ONE_DATABASE
 def test_a_listener_that_cannot_be_asked_is_told_in_a_line(engine, listeners, listener, says):
-    ended = outbox(engine, "check", "--listener", listener, "--group", "shop")
+    ended = outbox(engine, "half", "check", "--listener", listener, "--group", "shop")
 
     last = ended.err.strip().splitlines()[-1]
     assert (ended.code, last.startswith(f"Error: --listener {listener}: "), says in last) == (2, True, True)
@@ -234,7 +237,7 @@ def test_a_listener_that_cannot_be_asked_is_told_in_a_line(engine, listeners, li
 @pytest.mark.parametrize("option", ["--check-interval", "--check-timeout", "--age-limit"])
 @ONE_DATABASE
 def test_a_time_of_nothing_is_refused(engine, option):
-    ended = outbox(engine, "check", "--group", "shop", option, "0s")
+    ended = outbox(engine, "half", "check", "--group", "shop", option, "0s")
 
     assert (ended.code, f"Error: {option} must be greater than 0" in ended.err) == (2, True)
 
@@ -252,7 +255,7 @@ def test_a_time_of_nothing_is_refused(engine, option):
 def test_a_business_database_that_cannot_be_asked_is_told_without_its_password(engine, url, code, says):
     begun(engine)
 
-    ended = outbox(engine, "check", "--once", "-vv", OUTBOX_BUSINESS=url)
+    ended = outbox(engine, "half", "check", "--once", "-vv", OUTBOX_BUSINESS=url)
 
     assert (ended.code, says in ended.err, "c4nary" in ended.err, "Sesame" in ended.err) == (code, True, False, False)
 
@@ -262,7 +265,7 @@ def test_a_business_database_without_records_is_told_with_what_makes_them(engine
     begun(engine)
     (tmp_path / "shop.db").touch()
 
-    ended = outbox(engine, "check", "--once", "--business", f"sqlite:///{tmp_path / 'shop.db'}")
+    ended = outbox(engine, "half", "check", "--once", "--business", f"sqlite:///{tmp_path / 'shop.db'}")
 
     assert (ended.code, ended.err) == (
         1, f"Error: --business: the table outbox_record is not there; run: {makes(f'sqlite:///{tmp_path}/shop.db')}\n",
@@ -271,7 +274,7 @@ def test_a_business_database_without_records_is_told_with_what_makes_them(engine
 
 @ONE_DATABASE
 def test_the_password_of_a_business_database_is_no_argument(engine):
-    ended = outbox(engine, "check", "--business", f"postgresql://ann:{CANARY}@localhost:1/shop")
+    ended = outbox(engine, "half", "check", "--business", f"postgresql://ann:{CANARY}@localhost:1/shop")
 
     fixes = "OUTBOX_BUSINESS" in ended.err and "--business-file" in ended.err
     assert (ended.code, fixes, "c4nary" in ended.err) == (2, True, False)

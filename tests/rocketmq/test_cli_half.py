@@ -145,10 +145,10 @@ def test_groups_that_nobody_checks_back_on_are_told(engine):
     warnings = outbox(engine, "half", "list").err.splitlines()
 
     dropped = "the subscription check:depot was dropped: nobody finds the pending transactions of group depot any more"
-    check = "outbox check --group shop --listener MODULE:OBJECT"
+    check = "outbox half check --group shop --listener MODULE:OBJECT"
     assert warnings == [
         f"warning: {dropped}; decide them by outbox half commit or rollback",
-        f"warning: nobody checks back on group shop: start a producer of it, or run: {check}",
+        f"warning: nobody checks back on group shop: start a producer of the group, or run: {check}",
     ]
 
 
@@ -247,7 +247,7 @@ def test_one_that_is_not_there_is_told(engine, verb):
     ended = outbox(engine, "half", verb, "nope")
 
     assert (ended.code, ended.err) == (
-        1, "Error: there is no transaction nope; to see those that are pending, run: outbox half list\n",
+        1, "Error: there is no transaction nope; for the pending ones run: outbox half list\n",
     )  # fmt: skip
 
 
@@ -329,7 +329,7 @@ def test_a_business_transaction_that_is_deciding_is_waited_for_briefly(engine, v
         meanwhile = outbox(engine, "half", verb, transaction.id)
         session.commit()
 
-    assert (meanwhile.code, "is being decided by another one that is not over yet" in meanwhile.err) == (1, True)
+    assert (meanwhile.code, "a business transaction is deciding on transaction" in meanwhile.err) == (1, True)
     assert (bodies(engine), op(engine, transaction).op) == ([b"of orders"], "commit")
 
 

@@ -47,7 +47,7 @@ def bodies(engine):
 def test_without_the_business_database_nothing_is_decided(engine, transaction, verb):
     ended = end(engine, verb, transaction)
 
-    assert (ended.code, "name that by --business" in ended.err) == (2, True)
+    assert (ended.code, "name the database by --business" in ended.err) == (2, True)
     assert [each["transaction_id"] for each in outbox(engine, "half", "list", "--json").json["transactions"]] == [
         transaction.id
     ]
@@ -98,7 +98,7 @@ def test_a_rollback_while_the_business_is_under_way_does_nothing(engine, busines
         ended = end(engine, "rollback", transaction, *record(business))
         session.commit()
 
-    assert (ended.code, "is being decided by another one" in ended.err) == (1, True)
+    assert (ended.code, "a business transaction is deciding on transaction" in ended.err) == (1, True)
     assert end(engine, "commit", transaction, *record(business)).code == 0
 
 

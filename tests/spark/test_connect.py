@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from outbox import Outbox
-from tests.scenarios.exactness.runs import ROOT
+from tests.support.programs import ROOT
 
 
 def test_batches_streams_and_archives_over_connect(spark_home, pg_engine, tmp_path, full):

@@ -30,8 +30,8 @@ from tests.scenarios.exactness import writers
 from tests.scenarios.exactness.business import facts, set_up
 from tests.spark.extracts import Here, files_in, ids_in, ids_of, run_here, table_of
 from tests.spark.reading import place_of
+from tests.support.programs import ROOT, Program
 
-ROOT = Path(__file__).parents[2]
 KEYS = 20
 
 
@@ -51,12 +51,11 @@ class Writers:
         self._enough = folder / "enough"
         self._processes = [self._started(engine, each, quota, seconds) for each in range(number)]
 
-    def _started(self, engine: Engine, number: int, quota: int, seconds: float) -> subprocess.Popen[bytes]:
+    def _started(self, engine: Engine, number: int, quota: int, seconds: float) -> Program:
         url = engine.url.render_as_string(hide_password=False)
         enough = str(self._enough)
         task = writers.Task(url=url, number=number, quota=quota, enough=enough, keys=KEYS, seed=number, seconds=seconds)
-        command = [sys.executable, "-m", writers.__name__, json.dumps(asdict(task))]
-        return subprocess.Popen(command, cwd=ROOT)
+        return Program(["-m", writers.__name__, json.dumps(asdict(task))])
 
     def end(self) -> None:
         """Let them finish, as soon as each has committed its quota."""

@@ -20,8 +20,9 @@ from outbox import Outbox
 from tests.scenarios.exactness import writers
 from tests.scenarios.exactness.business import Scratch, facts, set_up
 from tests.scenarios.exactness.history import Delivery, Findings, judge
-from tests.scenarios.exactness.runs import ROOT, Child
+from tests.scenarios.exactness.runs import Child
 from tests.spark.streams import Stream, written
+from tests.support.programs import ROOT
 from tests.support.waiting import eventually
 
 WRITERS = 4

@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 
@@ -124,9 +124,8 @@ def seeds(full: bool) -> range:
     return range(40 if full else 8)
 
 
-def worlds(shop: Outbox, seeds: range, steps: int = 250) -> list[World]:
+def worlds(shop: Outbox, seeds: range, steps: int = 250) -> Iterator[World]:
     """One world after the other, each run to its end."""
-    found = []
     for seed in seeds:
         with ExitStack() as stack, closing(Database(shop.engine).open()) as channel:
             with channel.database.engine.begin() as connection:
@@ -134,12 +133,11 @@ def worlds(shop: Outbox, seeds: range, steps: int = 250) -> list[World]:
                     connection.exec_driver_sql(f"DELETE FROM outbox_{table}")
             world = World(shop, channel, stack, seed)
             world.run(steps)
-            found.append(world)
-    return found
+            yield world
 
 
 def test_every_message_comes_once_and_in_order(shop, seeds):
-    found = worlds(shop, seeds)
+    found = list(worlds(shop, seeds))
 
     for world in found:
         assert world.by_key == world.expected

@@ -100,10 +100,10 @@ def moved(engine: Engine, seconds: int) -> Database:
     return Database(engine, dialect=varied(dialect, now=clock.format(moved=f"{seconds:+d}")))
 
 
-def acquired(database: Database, owner: str) -> Lease | None:
+def acquired(database: Database, owner: str, length: timedelta = LENGTH) -> Lease | None:
     """Try to take the lease, by the clock of this database."""
     with closing(database.open()) as channel:
-        return Leases(channel).acquire(PARTITION, owner, LENGTH)
+        return Leases(channel).acquire(PARTITION, owner, length)
 
 
 @pytest.mark.parametrize("step", [3600, -3600], ids=["forward", "back"])
@@ -121,7 +121,7 @@ def test_a_lease_is_taken_from_its_holder_only_as_it_was_seen(engine, outbox, ch
 
 def test_a_worker_waits_for_a_lease_that_stands_still_no_longer_than_a_lease(engine, outbox, channel):
     Subscriptions(channel).declare(declared())
-    assert acquired(moved(engine, 3600), "gone") is not None
+    assert acquired(moved(engine, 3600), "gone", timedelta(seconds=2)) is not None
     send(outbox, "1")
 
     settings = Settings(lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=300))

@@ -176,20 +176,18 @@ def test_a_second_upgrade_is_harmless(empty):
         assert found == ["nats://localhost"]
 
 
-@pytest.mark.parametrize("where", [None, "app"])
-def test_processes_that_start_together_may_all_upgrade(empty, where):
-    if where and empty.dialect.name == "sqlite":
-        pytest.skip("no schemas")
+def test_processes_that_start_together_may_all_upgrade(empty):
+    where = "app" if empty.dialect.name == "postgresql" else None
     start = "from outbox import migrate; from sqlalchemy import create_engine; import sys; sys.stdin.read();"
     script = f"{start} migrate.upgrade(create_engine(sys.argv[1]), {where!r})"
     command = [sys.executable, "-c", script, empty.url.render_as_string()]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, cwd=migrate._scripts().parent) for _ in range(4)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, cwd=migrate._scripts().parent) for _ in range(3)]
 
     for process in processes:
         assert process.stdin is not None
         process.stdin.close()
 
-    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    assert [process.wait() for process in processes] == [0, 0, 0]
     assert migrate.current_revision(empty, where) == migrate.head_revision()
 
 

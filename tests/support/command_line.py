@@ -3,7 +3,7 @@
 import gc
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +31,22 @@ class Ended:
 
 def outbox(engine: Engine | str | None, *arguments: str, **environment: str) -> Ended:
     """Run a command on a database, given as the environment gives it."""
+    return _run(engine, arguments, environment, at_a_terminal=False)
+
+
+def at_a_terminal(engine: Engine | str | None, *arguments: str, **environment: str) -> Ended:
+    """Run a command whose output goes to a terminal, and so is in colour."""
+    return _run(engine, arguments, environment, at_a_terminal=True)
+
+
+def _run(
+    engine: Engine | str | None, arguments: Sequence[str], environment: dict[str, str], *, at_a_terminal: bool
+) -> Ended:
     url = engine.url.render_as_string(hide_password=False) if isinstance(engine, Engine) else engine
     where = {} if url is None else {"OUTBOX_DATABASE": url}
+    runner = CliRunner(env={"OUTBOX_DATABASE": None, "NO_COLOR": None})
     with _the_tests_own_process():
-        result = CliRunner(env={"OUTBOX_DATABASE": None}).invoke(main, list(arguments), env={**where, **environment})
+        result = runner.invoke(main, list(arguments), env={**where, **environment}, color=at_a_terminal)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(result.exit_code, result.stdout, result.stderr)

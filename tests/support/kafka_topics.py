@@ -63,7 +63,8 @@ class Topics(Place):
         self.url = f"kafka://127.0.0.1:{kafka.proxy.port}/{self.prefix}"
         self._servers = kafka.server.servers
         self._admin = AdminClient({"bootstrap.servers": self._servers})
-        self._read: list[Message] = []
+        #: What was read so far, by topic and partition, and by offset.
+        self._read: dict[tuple[str, int], dict[int, Message]] = {}
         self._consumer = Consumer({"bootstrap.servers": self._servers, "group.id": self.prefix})
         self.make(*TOPICS)
 
@@ -92,24 +93,29 @@ class Topics(Place):
         """Every record that is there, in the order of arrival as far as the broker tells it."""
         found = self._admin.list_topics(timeout=PATIENCE).topics
         places = [
-            TopicPartition(name, number, 0)
+            TopicPartition(name, number)
             for name, topic in found.items()
             if name.startswith(f"{self.prefix}.")
             for number in topic.partitions
         ]
-        ends = {each: self._end(each) for each in places}
-        left = sum(ends.values())
+        left = 0
+        for each in places:
+            known = self._read.setdefault((each.topic, each.partition), {})
+            each.offset = max(known, default=-1) + 1
+            left += self._end(each) - each.offset
         self._consumer.assign(places)
-        # By their places, because the client reads some twice after a broker was away for a moment.
-        records: dict[tuple[str | None, int | None, int | None], Message] = {}
         until = time.monotonic() + PATIENCE
-        while len(records) < left and time.monotonic() < until:
-            for each in self._consumer.consume(1_000, timeout=0.2):
-                if each.error() is None:
-                    records[each.topic(), each.partition(), each.offset()] = each
+        while left > 0 and time.monotonic() < until:
+            for record in self._consumer.consume(min(left, 1_000), timeout=0.2):
+                known = self._read[str(record.topic()), record.partition() or 0]
+                # The client reads some twice after a broker was away for a moment.
+                if record.error() is None and record.offset() not in known:
+                    known[record.offset() or 0] = record
+                    left -= 1
         self._consumer.unassign()
-        assert len(records) == left, f"{len(records)} of {left} records were read"
-        return sorted(records.values(), key=lambda record: record.timestamp()[1])
+        assert left == 0, f"{left} records were not read"
+        read = [record for each in places for record in self._read[each.topic, each.partition].values()]
+        return sorted(read, key=lambda record: record.timestamp()[1])
 
     def _end(self, place: TopicPartition) -> int:
         """The number of records of a partition; a new one has no leader for a moment."""

@@ -1,11 +1,12 @@
 """Destinations behind a network that fails, and the contract of senders to them: the same bad weather for all."""
 
 import logging
+import random
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -15,13 +16,13 @@ from typing import Any
 import pytest
 
 from outbox.model.message import Message
-from outbox.model.verdict import Unavailable
+from outbox.model.verdict import Done, Unavailable
+from outbox.senders.port import Sender
 from outbox.testing.sender_contract import Destination, Stored, a_message, check_all_done, check_eventually_done
 from outbox.testing.sender_contract import check_stored as check_exactly_stored
 from tests.support.pausing import paused
 from tests.support.servers.proxy import Direction, TcpProxy
 from tests.support.waiting import eventually
-from tests.support.weather import rage, send_through
 
 TOP = Path(__file__).parents[2]
 _FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
@@ -71,6 +72,34 @@ class Place(Destination):
     def check_stored(self, sent: Sequence[Message]) -> None:
         """Require that exactly these messages are stored, each key in order."""
         check_exactly_stored(self, sent)
+
+
+def rage(place: Place, *, seconds: float) -> None:
+    """Break something every now and then, and mend it."""
+    chance = random.Random(1)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        chance.choice((place.disappear, place.fall_silent, place.lose_next_answer))()
+        time.sleep(chance.uniform(0, 1))
+        place.recover()
+        time.sleep(chance.uniform(0, 0.5))
+
+
+def send_through(sender: Sender, storm: Callable[[], None], *, topics: Sequence[str] = ("orders",)) -> list[Message]:
+    """Send messages with 20 keys, and some without, while the storm lasts; return them when all are `Done`."""
+    sent: list[Message] = []
+    with ThreadPoolExecutor(1) as pool:
+        raging = pool.submit(storm)
+        while not raging.done():
+            numbers = range(len(sent), len(sent) + 200)
+            part = [a_message(topics[n % len(topics)], n, key=f"k{n % 20}" if n % 4 else None) for n in numbers]
+            sent += part
+            while part:
+                verdicts = sender.send(part)
+                part = [one for one, verdict in zip(part, verdicts, strict=True) if not isinstance(verdict, Done)]
+                time.sleep(0.02 if part else 0)
+        raging.result()
+    return sent
 
 
 def life_of(server: Any) -> int | None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 
-ROOT = Path(__file__).parents[2]
-_NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
+from tests.support.programs import NOTHING_MORE, Program
 
 
 class Supervised:
@@ -27,15 +23,15 @@ class Supervised:
         command: Sequence[str],
         log: Path,
         *,
-        environment: Mapping[str, str] = _NOTHING_MORE,
+        environment: Mapping[str, str] = NOTHING_MORE,
         pause: float = 0.2,
     ) -> None:
-        self._command = [sys.executable, *command]
+        self._command = command
         self._log = log
-        self._environment = {**os.environ, **environment}
+        self._environment = environment
         self._pause = pause
         self._stopping = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Program | None = None
         self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:
@@ -66,14 +62,14 @@ class Supervised:
     def _run(self) -> None:
         while not self._stopping.is_set():
             with self._log.open("ab") as log:
-                self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log, env=self._environment)
+                self._process = Program(self._command, environment=self._environment, stdout=log, stderr=log)
                 while self._process.poll() is None:
                     if self._stopping.wait(0.05):
                         self._end(self._process)
             self._stopping.wait(self._pause)
 
     @staticmethod
-    def _end(process: subprocess.Popen[bytes]) -> None:
+    def _end(process: Program) -> None:
         process.terminate()
         try:
             process.wait(60)

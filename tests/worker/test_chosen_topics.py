@@ -28,7 +28,7 @@ def test_topics_are_kept_once_each_and_in_order(sqlite_engine):
     assert relay._worker._subscriptions[0].job.declared.topics == ("a", "b")
 
 
-@pytest.mark.parametrize("verb", [["relay", "--to", "stdout:", "--once"], ["subscriptions", "alter", "relay"]])
+@pytest.mark.parametrize("verb", [["relay", "--to", "stdout:", "--until-empty"], ["subscriptions", "alter", "relay"]])
 def test_the_command_line_refuses_them_too(sqlite_engine, verb):
     Relay(Outbox(sqlite_engine), Destination()).once()
 
@@ -44,6 +44,8 @@ def test_a_pattern_chooses_from_the_command_line_too(sqlite_engine):
         for topic in ("orders.new", "orders.internal", "users"):
             outbox.send(session, topic, topic)
 
-    answer = command_line(sqlite_engine, "relay", "--to", "stdout:", "--once", "--topics", "orders.*,!*.internal")
+    answer = command_line(
+        sqlite_engine, "relay", "--to", "stdout:", "--until-empty", "--topics", "orders.*,!*.internal"
+    )
 
     assert (answer.code, [json.loads(line)["topic"] for line in answer.out.splitlines()]) == (0, ["orders.new"])

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from outbox import Message, Outbox, Relay, RetryPolicy, Route, Settings, Verdict
 from outbox.cli.options import Target
-from outbox.cli.relaying import Pace, _relayings, _supervisor_of
+from outbox.cli.relaying import Pace, relayings_of, supervisor_of
 from outbox.direct import delivery as courier
 from outbox.model.subscription import Declaration
 from outbox.senders.function import FunctionSender
@@ -127,8 +127,8 @@ def test_on_the_command_line_it_is_the_destinations_unless_it_is_given(url, give
     targets = [Target("sqlite:////tmp/a.db"), Target("sqlite:////tmp/b.db")]
     plan = [(Route(to=url, deadline=given), Declaration(name="relay", destination=None))]
 
-    relayings = _relayings(targets, plan, pace)
-    supervisor = _supervisor_of(relayings, timedelta(seconds=10))
+    relayings = relayings_of(targets, plan, pace)
+    supervisor = supervisor_of(relayings, pace)
 
     assert [each.deadline for each in relayings] == [timedelta(seconds=seconds)] * 2
     assert supervisor._drain == timedelta(seconds=seconds + 10)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -11,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,13 +24,13 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.waiting import Wait
+from tests.support import programs
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.leases import step_clock
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 PARTITION = Partition("relay")
 SECOND = timedelta(seconds=1)
 
@@ -352,7 +349,7 @@ def test_a_command_that_is_killed_leaves_a_worker_that_goes_on(engine, outbox, p
     url = engine.url.render_as_string(hide_password=False)
     with running(relay_to(destination, outbox)):
         assert eventually(lambda: destination.calls)
-        killed = subprocess.run([sys.executable, "-c", KILLED, url, point], cwd=ROOT, check=False)
+        killed = programs.run(["-c", KILLED, url, point])
         fill(outbox, 500, first=500)
         assert eventually(lambda: len(destination.messages) >= 1_000)
 

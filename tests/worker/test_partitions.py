@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,10 +30,10 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, expected, fill, relay_to
+from tests.support.programs import Program
 from tests.support.readers import Collector, Worker, at_work, declared, job, send, texts
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 LEASE = timedelta(seconds=3)
 BRISK = Settings(
     limits=Limits(rows=50),
@@ -269,10 +266,10 @@ relay_to(Destination(), Outbox(create_engine(sys.argv[1])), settings=BRISK).run(
 
 
 @contextmanager
-def another_process(engine: Engine) -> Iterator[subprocess.Popen[bytes]]:
+def another_process(engine: Engine) -> Iterator[Program]:
     """A relay in a process of its own."""
     url = engine.url.render_as_string(hide_password=False)
-    process = subprocess.Popen([sys.executable, "-c", AT_WORK, url], cwd=ROOT)
+    process = Program(["-c", AT_WORK, url])
     try:
         yield process
     finally:

@@ -1,7 +1,5 @@
 """Several partitions: the workers of a subscription share them, and keep the order of keys when shares change."""
 
-import subprocess
-import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -27,8 +25,8 @@ from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from tests.scenarios.moving.arrivals import arrivals, arrived
 from tests.support.partitions import KEYS, apart
+from tests.support.programs import Program
 from tests.support.readers import QUICK, Collector, Worker, at_work, declared, worker
-from tests.support.supervised import ROOT
 from tests.support.waiting import eventually
 
 KEY_COUNT = 40
@@ -270,12 +268,12 @@ def test_a_subscription_with_partitions_is_altered_under_load(engine, channel, d
 
 
 @contextmanager
-def processes(engine, path: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+def processes(engine, path: Path, count: int) -> Iterator[list[Program]]:
     """So many relays, each in a process of its own, that write down what arrives."""
     url = engine.url.render_as_string(hide_password=False)
-    command = [sys.executable, "-m", "tests.scenarios.moving.relaying", url, str(path), "callable:tests"]
+    arguments = ["-m", "tests.scenarios.moving.relaying", url, str(path), "callable:tests"]
     with ExitStack() as stack:
-        found = [subprocess.Popen(command, cwd=ROOT) for _ in range(count)]
+        found = [Program(arguments) for _ in range(count)]
         for each in found:
             stack.callback(each.wait)
             stack.callback(each.kill)

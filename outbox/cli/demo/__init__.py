@@ -35,11 +35,11 @@ def demo(*, orders: int, light: bool, keep: bool) -> int:
     Exits with 1 if a message was lost, came of a rolled-back transaction, or came out of order.
     """
     from outbox.cli.demo.play import Play
-    from outbox.cli.demo.show import new_show, result
+    from outbox.cli.demo.show import Show, result
     from outbox.cli.demo.site import opened_site
     from outbox.cli.demo.staff import Staff
 
-    show = new_show()
+    show = Show()
     with (
         _ending_on_sigterm(),
         opened_site(show.tell, light=light) as site,
@@ -60,11 +60,7 @@ def _rows(orders: int, play: Play, judgement: Judgement) -> list[tuple[str, str,
         ("messages received", f"{judgement.received:,}", "by a consumer of the destination"),
         ("lost", f"{judgement.lost:,}", "committed, never received"),
         ("phantom", f"{judgement.phantom:,}", "received, never committed"),
-        (
-            "duplicates",
-            f"{judgement.duplicates:,}",
-            "sent again after the kill, with the same id; nothing filters them here",
-        ),
+        ("duplicates", f"{judgement.duplicates:,}", "sent again after the kill, with the same id"),
         ("order violations", f"{judgement.violations:,}", "changes of one order, received out of turn"),
         ("messages per second", f"{play.rate:,.0f}", "from the first to the last, the takeover included"),
     ]

@@ -1,4 +1,4 @@
-"""The destination of the demo's messages, and the consumer that reads them back from there."""
+"""The destination of the demo's messages, and a consumer at the destination."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Destination(Protocol):
     url: str
 
     def receive(self) -> list[Receipt]:
-        """Return what arrived since the last call, in the order of its arrival."""
+        """Return the receipts since the last call, in the order of arrival."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -39,7 +39,7 @@ class Stream:
         self._loop.run_until_complete(self._begin())
 
     def receive(self) -> list[Receipt]:
-        """Return what arrived since the last call, up to the present end of the stream."""
+        """Return the receipts since the last call, up to the present end of the stream."""
         return self._loop.run_until_complete(self._read_on())
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Stream:
 
 
 class LinesFile:
-    """A file to which the relay appends lines of JSON."""
+    """A file with lines of JSON, appended by the relay."""
 
     def __init__(self, path: Path) -> None:
         self.url = f"file://{path}"
@@ -82,9 +82,9 @@ class LinesFile:
         self._offset = 0
 
     def receive(self) -> list[Receipt]:
-        """Return what arrived since the last call, up to the last whole line.
+        """Return the receipts since the last call, up to the last whole line.
 
-        A line that a killed relay left incomplete is skipped: its message comes again.
+        An incomplete line of a killed relay is skipped: its message comes again.
         """
         if not self._path.exists():
             return []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One copy of a message as a consumer got it: change number `version` of the order `key`."""
+    """A copy of a message at a consumer: change number `version` of the order `key`."""
 
     key: str
     version: int
@@ -19,8 +19,8 @@ class Receipt:
 class Judgement:
     """The result of a run; each field is a number of messages.
 
-    `phantom`: of a change that was never committed. `duplicates`: further copies of a message that came already.
-    `violations`: first copies that came when another change of their order was due.
+    `phantom`: of a change that was never committed. `duplicates`: further copies of a message. `violations`: first
+    copies that came when another change of the order was due.
     """
 
     committed: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from outbox.cli.demo.judge import Judgement, Receipt, judge
 from outbox.cli.demo.show import Show
@@ -23,14 +22,6 @@ _PATIENCE_SECONDS = 30.0
 _PAUSE_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """An action, and the condition that starts it."""
-
-    when: Callable[[], bool]
-    then: Callable[[], None]
-
-
 class Play:
     """One run of the demo on a site."""
 
@@ -43,8 +34,6 @@ class Play:
         self._committed = 0
         self._receipts: list[Receipt] = []
         self._first_receipt = self._last_receipt = self._moved_at = time.monotonic()
-        self._seen_at_kill = 0
-        self._scenes: list[Scene] = []
         self._shops: list[Child] = []
         self._relays: list[Child] = []
 
@@ -56,37 +45,42 @@ class Play:
 
     @property
     def rollbacks(self) -> int:
-        """The number of transactions that the shops say they rolled back."""
+        """The number of rolled back transactions, as the shops say."""
         return sum(shop.said().count(f"{ROLLED_BACK}\n") for shop in self._shops)
 
     def perform(self, *, keep: bool) -> Judgement:
-        """Run all scenes; return what orders and receipts say at the end. `keep`: the last relay goes on."""
-        self._scenes = [
-            Scene(lambda: bool(self._receipts), self._call_understudy),
-            Scene(lambda: self._committed > self._expected // 4 and len(self._relays) > 1, self._kill_relay),
-            Scene(lambda: self._committed > self._expected // 2, self._kill_shop),
-        ]
+        """Run the whole play; return the comparison of orders and receipts. `keep`: the last relay goes on."""
         self._show.tell(f"{SHOPS} shops place {self._orders:,} orders, and move each from placed to paid to shipped:")
         self._show.tell(f"{self._expected:,} transactions with a message each, and some that are rolled back")
         self._shops = [self._shop(number) for number in range(SHOPS)]
         self._relays = [self._relay("relay 1")]
-        with self._show.running(self._expected):
-            while (self._shops_work() or self._scenes) and not self._is_stuck():
-                self._tick()
-            if self._shops_work():
-                raise ProcessFailedError(f"no shop has committed anything for {_PATIENCE_SECONDS:.0f} s")
-            self._show.tell("every order is placed, paid and shipped")
-            while self._lost() and not self._is_stuck():
-                self._tick()
-            if not keep:
-                for relay in self._relays:
-                    relay.stop()
-                self._relays = []
-            self._tick()
-        return self._judgement()
+        self._until(lambda: bool(self._receipts))
+        self._relays.append(self._relay("relay 2"))
+        self._show.tell("relay 1 sends, relay 2 stands by")
+        self._until(lambda: self._committed > self._expected // 4)
+        self._relays.pop(0).kill()
+        self.arrived()
+        before = len(self._receipts)
+        self._show.tell(f"relay 1 is killed with SIGKILL; its lease of {LEASE} has to run out")
+        self._until(lambda: self._committed > self._expected // 2)
+        self._shops[0].kill()
+        self._show.tell("shop 1 is killed with SIGKILL, whatever it was at, and started again")
+        self._shops[0] = self._shop(0)
+        self._until(lambda: len(self._receipts) > before or (not self._shops_work() and not self._lost()))
+        if len(self._receipts) > before:
+            self._show.tell("relay 2 has taken over")
+        self._until(lambda: not self._shops_work())
+        self._show.tell("every order is placed, paid and shipped")
+        self._until(lambda: not self._lost())
+        if not keep:
+            for relay in self._relays:
+                relay.stop()
+            self._relays = []
+        self._tick()
+        return judge(self._site.books.committed(), self._receipts)
 
     def arrived(self) -> list[Receipt]:
-        """Return what came since the last look."""
+        """Return the receipts since the last look."""
         found = self._site.destination.receive()
         if found:
             self._moved_at = self._last_receipt = time.monotonic()
@@ -94,32 +88,18 @@ class Play:
             self._receipts += found
         return found
 
-    # Scenes
+    def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition; stop waiting when nothing moves any more.
 
-    def _call_understudy(self) -> None:
-        self._relays.append(self._relay("relay 2"))
-        self._show.tell("relay 1 sends, relay 2 stands by")
-
-    def _kill_relay(self) -> None:
-        self._relays.pop(0).kill()
-        self.arrived()
-        self._seen_at_kill = len(self._receipts)
-        self._show.tell(f"relay 1 is killed with SIGKILL; its lease of {LEASE} has to run out")
-        self._scenes.append(Scene(self._is_decided, self._greet_successor))
-
-    def _is_decided(self) -> bool:
-        return len(self._receipts) > self._seen_at_kill or (not self._shops_work() and not self._lost())
-
-    def _greet_successor(self) -> None:
-        if len(self._receipts) > self._seen_at_kill:
-            self._show.tell("relay 2 has taken over")
-
-    def _kill_shop(self) -> None:
-        self._shops[0].kill()
-        self._show.tell("shop 1 is killed with SIGKILL, whatever it was at, and started again")
-        self._shops[0] = self._shop(0)
-
-    # Between the scenes
+        Raises:
+            ProcessFailedError: shops have still to commit, and do not.
+        """
+        while not condition():
+            self._tick()
+            if time.monotonic() - self._moved_at > _PATIENCE_SECONDS:
+                if self._shops_work():
+                    raise ProcessFailedError(f"no shop has committed anything for {_PATIENCE_SECONDS:.0f} s")
+                return
 
     def _tick(self) -> None:
         time.sleep(_TICK_SECONDS)
@@ -127,25 +107,17 @@ class Play:
         committed = self._site.books.changes()
         if committed > self._committed:
             self._committed, self._moved_at = committed, time.monotonic()
-        self._show.progress(self._committed, len(self._receipts))
+        self._show.progress(self._committed, len(self._receipts), self._expected)
+        self._shops_work()
         for relay in self._relays:
             if not relay.is_running():
                 raise ProcessFailedError(f"{relay.name} ended by itself: {relay.said()[-2000:]}")
-        for scene in [scene for scene in self._scenes if scene.when()]:
-            self._scenes.remove(scene)
-            scene.then()
-
-    def _judgement(self) -> Judgement:
-        return judge(self._site.books.committed(), self._receipts)
 
     def _lost(self) -> int:
-        return self._judgement().lost
-
-    def _is_stuck(self) -> bool:
-        return time.monotonic() - self._moved_at > _PATIENCE_SECONDS
+        return judge(self._site.books.committed(), self._receipts).lost
 
     def _shops_work(self) -> bool:
-        # All are asked: one that failed must not hide behind one that works.
+        # All are asked, so that a shop that failed does not hide behind a shop that works.
         return True in [shop.is_running() for shop in self._shops]
 
     def _shop(self, number: int) -> Child:

@@ -1,4 +1,4 @@
-"""The demo's own servers, and what takes their place on a machine that has none."""
+"""The demo's own servers, and the replacements on a machine without servers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Site:
 
 
 class Books:
-    """The orders that were committed, read from the table of the business."""
+    """The committed orders, read from the table of the business."""
 
     def __init__(self, url: str, order: Any) -> None:
         # Not the outbox's engine: on SQLite that one begins with the write lock, and a reader needs none.
@@ -59,7 +59,7 @@ class Books:
             return {f"order-{number}": version for number, version in rows}
 
     def changes(self) -> int:
-        """Return how many changes were committed in all: each is one message."""
+        """Return how many changes were committed in all; each change is a message."""
         with self._engine.connect() as connection:
             return int(connection.scalar(select(func.coalesce(func.sum(self._order.version), 0))) or 0)
 
@@ -112,7 +112,7 @@ def _destination(stack: ExitStack, folder: Path, tell: Tell, *, light: bool) -> 
 
 
 def _prepared(url: str) -> Any:
-    """Return the order service, after its tables and those of the outbox were made."""
+    """Make the tables of the outbox and of the order service; return the service."""
     before = os.environ.get("OUTBOX_DATABASE")
     os.environ["OUTBOX_DATABASE"] = url
     try:

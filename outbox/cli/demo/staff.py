@@ -1,4 +1,4 @@
-"""The processes of the demo: none outlives it, even if it is killed itself."""
+"""The processes of the demo: none outlives the demo, even after a kill."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outbox.testing.servers.process import Guard
 
 
 class ProcessFailedError(OutboxError):
-    """A process of the demo ended when it should not; the text ends with what it said."""
+    """A process of the demo ended too early; the text ends with its output."""
 
 
 class Child:
-    """A Python process in a session of its own, so that Ctrl-C reaches the demo and not its processes."""
+    """A Python process in another session, so that Ctrl-C reaches the demo alone."""
 
     def __init__(self, name: str, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Child:
         """Return whether the process still runs.
 
         Raises:
-            ProcessFailedError: it ended with an error of its own.
+            ProcessFailedError: the process ended with an error.
         """
         code = self._process.poll()
         if code is not None:
@@ -58,11 +58,11 @@ class Child:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it by SIGTERM to finish what is under way; send SIGKILL if it still runs after 15 seconds."""
+        """Stop the process by SIGTERM; after 15 seconds by SIGKILL."""
         self._end(signal.SIGTERM, signal.SIGKILL)
 
     def said(self) -> str:
-        """Return its output so far."""
+        """Return the output so far."""
         return self._log.read_text(errors="replace")
 
     def _end(self, *signals: signal.Signals) -> None:

@@ -1,8 +1,8 @@
-"""One process of the demo's order service: `python -m outbox.cli.demo.writer SHOP ORDERS PAUSE`.
+"""A process of the demo's order service: `python -m outbox.cli.demo.writer SHOP ORDERS PAUSE`.
 
-It places the orders that its shop has not placed yet, and moves on orders of all shops until every one is shipped.
-Some of its transactions are rolled back after their message was written; one stays open for `PAUSE` seconds.
-When it is killed and started again, it goes on from what it had committed. Each rollback is one line of output.
+The process places the missing orders of its shop, and moves on orders of all shops until all are shipped. Some
+transactions are rolled back after the message was written; one transaction stays open for `PAUSE` seconds. After a kill
+the next process goes on from the committed orders. Each rollback is a line of output.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Writer:
                 return
 
     def _decide(self, change: Callable[[], object], pause: float = 0.0) -> bool:
-        """Make a change, then commit it or roll it back; return whether it was committed."""
+        """Make a change, then commit or roll back; return whether the change was committed."""
         try:
             with self._service.outbox.begin():
                 change()

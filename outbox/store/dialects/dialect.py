@@ -12,8 +12,6 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, MetaData
 
 from outbox.model.lease import Partition
-from outbox.model.message import Message
-from outbox.model.topics import Topics
 from outbox.store.dialects.finding import Finding
 from outbox.store.dialects.statements import Parameters, Row, Script
 
@@ -135,10 +133,10 @@ class Values:
     bind_uuid: Callable[[UUID], Any]
     #: The list of rows `{rows}` as the right side of IN.
     rows: str
-    #: The column `topic` is one of those that `bind_topics` returns as parameters; half messages apart. Names, patterns
-    #: and exceptions are three parameters, so that a selection of names alone is compared as one list.
+    #: The column `topic` is one of the `Topics` that `bind_topics` returns as parameters; half messages apart. Names,
+    #: patterns and exceptions are three parameters, so that a selection of names alone is compared as one list.
     of_topics: str
-    bind_topics: Callable[[Topics], Parameters]
+    bind_topics: Callable[[Any], Parameters]
     #: The header `{name}` out of the `{headers}` of a stored message, as text; null without it.
     header: str
 
@@ -167,8 +165,8 @@ class Reads:
     extent: str
     #: `{columns}` of the rows of the transactions in `:open`; None where none can commit late.
     late: str | None
-    #: Makes messages of rows that begin with `COLUMNS`; if there is one more column, it is the attempt.
-    messages: Callable[[Sequence[Row]], list[Message]]
+    #: Makes a `Message` of each row; rows begin with `COLUMNS`; if there is one more column, it is the attempt.
+    messages: Callable[[Sequence[Row]], list[Any]]
     #: The message_id of the message `:last`, where a position counts ids, which may be given out again; else null.
     last_message: str
     #: The number below the head of the position in `{column}`; None where a position counts no ids.

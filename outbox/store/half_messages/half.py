@@ -175,7 +175,8 @@ def real_message(row: Message) -> Message:
         row.created_at or _EPOCH,
         _moment(headers.get(_DELIVER_AT)),
         _moment(headers.get(_EXPIRES_AT)),
-        attempt=row.attempt,
+        None,
+        row.attempt,
     )
 
 

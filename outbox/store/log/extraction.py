@@ -1,7 +1,8 @@
 """The statements that read whole tables, and parts of windows, outside of SQLAlchemy.
 
 Values stand in the text, because parameters keep PostgreSQL's drivers from using COPY: whole numbers, and literals that
-are quoted here. This module opens no connection.
+are quoted here. This module opens no connection and needs no driver: tasks of Spark run where psycopg is not
+installed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import Window
 from outbox.schema import PREFIX, tables
 from outbox.store.dialects.extraction import Speech, speech_of
-from outbox.store.dialects.statements import Sql
 
 Kind = Literal["long", "integer", "short", "boolean", "timestamp", "binary", "uuid", "string"]
 
@@ -186,7 +186,7 @@ class Extraction:
         )
 
 
-def page(parts: Sequence[Extraction], limit: int) -> Sql:
+def page(parts: Sequence[Extraction], limit: int) -> str:
     """Return the statement that counts the rows in the parts of a window, up to `limit` + 1.
 
     The second column is the id of the `limit`-th row, or of the last if there are fewer.
@@ -194,13 +194,13 @@ def page(parts: Sequence[Extraction], limit: int) -> Sql:
     most = int(limit) + 1
     rows = " UNION ALL ".join(f"SELECT * FROM ({part.first_ids(most)}) AS p{i}" for i, part in enumerate(parts))
     numbered = f"SELECT id, row_number() OVER (ORDER BY id) AS nth FROM ({rows}) AS u ORDER BY id LIMIT {most}"
-    return Sql(f"SELECT count(*), max(CASE WHEN nth <= {int(limit)} THEN id END) FROM ({numbered}) AS n")
+    return f"SELECT count(*), max(CASE WHEN nth <= {int(limit)} THEN id END) FROM ({numbered}) AS n"
 
 
-def ends(schema: str | None) -> Sql:
+def ends(schema: str | None) -> str:
     """Return the statement that reads the first and the last id of the log, by the primary key."""
     table = _qualified(schema, _stored(MESSAGES))
-    return Sql(f"SELECT (SELECT min(id) FROM {table}), (SELECT max(id) FROM {table})")
+    return f"SELECT (SELECT min(id) FROM {table}), (SELECT max(id) FROM {table})"
 
 
 def purged(schema: str | None) -> str:

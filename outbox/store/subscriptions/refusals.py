@@ -72,7 +72,7 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
         # A compensation has a grace of its own; everything else is that of its subscription.
         altered = stored.name if stored.grace != grace else stored.direct or stored.name
         instead = (
-            f"--transaction-timeout {grace_milliseconds(stored.grace)}ms"
+            f"a transaction_timeout of {_shown(stored.grace)}"
             if stored.kind == "check" and stored.grace != grace
             else "another --name"
         )
@@ -210,7 +210,7 @@ def _given(owner: Subscription, wanted: Topics) -> list[str]:
 
 
 def _topics_option(topics: Sequence[str] | None) -> str:
-    return "--all-topics" if topics is None else _option("topics", ",".join(topics))
+    return _option("topics", ANYTHING if topics is None else ",".join(topics))
 
 
 def _option(name: str, value: str | None) -> str:

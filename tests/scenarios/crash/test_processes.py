@@ -23,9 +23,8 @@ from outbox.store.subscriptions.parked import Parked
 from tests.support import probe
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.parked import states
+from tests.support.programs import ROOT, Program
 from tests.support.waiting import eventually
-
-ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import sys, time
@@ -50,8 +49,8 @@ Relay(Outbox(create_engine(sys.argv[1])), Slow(), settings=settings).run()
 """
 
 
-def start(url: str, path: Path, pause: float = 0.01) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, url, str(path), str(pause)], cwd=ROOT)
+def start(url: str, path: Path, pause: float = 0.01) -> Program:
+    return Program(["-c", PROGRAM, url, str(path), str(pause)])
 
 
 def url_of(engine) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -24,7 +23,7 @@ from tests.scenarios.destinations import consumers, relays
 from tests.scenarios.exactness import writers
 from tests.scenarios.exactness.business import facts, set_up
 from tests.scenarios.exactness.history import Delivery, Event, Fault, Findings, delivery_of, judge
-from tests.scenarios.exactness.runs import Child, Program
+from tests.scenarios.exactness.runs import Child, Logged
 from tests.support.durable_destinations import KINDS, TOPIC, DurableDestination
 from tests.support.effects import billing, effects
 from tests.support.waiting import eventually
@@ -221,7 +220,9 @@ class Run:
 
     def _relay(self) -> _Relay:
         log = self._folder / f"relay-{len(list(self._folder.glob('relay-*')))}.log"
-        environment = {"OUTBOX_DATABASE": self._url, "OUTBOX_RELAY_TO": self._there.url}
+        routes = self._folder / "routes.toml"
+        routes.write_text(f'batch_size = {self._plan.batch}\n[routes."*"]\nto = "${{DESTINATION}}"\n')
+        environment = {"OUTBOX_DATABASE": self._url, "DESTINATION": self._there.url, "OUTBOX_RELAY_CONFIG": str(routes)}
         return _Relay(self._plan, log, {**environment, relays.TWIN: self._plan.twin or ""})
 
     def _said(self) -> str:
@@ -230,12 +231,12 @@ class Run:
         return "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in logs[-6:])
 
 
-class _Relay(Program):
+class _Relay(Logged):
     """`outbox relay`, or a twin of it."""
 
     def __init__(self, plan: Plan, log: Path, environment: dict[str, str]) -> None:
-        pace = ["--lease", f"{plan.lease:g}s", "--batch-size", str(plan.batch)]
-        super().__init__([sys.executable, "-m", relays.__name__, "relay", *pace], log, environment)
+        command = ["-m", relays.__name__, "relay", "--lease", f"{plan.lease:g}s"]
+        super().__init__(command, log, environment)
         self._log = log
 
     @property

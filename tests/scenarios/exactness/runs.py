@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from sqlalchemy import Engine, NullPool, create_engine, text
@@ -20,10 +17,8 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 from tests.scenarios.exactness import relays, writers
 from tests.scenarios.exactness.business import facts, set_up
 from tests.scenarios.exactness.history import Delivery, Fault, Findings, HistoryFile, judge
+from tests.support.programs import NOTHING_MORE, Program
 from tests.support.waiting import eventually
-
-ROOT = Path(__file__).parents[3]
-NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,40 +63,33 @@ class Report:
         return f"{self.messages} messages, {self.findings}, faults {kinds}, {hard}, {self.seconds:.0f} s"
 
 
-class Program:
+class Logged(Program):
     """A process of the run; everything it says goes to a log. `environment`: more variables than ours."""
 
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] = NOTHING_MORE) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str] = NOTHING_MORE) -> None:
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, stdout=output, stderr=output, env={**os.environ, **environment}
-            )
-        self.pid = self._process.pid
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal; to one that has ended it does nothing."""
-        self._process.send_signal(number)
+            super().__init__(arguments, environment=environment, stdout=output, stderr=output)
 
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
-        return self._process.poll() is None
+        return self.poll() is None
 
     def end(self, number: signal.Signals, patience: float = 20.0) -> int:
         """Send a signal and wait for the end, which comes in any case."""
-        self.send(number)
+        self.send_signal(number)
         try:
-            return self._process.wait(patience)
+            return self.wait(patience)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            self.kill()
+            return self.wait()
 
 
-class Child(Program):
+class Child(Logged):
     """A module of these tests as a process, with its task."""
 
     def __init__(self, module: Any, task: Any, log: Path) -> None:
-        super().__init__([sys.executable, "-m", module.__name__, json.dumps(asdict(task))], log)
+        super().__init__(["-m", module.__name__, json.dumps(asdict(task))], log)
 
 
 class Run:
@@ -223,9 +211,9 @@ class Run:
         False when none could: where only one may write, everybody waits for the one that was stopped while it did.
         """
         self._history.append(Fault("stop", relay.pid))
-        relay.send(signal.SIGSTOP)
+        relay.send_signal(signal.SIGSTOP)
         replaced = eventually(lambda: self._replaced(relay), 3 * self._plan.lease if self._plan.one_writer else 300.0)
-        relay.send(signal.SIGCONT)
+        relay.send_signal(signal.SIGCONT)
         assert replaced or self._plan.one_writer, "nobody took the place of a stopped relay"
         return replaced
 

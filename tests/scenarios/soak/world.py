@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -31,13 +29,14 @@ from tests.scenarios.soak.judge import Call, Trouble
 from tests.scenarios.soak.plan import RELAYS, WRITERS
 from tests.scenarios.soak.writing import KEYS, TOPICS, topic_of
 from tests.support.durable_destinations import PREFIX, DurableDestination, JetStream, Kafka
+from tests.support.programs import run
 from tests.support.records import RecordFile
 from tests.support.servers.proxy import TcpProxy
-from tests.support.supervised import ROOT, Supervised
+from tests.support.supervised import Supervised
 
 #: Of the relays.
 BATCH, LEASE_SECONDS, DEADLINE_SECONDS = 50, 5.0, 3.0
-_RELAY_OPTIONS = ("--lease", f"{LEASE_SECONDS:g}s", "--batch-size", str(BATCH))
+_RELAY_OPTIONS = ("--lease", f"{LEASE_SECONDS:g}s")
 _COMMAND_SECONDS = 300.0
 _AGAIN_SECONDS = 1.0
 
@@ -129,24 +128,15 @@ class World:
     def write_routes(self) -> None:
         """Write the file that relays read when they start."""
         tables = (f'[routes."{pattern}"]\nto = "{self.url_of(to)}"\n' for pattern, to in self.routes.items())
-        self._routes.write_text("".join(tables))
+        self._routes.write_text(f"batch_size = {BATCH}\n{''.join(tables)}")
 
     # Commands
 
     def command(self, *arguments: str, is_done: Callable[[], bool], until: float) -> None:
         """Run `outbox …`, again and again until it succeeds, as a person does whose database is away."""
         while True:
-            environment = {**os.environ, **self._environment}
             try:
-                done = subprocess.run(
-                    [sys.executable, "-m", "outbox", *arguments],
-                    cwd=ROOT,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=_COMMAND_SECONDS,
-                )
+                done = run(["-m", "outbox", *arguments], environment=self._environment, timeout=_COMMAND_SECONDS)
             except subprocess.TimeoutExpired:
                 raise CommandFailedError(f"outbox {' '.join(arguments)} does not end") from None
             if done.returncode == 0:
