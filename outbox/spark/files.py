@@ -51,8 +51,8 @@ class TaskFiles:
         """Finish all files, flush files and folders to disk, and return the files."""
         while self._open:
             self._finish(next(iter(self._open)))
-        folders = {folder for path in self._paths for folder in (path.parent, path.parent.parent)}
-        for folder in sorted(folders | {self._root}):
+        # A task without rows makes no folder, not even that of the archive.
+        for folder in sorted({each for path in self._paths for each in (path.parent, path.parent.parent, self._root)}):
             flush_folder(folder)
         return self._done
 

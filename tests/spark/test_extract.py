@@ -219,6 +219,15 @@ def test_only_the_topics_that_are_asked_for_come(outbox, path):
     assert (manifest.topics, ids_of(path)) == (("mail",), [2])
 
 
+def test_a_first_window_without_such_a_topic_is_empty(outbox, path):
+    """The folder of the archive is not there yet."""
+    send(outbox, "1")
+
+    manifest = extracted(outbox.engine, path, topics=["mail"])
+
+    assert (manifest and manifest.files, ids_of(path)) == ((), [])
+
+
 # What it refuses
 
 
