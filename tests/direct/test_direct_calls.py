@@ -83,7 +83,12 @@ class Busy:
 def test_what_is_committed_while_a_call_is_under_way_waits_for_the_pause_after_it(monkeypatch):
     """Else a busy writer sends its messages one by one, because each call meets some more."""
     pauses: list[int] = []
-    monkeypatch.setattr(Linger, "after", lambda _, commits: pauses.append(commits) or 0.0)
+
+    def after(_linger: Linger, commits: int) -> float:
+        pauses.append(commits)
+        return 0.0
+
+    monkeypatch.setattr(Linger, "after", after)
     delivery: Any = Busy(rounds=5)
     dispatcher = Dispatcher(delivery)
     delivery.commit = lambda: dispatcher.committed([(1, UUID(int=1))], since=clock())
