@@ -84,11 +84,11 @@ def test_what_is_committed_while_a_call_is_under_way_waits_for_the_pause_after_i
     """Else a busy writer sends its messages one by one, because each call meets some more."""
     pauses: list[int] = []
 
-    def after(_linger: Linger, commits: int) -> float:
+    def pause(_linger: Linger, commits: int) -> float:
         pauses.append(commits)
         return 0.0
 
-    monkeypatch.setattr(Linger, "after", after)
+    monkeypatch.setattr(Linger, "after", pause)
     delivery: Any = Busy(rounds=5)
     dispatcher = Dispatcher(delivery)
     delivery.commit = lambda: dispatcher.committed([(1, UUID(int=1))], since=clock())
