@@ -140,7 +140,7 @@ def claim(place: Place, count: int) -> float:
             claimed = 0
             while rows := cursor.execute(_CLAIM).fetchall():
                 rows.sort(key=lambda row: int(row[0]))
-                messages = [stored_message(*row) for row in rows]
+                messages = [stored_message(row) for row in rows]
                 claimed += touch(messages)
                 connection.commit()
             connection.commit()
@@ -158,7 +158,7 @@ def fetch(place: Place, count: int) -> float:
         def fetch_all() -> int:
             fetched = after = 0
             while rows := cursor.execute(_FETCH, (after,)).fetchall():
-                messages = [stored_message(*row) for row in rows]
+                messages = [stored_message(row) for row in rows]
                 fetched += touch(messages)
                 after = rows[-1][0]
             return fetched

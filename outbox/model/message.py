@@ -8,7 +8,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Never, TypedDict, Unpack, final
@@ -225,10 +225,10 @@ class Message:
 
     def sent_as(self, topic: str, *, headers_json: str | None, body: bytes, content_type: str | None) -> Message:
         """Return the message as a destination is to get it, with the same ids and key; nothing is checked again."""
-        return stored_message(
+        return stored_message((
             self.id, self._message_id, topic, self.key, self.tags, headers_json, body, content_type, self._created_at,
             self.deliver_at, self.expires_at, self.direct, self.attempt,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def text(self) -> str:
         """Return the body as text, by the charset of its content type, else by UTF-8.
@@ -265,7 +265,7 @@ def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, st
     return merged
 
 
-def stored_message(*columns: Any) -> Message:
+def stored_message(columns: Sequence[Any]) -> Message:
     """Return a message of the log; columns are in the order of the table, and are not checked again.
 
     The last two, `direct` and `attempt`, may be missing.

@@ -186,7 +186,7 @@ def test_the_sdk_reads_every_message_or_it_is_refused(message):
 def test_what_cloud_events_cannot_carry_is_rejected_alone(endpoint, fields, reason):
     row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
     times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    strange = stored_message(1, uuid7(), *(row | fields | times).values())
+    strange = stored_message((1, uuid7(), *(row | fields | times).values()))
     sender = open_sender(f"{endpoint.url}/x", envelope="cloudevents")
 
     before, refused, after = sender.send([a_message("orders", 1), strange, a_message("orders", 2)])

@@ -130,7 +130,9 @@ def test_our_own_fields_are_set_last():
 
 def row(body: str, headers: str | None = None, key: str | None = None) -> Message:
     """A message as it is read from such a row."""
-    return stored_message(1, uuid7(), "orders", key, None, headers, body.encode(), None, datetime.now(UTC), None, None)
+    return stored_message(
+        (1, uuid7(), "orders", key, None, headers, body.encode(), None, datetime.now(UTC), None, None)
+    )
 
 
 def shout(message: Message) -> None:

@@ -67,7 +67,7 @@ def a_row(**fields: Any) -> Message:
     """A message as it is read from a row that anybody may have inserted."""
     row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
     times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    return stored_message(1, uuid7(), *(row | times | fields).values())
+    return stored_message((1, uuid7(), *(row | times | fields).values()))
 
 
 # What arrives

@@ -424,7 +424,7 @@ def row(**fields: Any) -> Message:
         "body": b"b",
     }
     usual |= {"content_type": None, "created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    return stored_message(1, *(usual | fields).values())
+    return stored_message((1, *(usual | fields).values()))
 
 
 @pytest.mark.parametrize(

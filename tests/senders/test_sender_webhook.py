@@ -191,7 +191,7 @@ def test_a_row_that_another_hand_wrote_is_rejected_alone(endpoint, to_webhook, f
     """The limits of `Message` are no limits of the table."""
     row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
     times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    strange = stored_message(1, uuid7(), *(row | fields | times).values())
+    strange = stored_message((1, uuid7(), *(row | fields | times).values()))
 
     sent = [a_message("orders", 1), strange, a_message("orders", 2)]
     [before, refused, after] = to_webhook(endpoint.url).send(sent)

@@ -164,19 +164,21 @@ def real_message(row: Message) -> Message:
     headers = row.headers
     restored = {**json.loads(headers[_HEADERS]), CHECK_TIMES: str(row.attempt)}
     return stored_message(
-        row.id or 0,
-        row.message_id,
-        headers[REAL_TOPIC],
-        headers.get(_KEY),
-        headers.get(_TAGS),
-        json.dumps(restored, ensure_ascii=False, separators=(",", ":")),
-        row.body,
-        row.content_type,
-        row.created_at or _EPOCH,
-        _moment(headers.get(_DELIVER_AT)),
-        _moment(headers.get(_EXPIRES_AT)),
-        None,
-        row.attempt,
+        (
+            row.id or 0,
+            row.message_id,
+            headers[REAL_TOPIC],
+            headers.get(_KEY),
+            headers.get(_TAGS),
+            json.dumps(restored, ensure_ascii=False, separators=(",", ":")),
+            row.body,
+            row.content_type,
+            row.created_at or _EPOCH,
+            _moment(headers.get(_DELIVER_AT)),
+            _moment(headers.get(_EXPIRES_AT)),
+            None,
+            row.attempt,
+        )
     )
 
 

@@ -217,7 +217,7 @@ def _watch_over(descriptor: int) -> None:
 
 
 def _messages(rows: Sequence[Row]) -> list[Message]:
-    return [stored_message(*(row if row[9] is None is row[10] else _with_times(row))) for row in rows]
+    return [stored_message(row if row[9] is None is row[10] else _with_times(row)) for row in rows]
 
 
 def _with_times(row: Row) -> Row:

@@ -66,7 +66,7 @@ def _bind_moment(moment: datetime) -> str:
 
 
 def _messages(rows: Sequence[Row]) -> list[Message]:
-    return [stored_message(*row[:8], *map(_moment, row[8:11]), *row[11:]) for row in rows]
+    return [stored_message((*row[:8], *map(_moment, row[8:11]), *row[11:])) for row in rows]
 
 
 def _append(
