@@ -24,6 +24,8 @@ _Asked = tuple["Call", Handler]
 _VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
 #: A call hangs when it has not come back after so many deadlines.
 _HOPELESS = 3
+#: So long a call that has its turn is waited for at once.
+_HEAD_START_SECONDS = 0.0001
 #: How often to look at a call that waits for its turn while no end of the turns before it is known.
 _LOOK_SECONDS = 1.0
 
@@ -74,8 +76,8 @@ class Call:
     A finished call has verdicts, or an error, or was too `late` to be made.
     """
 
-    __slots__ = ("_ended", "_held", "_needs", "_until", "_wake", "deadline", "error", "finished", "late",
-                 "messages", "started", "verdicts")  # fmt: skip
+    __slots__ = ("_back", "_ended", "_held", "_needs", "_until", "_wake", "awaited", "deadline", "error", "finished",
+                 "late", "messages", "started", "verdicts")  # fmt: skip
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class Call:
     ) -> None:
         """`held`: the lease has to last for the seconds that the call `needs`. `until`: the call begins before this
         moment, by `clock`, or not at all. `deadline`: how many seconds the call may take from its turn on. `wake`:
-        called when the call comes back, and when its turn does not come at once. `teller`: tells of the answer.
+        called when an awaited call comes back, and when the turn does not come at once.
         """
         self.messages = messages
         self.deadline = deadline
@@ -100,6 +102,10 @@ class Call:
         #: The moment when its turn came, by `time.monotonic`; None while it waits.
         self.started: float | None = None
         self._ended: float | None = None
+        self._back = threading.Lock()
+        self._back.acquire()
+        #: True from when a thread may sleep until the call comes back.
+        self.awaited = False
         #: True when the handler has come back, or is not called any more.
         self.finished = False
         #: True when its turn came too late, and the handler was not called.
@@ -155,8 +161,14 @@ class Call:
     def finish(self) -> None:
         """Tell the thread that waits that the call has come back."""
         self.finished = True
-        if self._wake is not None:
+        self._back.release()
+        if self.awaited and self._wake is not None:
             self._wake()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the call to come back, for at most so many seconds."""
+        if self._back.acquire(timeout=seconds):
+            self._back.release()
 
 
 def verdicts_of(handler: Handler, messages: Sequence[Message]) -> list[Verdict]:
@@ -201,7 +213,7 @@ class Caller:
         return [call for call in self._overdue if not call.finished]
 
     def begin(self, call: Call, handler: Handler) -> None:
-        """Have a call made when its turn comes, and return at once."""
+        """Have a call made when its turn comes, and return soon."""
         with self._lock:
             self._waiting.append((call, handler))
             try:
@@ -210,6 +222,9 @@ class Caller:
                 # There is no thread for it. The one who asked learns that, so the call must not be made later.
                 self._take_out(call)
                 raise
+        if call.started is not None:
+            # Else the handler's thread would get the interpreter only when this thread has nothing more to do.
+            call.wait(_HEAD_START_SECONDS)
 
     def look(self, call: Call) -> float:
         """Give the turns of calls past their deadline to other calls.
@@ -217,8 +232,11 @@ class Caller:
         Returns:
             The moment, by `time.monotonic`, when to look again, if `call` has not come back by then.
         """
+        call.awaited = True
         with self._lock:
             self._give_if_possible()
+            if call.finished:
+                return time.monotonic()
             if call.started is not None:
                 return call.due
             begun = [each.due for each in self._under_way if each.started is not None]

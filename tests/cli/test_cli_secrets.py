@@ -291,15 +291,15 @@ def test_a_file_with_a_secret_that_others_may_read_is_warned_of(option, waiting,
         "secret": ["--to", to],
     }[option]
 
-    def warned(mode: int, text: str) -> int:
+    def warned(mode: int, text: str) -> bool:
         file.write_text(text)
         file.chmod(mode)
         ended = outbox(waiting, "relay", "--until-empty", "--give-up-after", "100ms", *given)
-        return ended.err.count(f"everybody on this machine may read it; run: chmod o-r '{file}'")
+        return f"everybody on this machine may read it; run: chmod o-r '{file}'" in ended.err
 
     harmless = content.replace(f"ann:{ENCODED}@", "")
-    assert [warned(0o644, content), warned(0o640, content)] == [1, 0]
-    assert warned(0o644, harmless) == (1 if option == "secret" else 0)
+    assert [warned(0o644, content), warned(0o640, content)] == [True, False]
+    assert warned(0o644, harmless) == (option == "secret")
 
 
 SCHEMES = {

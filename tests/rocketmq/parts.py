@@ -6,6 +6,7 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox
@@ -27,6 +28,8 @@ COMMIT, ROLLBACK, UNKNOW = (
     LocalTransactionState.UNKNOW,
 )
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+#: For what no database answers.
+ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 #: So young that it is over before anybody looks.
 IMMUNITY = timedelta(milliseconds=1)
 #: No pause at all would be refused.

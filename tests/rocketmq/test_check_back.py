@@ -23,6 +23,7 @@ from tests.rocketmq.parts import (
     GROUP,
     HOUR,
     IMMUNITY,
+    ONE_DATABASE,
     ROLLBACK,
     UNKNOW,
     Listener,
@@ -203,6 +204,7 @@ def test_an_answer_that_does_not_come_in_time_is_unknown(engine, outbox, produce
     assert (sorted(arrived(outbox)), parked(engine)) == (["1", "2"], [("retry", 1)])
 
 
+@ONE_DATABASE
 def test_a_transaction_whose_question_hangs_takes_no_second_thread(engine, outbox, producer, let_go):
     """With one for each try it would take all that there are, and nobody else would be asked."""
     begun(producer, "hangs")
@@ -230,6 +232,7 @@ def test_a_transaction_whose_question_hangs_takes_no_second_thread(engine, outbo
     assert (found, before, ended) == (True, ([b"hangs", b"other"], [("retry", 1)]), True)
 
 
+@ONE_DATABASE
 def test_so_many_questions_are_asked_at_once_and_no_more(engine, outbox, producer):
     for number in range(12):
         begun(producer, str(number))
@@ -313,6 +316,7 @@ def test_the_listener_of_another_group_is_not_asked(outbox, producer):
     assert ([message.body for message in asked], arrived(outbox)) == ([b"mine"], ["mine"])
 
 
+@ONE_DATABASE
 def test_questions_are_spread_over_a_tenth_of_the_interval(outbox, producer):
     for _ in range(3):
         begun(producer)
@@ -410,6 +414,7 @@ def test_half_messages_that_are_gone_are_nobodys_question(engine, outbox, produc
     assert (found, verdicts(engine)) == ([DONE], {})
 
 
+@ONE_DATABASE
 def test_a_producer_checks_back_between_its_start_and_its_shutdown(engine, outbox):
     listener = Listener(answer=COMMIT)
     producer = producer_of(outbox, listener)

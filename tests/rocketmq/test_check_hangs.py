@@ -25,6 +25,7 @@ from tests.conftest import started
 from tests.rocketmq.parts import (
     COMMIT,
     HOUR,
+    ONE_DATABASE,
     Listener,
     arrived,
     check_back,
@@ -113,6 +114,7 @@ def test_while_a_business_database_hangs_transactions_of_other_ways_go_on(outbox
     assert (len(looked), arrived(outbox)) == (1, [name for name in begun_ if name.startswith("listener")])
 
 
+@ONE_DATABASE
 def test_a_business_database_that_hangs_is_warned_of(outbox, business, looks, let_go, caplog):
     producer = producer_of(outbox, business=business)
     transaction = begun(producer, "record", "1")
@@ -130,6 +132,7 @@ def test_a_business_database_that_hangs_is_warned_of(outbox, business, looks, le
     assert f"(transaction {transaction.id}); its transactions wait, others go on" in lines[0]
 
 
+@ONE_DATABASE
 def test_connecting_to_a_business_database_has_a_time_limit(outbox, business, let_go, monkeypatch):
     """Its address leads nowhere, say."""
     producer = producer_of(outbox, Listener(), business=business)
@@ -153,6 +156,7 @@ def test_connecting_to_a_business_database_has_a_time_limit(outbox, business, le
     assert verdicts(outbox.engine) == {other.id: "commit", record.id: "rollback"}
 
 
+@ONE_DATABASE
 def test_a_server_that_keeps_its_connections_and_does_nothing_holds_up_its_own_transactions_only(outbox):
     """When it goes on, so do they."""
     with started(PostgresServer) as server:
@@ -226,6 +230,7 @@ def test_while_four_questions_hang_transactions_of_other_ways_go_on(engine, outb
     assert decided
 
 
+@ONE_DATABASE
 def test_four_questions_that_hang_are_warned_of_and_counted_once(engine, outbox, producer, let_go, caplog):
     for number in range(4):
         begun(producer, "listener", f"hangs {number}")
@@ -246,6 +251,7 @@ def test_four_questions_that_hang_are_warned_of_and_counted_once(engine, outbox,
     assert "no other is asked here until one of them returns, or this process is started again" in lines[0]
 
 
+@ONE_DATABASE
 def test_while_four_questions_hang_another_process_of_the_group_may_ask(engine, outbox, producer, let_go, caplog):
     hangs, answers = Hangs(let_go), Listener(answer=COMMIT)
     first = service_of(outbox, hangs, check_timeout=SHORT, check_interval=SOON, settings=QUICK)
@@ -265,6 +271,7 @@ def test_while_four_questions_hang_another_process_of_the_group_may_ask(engine, 
     assert (decided, len(hangs.asked)) == (True, 4)
 
 
+@ONE_DATABASE
 def test_a_slow_listener_is_asked_four_questions_at_once(outbox, producer):
     """From the first call on; each question here waits until four are asked."""
     for number in range(12):
@@ -280,6 +287,7 @@ def test_a_slow_listener_is_asked_four_questions_at_once(outbox, producer):
     assert len(verdicts(outbox.engine)) == 12
 
 
+@ONE_DATABASE
 def test_a_slow_listener_is_asked_four_questions_at_once_however_slow_it_is(outbox, producer):
     """So slow that a call of one question already takes more than its share of the deadline."""
     for number in range(8):

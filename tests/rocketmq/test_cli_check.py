@@ -18,11 +18,11 @@ from outbox.store.label import label_of
 from outbox.store.subscriptions.leases import Leases
 from tests.cli.test_cli_relay import PROGRAM
 from tests.rocketmq.halves import AT_ANY_AGE, ask, begun
+from tests.rocketmq.parts import ONE_DATABASE
 from tests.support.command_line import outbox
 from tests.support.readers import delivered
 from tests.support.waiting import eventually
 
-ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 CANARY = "c4nary/Sesame"
 
 LISTENERS = """
@@ -286,30 +286,19 @@ def test_the_password_of_a_business_database_is_no_argument(engine):
 @pytest.mark.parametrize(
     ("engine", "number"), [("postgresql", signal.SIGTERM), ("sqlite", signal.SIGINT)], indirect=["engine"]
 )
-def test_it_checks_back_until_it_is_stopped(engine, listeners, number):
+def test_it_checks_back_until_it_is_stopped_after_the_question_under_way(engine, listeners, number):
     first = begun(engine)
-    with running(engine, "--listener", "shop_listeners:listener") as process:
+    with running(engine, "--listener", "shop_listeners:slow") as process:
         assert eventually(lambda: first.id in ops(engine))
+        (listeners / "asked").unlink()
         second = begun(engine)
-        assert eventually(lambda: second.id in ops(engine))
+        assert eventually((listeners / "asked").exists)
 
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
 
     assert (process.returncode, err.splitlines()[-1]) == (0, "check:shop: stopped")
-    assert bodies(engine) == [b"of orders"] * 2
-
-
-@ONE_DATABASE
-def test_a_stop_lets_a_question_come_to_its_end(engine, listeners):
-    transaction = begun(engine)
-    with running(engine, "--listener", "shop_listeners:slow") as process:
-        assert eventually((listeners / "asked").exists)
-
-        process.terminate()
-        process.communicate(timeout=60)
-
-    assert (process.returncode, ops(engine)) == (0, {transaction.id: "commit"})
+    assert (ops(engine), bodies(engine)) == ({first.id: "commit", second.id: "commit"}, [b"of orders"] * 2)
 
 
 @ONE_DATABASE

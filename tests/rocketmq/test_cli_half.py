@@ -19,13 +19,12 @@ from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
 from outbox.store.subscriptions.leases import Leases
 from tests.rocketmq.halves import ask, begun, producer
-from tests.rocketmq.parts import end
+from tests.rocketmq.parts import ONE_DATABASE, end
 from tests.support.command_line import outbox
 from tests.support.readers import delivered
 from tests.support.waiting import eventually
 
 #: For what does not depend on the database: one kind is enough.
-ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 ESCAPE = "\x1b[2J\x07 no"
 
 

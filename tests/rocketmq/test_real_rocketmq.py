@@ -11,6 +11,7 @@ from outbox.rocketmq import TransactionResolution
 from tests.rocketmq.parts import (
     AT_ONCE,
     COMMIT,
+    ONE_DATABASE,
     ROLLBACK,
     UNKNOW,
     Listener,
@@ -72,6 +73,7 @@ def test_two_halves_of_one_id_are_asked_about_as_one(outbox, producer):
     assert (len(check_back(outbox, COMMIT)), arrived(outbox), arrived(outbox)) == (1, ["1"], [])
 
 
+@ONE_DATABASE
 def test_nobody_alive_spends_no_attempt(engine, outbox, producer):
     """There: with the sender gone the attempts are spent on nobody."""
     one(producer)

@@ -13,10 +13,9 @@ from outbox.store.operations.half_status import HalfStatus, half_standings
 from outbox.store.operations.parked_status import Count
 from outbox.store.operations.status import standings
 from tests.rocketmq.halves import ask, begun, fill, producer
+from tests.rocketmq.parts import ONE_DATABASE
 from tests.store.test_status import Explained, looking
 from tests.support.command_line import outbox
-
-ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 
 
 def halves(engine: Engine) -> dict[tuple[str, str], HalfStatus]:

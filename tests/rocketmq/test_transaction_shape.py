@@ -19,6 +19,7 @@ from tests.conftest import started
 from tests.rocketmq.parts import (
     COMMIT,
     GROUP,
+    ONE_DATABASE,
     ROLLBACK,
     UNKNOW,
     Listener,
@@ -501,6 +502,7 @@ def test_a_group_that_rocketmq_would_refuse_is_refused_in_its_words(sqlite_engin
     assert str(raised.value) == text
 
 
+@ONE_DATABASE
 def test_one_producer_of_a_group_checks_back_in_a_process(outbox, producer):
     other = producer_of(outbox, Listener())
     producer.start()

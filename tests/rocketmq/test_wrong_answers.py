@@ -16,6 +16,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.rocketmq.parts import (
     CHECK,
     COMMIT,
+    ONE_DATABASE,
     Listener,
     arrived,
     end,
@@ -28,7 +29,6 @@ from tests.rocketmq.parts import (
 from tests.support.command_line import outbox as outbox_command
 from tests.support.waiting import eventually
 
-ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 AT_ONCE = timedelta(0)
 
 
@@ -149,6 +149,7 @@ def test_a_process_without_the_listener_lets_one_that_has_it_go_first(outbox, ca
     assert (decided, len(listener.asked)) == (True, 1)
 
 
+@ONE_DATABASE
 def test_a_process_without_the_listener_works_a_while_before_it_lets_others_go_first_again(outbox, caplog):
     """It decides on the other transactions, although one without an answer is always due."""
     producer = producer_of(outbox, Listener())
@@ -169,6 +170,7 @@ def test_a_process_without_the_listener_works_a_while_before_it_lets_others_go_f
     assert second - first >= 5
 
 
+@ONE_DATABASE
 def test_a_process_that_stands_aside_can_be_stopped_at_once(outbox, caplog):
     producer = producer_of(outbox, Listener())
     producer.begin_transaction().send("orders", b"1")

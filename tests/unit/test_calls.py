@@ -165,12 +165,23 @@ def test_whoever_waits_is_woken_when_the_call_comes_back_and_when_its_turn_comes
     calls = [Call([message], wake=wake.set) for message, wake in zip(messages(None, None), wakes, strict=True)]
     for call in calls:
         caller.begin(call, handler)
+        caller.look(call)
     handler.release(1)
     woken = [wakes[0].wait(60), wakes[1].wait(60)]
     begun = calls[1].started is not None
     handler.release(2)
 
     assert (woken, begun, wakes[1].wait(60), calls[1].finished) == ([True, True], True, True, True)
+
+
+def test_a_call_that_comes_back_before_anybody_waits_for_it_wakes_nobody_and_is_not_waited_for():
+    caller, wakes = Caller(), list[str]()
+    call = Call(messages(None), wake=lambda: wakes.append("woken"))
+    caller.begin(call, lambda given: [DONE] * len(given))
+    assert eventually(lambda: call.finished)
+    waits = caller.look(call) - time.monotonic()
+
+    assert (waits <= 0, wakes) == (True, [])
 
 
 def test_a_call_beside_others_of_the_destination_begins_when_their_turn_is_over():

@@ -1,4 +1,4 @@
-"""The limits of one read."""
+"""The limits of a read."""
 
 from __future__ import annotations
 

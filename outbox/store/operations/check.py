@@ -83,7 +83,7 @@ def holds_inbox_alone(channel: Channel) -> bool:
 
 
 def findings_of_one(channel: Channel, metadata: MetaData) -> list[Finding]:
-    """Return all defects of the one table of a database without an outbox."""
+    """Return all defects of the table in a database with only one of our tables."""
     database = channel.database
     (table,) = metadata.tables.values()
     with database.engine.connect() as connection:

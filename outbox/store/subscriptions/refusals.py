@@ -1,4 +1,4 @@
-"""What a worker may not declare beside the subscriptions that are there; each error says how to get on."""
+"""Declarations that are refused beside the stored subscriptions; each error names a fix."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
 
 
 def require_partitions(name: str, kind: Kind, partitions: int, slots: int) -> None:
-    """Refuse a number of partitions that a subscription of this kind cannot have in an outbox with so many slots."""
+    """Refuse a number of partitions that does not fit the kind of subscription, or the slots of the outbox."""
     if kind != "relay" and partitions != 1:
         raise SubscriptionError(f"{name} is no relay but of the kind {kind}, which has one partition")
     if not 1 <= partitions <= slots:
@@ -106,7 +106,7 @@ def require_partitions(name: str, kind: Kind, partitions: int, slots: int) -> No
 
 
 def taken_topics(stored: Subscription, topics: Sequence[str] | None, known: Sequence[Subscription]) -> str | None:
-    """Return in words which routes have topics that `stored` lacks, and the fix; None: no route."""
+    """Return in words the routes with topics that `stored` lacks, and the fix; None: no route."""
     base = base_of(stored.name, known)
     now, wanted = Topics.of(stored.topics), Topics.of(topics)
     owners = [
@@ -133,7 +133,7 @@ def _require_own_topics(declared: Declaration, known: Sequence[Subscription]) ->
 
 
 def _beside_routes(base: str, owners: Sequence[Subscription], name: str) -> str:
-    """Return in words that these routes have topics that `name` asks for, and how to run the relay with routes."""
+    """Return in words that these routes have topics of `name`, and how to run the relay with routes."""
     patterns = [each[len(base) + 1 :] or ANYTHING for each in (*(owner.name for owner in owners), name)]
     # The first that matches takes a message, so the wider ones come last.
     patterns.sort(key=lambda each: (-len(each.replace(ANYTHING, "")), each.count(ANYTHING)))
@@ -199,7 +199,7 @@ def _moved(there: Sequence[str] | None, here: Sequence[str] | None) -> tuple[str
 
 
 def _given(owner: Subscription, wanted: Topics) -> list[str]:
-    """Return the wanted topics that a split of `owner` would give away; empty if such a split is not possible."""
+    """Return the wanted topics that a split of `owner` would give away; empty if no such split is possible."""
     stored = Topics.of(owner.topics)
     parts = [each for each in wanted.included if not stored.lacks(each)]
     try:

@@ -1,4 +1,4 @@
-"""The lock of an SQLite file, which one writer has at a time; the others try again and again."""
+"""The lock of an SQLite file. One writer has the lock; the others try again and again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def is_busy(error: Exception) -> bool:
 
 
 def prepare(driver: sqlite3.Connection) -> None:
-    """Set up a new connection: WAL, and commits that are on disk when they return."""
+    """Set up a new connection: WAL, and commits that return when they are on disk."""
     # Do not wait inside SQLite for a locked file, because a fork may wait for us.
     driver.execute(_OWN_PAUSES.format(0))
     # Changing the journal mode locks the whole file for a moment; other processes may try the same.
