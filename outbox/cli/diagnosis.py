@@ -110,8 +110,8 @@ class Look:
         if is_check:
             # Of each transaction the first half message alone is dead; the others are blocked behind it.
             given_up = counted(number, "transaction", ("was", "were"))
-            group = f" --group {quote(standing.subscription.tags[0])}" if standing.subscription.tags else ""
-            decide = f"outbox half list --given-up{group}"
+            group_option = f" --group {quote(standing.subscription.tags[0])}" if standing.subscription.tags else ""
+            decide = f"outbox half list --given-up{group_option}"
             return f"{given_up} given up since {since}: {trouble.error}; to decide, run: {decide}"
         decide = f"outbox dead list --name {quote(name)}"
         return f"{counted(number, 'dead letter')} since {since}: {trouble.error}; to decide, run: {decide}"

@@ -48,6 +48,7 @@ try:
         LARGEST_RECORD,
         NO_BROKER,
         ONE_OF_A_BATCH,
+        TopicLimits,
         no_topic,
         refusal_of,
         too_large_for_the_client,
@@ -100,6 +101,7 @@ class KafkaSender:
         #: Until then, records of a key wait for each other.
         self._careful_until = 0.0
         self._transactions = self._made_for(address.options.get("transactional.id"))
+        self._limits = TopicLimits(self._connecting(), self._prefix)
         in_child(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
@@ -119,8 +121,12 @@ class KafkaSender:
             return [Unavailable("Kafka: another call is under way", everything=True)] * len(messages)
         try:
             if self._transactions is not None:
-                return self._commit(self._transactions, messages, until)
-            return self._send(messages, until)
+                verdicts = self._commit(self._transactions, messages, until)
+            else:
+                verdicts = self._send(messages, until)
+            return (
+                verdicts if verdicts.count(DONE) == len(verdicts) else self._limits.explain(messages, verdicts, until)
+            )
         finally:
             self._turn.release()
 
@@ -191,7 +197,8 @@ class KafkaSender:
         if connection is not None:
             connection.close()
 
-    def _settings(self, *, streams: bool) -> dict[str, Any]:
+    def _connecting(self) -> dict[str, Any]:
+        """Return the settings by which a client finds the brokers, and is let in."""
         address = self._address
         user = address.user is not None
         security = ("SASL_SSL" if user else "SSL") if address.scheme == "kafkas" else "SASL_PLAINTEXT" if user else ""
@@ -207,6 +214,11 @@ class KafkaSender:
             "client.id": "outbox",
             "log_level": 2,
             **{name: value for name, value in chosen.items() if value},
+        }
+
+    def _settings(self, *, streams: bool) -> dict[str, Any]:
+        return {
+            **self._connecting(),
             "compression.type": self._compression,
             # No repetition and no hole while the client itself tries again.
             "enable.idempotence": True,

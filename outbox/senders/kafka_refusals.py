@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import time
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource
 
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Unavailable, Verdict
@@ -16,6 +20,8 @@ from outbox.senders.headers import wire_headers
 CLIENT_LOG = logging.getLogger("outbox.senders.kafka.client")
 #: More than a body and headers can take, so that the topic's own limit counts.
 LARGEST_RECORD = 16 * 1024 * 1024
+#: The verdict on a record above the topic's limit, until `TopicLimits` has put size and limit into the text.
+TOO_LARGE = Reject("larger than the topic's max.message.bytes")
 
 #: What the client raises. While it raises a fatal error it also calls our functions, which ends in a SystemError.
 CLIENT_ERRORS = (KafkaException, SystemError)
@@ -28,6 +34,9 @@ NO_BROKER = (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaErro
 _MOST_TOPIC = 249
 #: The client calls it an error when this sender ends a stream on purpose, after a record that was refused.
 _ON_PURPOSE = "Gap-less ordering would not be guaranteed"
+#: A limit is asked for again after so long.
+_LIMIT_SECONDS = 60.0
+_SETTING = "max.message.bytes"
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -52,7 +61,7 @@ def verdict_of_record(topic: str, error: KafkaError) -> Verdict | None:
     """Return the verdict on a record that is at fault, or the record's topic; else None."""
     text = f"Kafka on topic {topic!r}: {error.str()}"
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        return Reject(f"{text}; raise the topic's max.message.bytes, or send a smaller body")
+        return TOO_LARGE
     if error.code() in NO_SUCH_TOPIC:
         return no_topic(topic)
     if error.code() in ONE_OF_A_BATCH or error.code() == KafkaError.TOPIC_EXCEPTION:
@@ -64,10 +73,54 @@ def verdict_of_record(topic: str, error: KafkaError) -> Verdict | None:
 
 def too_large_for_the_client(message: Message) -> Reject:
     """Return the verdict on a record above the sender's own limit."""
+    return Reject(f"Kafka cannot carry it: {_size_of(message)} bytes are more than this sender's {LARGEST_RECORD}")
+
+
+class TopicLimits:
+    """Tells the size of a record that is too large, and the limit of the topic."""
+
+    def __init__(self, settings: Mapping[str, Any], prefix: str) -> None:
+        self._settings = settings
+        self._prefix = prefix
+        self._found: dict[str, tuple[float, str | None]] = {}
+
+    def explain(self, messages: Sequence[Message], verdicts: list[Verdict], until: float) -> list[Verdict]:
+        """Return the verdicts, with size and limit in each `TOO_LARGE`."""
+        for index, verdict in enumerate(verdicts):
+            if verdict is TOO_LARGE:
+                verdicts[index] = self._verdict_on(messages[index], until)
+        return verdicts
+
+    def _verdict_on(self, message: Message, until: float) -> Reject:
+        topic = self._prefix + message.topic
+        limit = self._limit_of(topic, until)
+        return Reject(
+            f"Kafka on topic {topic!r}: a record of {_size_of(message)} bytes is larger than the topic's {_SETTING}"
+            f"{'' if limit is None else f' of {limit}'}; raise that setting, or send a smaller body"
+        )
+
+    def _limit_of(self, topic: str, until: float) -> str | None:
+        """Return the setting of a topic; None without the right to read settings, or without an answer in time."""
+        now = time.monotonic()
+        asked_at, limit = self._found.get(topic, (now - _LIMIT_SECONDS, None))
+        if now - asked_at < _LIMIT_SECONDS:
+            return limit
+        try:
+            admin = AdminClient(dict(self._settings), logger=CLIENT_LOG)
+            topics = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
+            [found] = admin.describe_configs(topics, request_timeout=max(0.1, until - now)).values()
+            limit = found.result(max(0.1, until - now))[_SETTING].value
+        except Exception:  # a text without the number is good enough
+            limit = None
+        self._found[topic] = now, limit
+        return limit
+
+
+def _size_of(message: Message) -> int:
+    """Return about how many bytes a record has: body, key and headers."""
     headers = wire_headers(message, keyed=False)
     key = len((message.key or "").encode())
-    size = len(message.body) + key + sum(len(name) + len(value) for name, value in headers.items())
-    return Reject(f"Kafka cannot carry it: {size} bytes are more than this sender's {LARGEST_RECORD}")
+    return len(message.body) + key + sum(len(name) + len(value) for name, value in headers.items())
 
 
 def _is_news(record: logging.LogRecord) -> bool:

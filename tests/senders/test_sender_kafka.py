@@ -176,10 +176,13 @@ def test_a_message_above_its_topics_limit_is_rejected_and_those_beside_it_are_no
 
     verdicts = sender.send(sent)
 
-    what = f"Kafka on topic '{topics.prefix}.narrow': Broker: Message size too large"
-    too_large = Reject(f"{what}; raise the topic's max.message.bytes, or send a smaller body")
+    what, do = "the topic's max.message.bytes of 5000", "raise that setting, or send a smaller body"
+    too_large = [
+        Reject(f"Kafka on topic '{topics.prefix}.narrow': a record of {size} bytes is larger than {what}; {do}")
+        for size in (6_096, 6_097)  # the body, the key, and headers
+    ]
     assert [n for n, verdict in enumerate(verdicts) if verdict != DONE] == [3, 40]
-    assert [verdicts[3], verdicts[40]] == [too_large] * 2
+    assert [verdicts[3], verdicts[40]] == too_large
     assert len(topics.records()) == 58
 
 

@@ -108,11 +108,14 @@ def test_what_is_refused_is_left_out_and_the_rest_is_stored_once(topics, to, nam
 
     verdicts = to(name).send(sent)
 
-    what = f"Kafka on topic '{topics.prefix}.narrow': Broker: Message size too large"
-    too_large = Reject(f"{what}; raise the topic's max.message.bytes, or send a smaller body")
+    what, do = "the topic's max.message.bytes of 5000", "raise that setting, or send a smaller body"
+    too_large = [
+        Reject(f"Kafka on topic '{topics.prefix}.narrow': a record of {size} bytes is larger than {what}; {do}")
+        for size in (6_096, 6_097)  # the body, the key, and headers
+    ]
     missing = Unavailable(f"Kafka has no topic '{topics.prefix}.odrers'; create it")
     assert {n: verdict for n, verdict in enumerate(verdicts[:-1]) if verdict != DONE} == {
-        3: too_large, 40: too_large, 60: missing, 61: EARLIER,
+        3: too_large[0], 40: too_large[1], 60: missing, 61: EARLIER,
     }  # fmt: skip
     assert isinstance(verdicts[-1], Reject)
     stored = sorted(int(each.value().split()[0]) for each in topics.committed("narrow"))
