@@ -68,11 +68,23 @@ class TransactionMQProducer:
         self._policy = policy or CheckPolicy()
         self._broker = Broker(outbox, connections=half_pool)
         self._business = None if business is None else Business(business, connections=half_pool)
+        self._checks_back = False
+        self._supervisor: Supervisor | None = None
+        self.set_transaction_listener(listener)
+
+    def set_transaction_listener(self, listener: TransactionListener | TransactionChecker | Question | None) -> None:
+        """Set the listener, before `start` or after `shutdown`.
+
+        Raises:
+            TypeError: the listener is none, or a method is misspelt or written with async.
+            MQClientError: the producer was started.
+        """
+        if self._checks_back:
+            raise MQClientError("the producer was started: call set_transaction_listener before start()")
         self._question = question_of(listener)
         self._execute = execution_of(listener)
         self._listener = listener
         self._service = CheckService(self._broker, self.group, self._policy, self._question, self._business)
-        self._supervisor: Supervisor | None = None
 
     # The 4.x shape
 
@@ -206,6 +218,7 @@ class TransactionMQProducer:
                 f"The producer group[{self.group}] has been created before, specify another name please."
             )
         groups.add(here)
+        self._checks_back = True
         if self._supervisor is None or not self._supervisor.alive:
             self._supervisor = Supervisor([self._service])
             self._supervisor.start()
@@ -215,10 +228,15 @@ class TransactionMQProducer:
         if self._supervisor is not None:
             self._supervisor.stop()
             self._supervisor.join(timeout.total_seconds())
+        self._checks_back = False
         _started.get(self._outbox, set()).discard((os.getpid(), self.group))
         self._broker.close()
         if self._business is not None:
             self._business.close()
+
+    def close(self) -> None:
+        """Shut down, by the name of RocketMQ's 5.x clients."""
+        self.shutdown()
 
     def __enter__(self) -> Self:
         self.start()

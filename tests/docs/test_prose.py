@@ -30,22 +30,6 @@ PRONOUNS = {
 }  # fmt: skip
 #: Pronouns in 100 words of a room's docstrings, error texts, log lines and help.
 MOST_PRONOUNS = 7.0
-#: Rooms that have more. A bound may only go down.
-STILL_MORE = {
-    "admin": 13.0,
-    "consumer": 10.0,
-    "direct": 12.0,
-    "model": 11.5,
-    "outbox": 11.5,
-    "relay": 13.0,
-    "rocketmq": 10.0,
-    "runtime": 11.0,
-    "senders": 11.0,
-    "store": 8.0,
-    "telemetry": 13.5,
-    "worker": 12.5,
-    "writing": 12.5,
-}
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -133,7 +117,7 @@ def test_a_room_says_nouns_instead_of_pronouns():
     }
 
     assert len(found) > 10
-    assert {room: rate for room, rate in found.items() if rate > STILL_MORE.get(room, MOST_PRONOUNS)} == {}
+    assert {room: rate for room, rate in found.items() if rate > MOST_PRONOUNS} == {}
 
 
 def test_pronouns_are_counted_in_texts_of_four_words_or_more():

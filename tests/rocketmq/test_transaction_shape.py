@@ -385,6 +385,33 @@ def test_a_send_without_its_transaction_is_told_what_to_pass(outbox, producer, e
     assert (str(raised.value).startswith(text), halves(engine)) == (True, 0)
 
 
+def test_a_producer_is_closed_by_either_name(outbox, producer):
+    producer.start()
+    producer.close()
+    other = producer_of(outbox, Listener())
+    other.start()
+    other.close()
+
+
+def test_a_listener_may_be_set_later(outbox, engine):
+    """As the 4.x client does it, and before the start."""
+    producer, listener = producer_of(outbox), Listener(COMMIT, COMMIT)
+    producer.set_transaction_listener(listener)
+    first = producer.send_message_in_transaction(Message("orders", "1"))
+    listener.outcome = UNKNOW
+    second = producer.send_message_in_transaction(Message("orders", "2"))
+    producer.start()
+    with pytest.raises(MQClientError, match=r"before start\(\)"):
+        producer.set_transaction_listener(Listener())
+    assert eventually(lambda: second.transaction_id in verdicts(engine))
+    producer.shutdown()
+    producer.set_transaction_listener(None)
+    with pytest.raises(MQClientError, match=r"^TransactionListener is null$"):
+        producer.send_message_in_transaction(Message("orders", "3"))
+
+    assert (first.local_transaction_state, arrived(outbox)) == (COMMIT, ["1", "2"])
+
+
 LONG = "t" * 127
 TOPICS = {
     "a.b": "The specified topic[a.b] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
