@@ -1,4 +1,4 @@
-"""Bring a database's outbox tables to the version of this library, or print the SQL that would."""
+"""Bring a database's outbox tables to the version of the library, or print the SQL."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _make(alone: MetaData, bind: Engine | Connection, schema: str | None) -> boo
 
 
 def wait_for_others(connection: Connection, schema: str | None, name: str) -> None:
-    """Let processes that start together upgrade one after the other; later ones find nothing to do."""
+    """Let processes that start together upgrade in turn; later processes find nothing to do."""
     dialect_of(connection.dialect.name).locks.upgrades(connection, f"{schema or ''}.{name}")
 
 
@@ -184,14 +184,14 @@ def sql(url: str | URL, schema: str | None = None, slots: int = SLOTS) -> str:
 
 
 def current_revision(bind: Engine | Connection, schema: str | None = None) -> str | None:
-    """Return the revision that the database's tables are at; None when there are none."""
+    """Return the revision of the database's tables; None without tables."""
     with _transaction(bind) as connection:
         options = {"version_table": VERSION_TABLE, "version_table_schema": schema}
         return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
 def head_revision() -> str | None:
-    """Return the newest revision of this library."""
+    """Return the newest revision of the library."""
     return ScriptDirectory.from_config(_config()).get_current_head()
 
 
@@ -211,7 +211,7 @@ def _are_complete(connection: Connection, database: Database) -> bool:
 
 
 def _version(connection: Connection, schema: str | None) -> int | None:
-    """Return the version that is stored in the tables; None if none is."""
+    """Return the version stored in the tables, or None."""
     return connection.scalar(select(tables(schema, connection.dialect.name).meta.c.version))
 
 
@@ -221,7 +221,7 @@ def _write_rows(connection: Connection | MockConnection, schema: str | None, slo
 
 
 def first_rows(dialect: Dialect, schema: str | None, slots: int, version: int = VERSION) -> list[str]:
-    """Return the statements that write the rows of a new outbox, and the version of its tables."""
+    """Return the statements for the rows of a new outbox, and the version of the tables."""
     return identity.first_rows(tables(schema, dialect.name), dialect, version, slots)
 
 

@@ -1,4 +1,4 @@
-"""The outbox of an application: writes messages in its transactions, and wakes workers after its commits."""
+"""The outbox of an application: writes messages in transactions, and wakes workers after commits."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Outbox:
 
     @property
     def engine(self) -> Engine:
-        """The engine by which workers reach the tables; for an AsyncEngine its blocking twin."""
+        """The engine of the workers; for an AsyncEngine the blocking twin."""
         return self.database.engine
 
     # Writing
@@ -226,7 +226,7 @@ class Outbox:
         return relay
 
     def stop(self, timeout: timedelta = timedelta(seconds=10)) -> None:
-        """Let the relay of `start` finish its batch, and stop; do nothing without a relay."""
+        """Let the relay of `start` finish the batch, and stop; do nothing without a relay."""
         with suppress(IndexError):
             while True:
                 relay = self._relays.pop()
@@ -242,7 +242,7 @@ class Outbox:
             self.stop()
 
     def close(self) -> None:
-        """End the background threads of this outbox: its relay, its direct sends after the waiting ones, its hints.
+        """End the background threads of the outbox: relay, direct sends after the waiting messages, hints.
 
         Later messages need a relay, because the sender is closed. The application's engine stays open; its `dispose()`
         does not close the connections of the background threads.

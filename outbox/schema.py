@@ -1,7 +1,7 @@
-"""The tables: one append-only log, and the small tables of its readers.
+"""The tables: an append-only log, and the small tables of the readers.
 
 The same definitions serve the migrations, an application's own Alembic (`metadata`, `include_name`) and the statements
-in `store/`. What differs between databases is in `store/dialects/`.
+in `store/`. Differences between databases are in `store/dialects/`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def inbox_metadata(schema: str | None = None) -> MetaData:
 
 
 def made_in(metadata: MetaData, native: Native) -> Tables:
-    """Make the tables in this metadata, with the parts that one kind of database has."""
+    """Make the tables in the metadata, with the parts of a kind of database."""
     return Tables(
         metadata=metadata,
         message=_message(metadata, native),
@@ -201,7 +201,7 @@ def _subscription(metadata: MetaData) -> Table:
         Column("kind", Text, nullable=False, server_default=text("'relay'"), comment=_KINDS),
         Column("tags", Text, comment="JSON list; null: all"),
         Column("hold_ms", BigInteger, comment="of an extract: holds rows back so long after its last progress"),
-        Column("stop_at", Text, comment="position at which all partitions meet before their number changes"),
+        Column("stop_at", Text, comment="position at which all partitions meet before the number changes"),
         Column("next_partitions", Integer, comment="their number after that"),
         comment="readers of the log; shrinks by hand",
     )
@@ -225,10 +225,10 @@ def _lease(metadata: MetaData) -> Table:
         Column("epoch", BigInteger, nullable=False, server_default=text("0")),
         Column("renewals", BigInteger, nullable=False, server_default=text("0")),
         Column("lease_until", _Moment),
-        Column("length_ms", BigInteger, comment="for how long its holder takes it each time"),
+        Column("length_ms", BigInteger, comment="for how long the holder takes the lease each time"),
         Column("notice", Text, comment="why a worker does not work, as it says itself"),
         Column("noticed_at", _Moment),
-        comment="one row a partition; shrinks with its subscription",
+        comment="a row per partition; shrinks with the subscription",
     )
 
 
@@ -245,7 +245,7 @@ def _progress(metadata: MetaData) -> Table:
         Column("after_id", BigInteger),
         Column("settled_at", _Moment, nullable=False),
         Column("last_message", Uuid, comment="the last message that was passed, where positions are ids"),
-        comment="the newest row counts; older ones are deleted by the lease holder",
+        comment="the newest row counts; older rows are deleted by the lease holder",
     )
 
 
@@ -279,12 +279,12 @@ def _parked(metadata: MetaData, native: Native) -> Table:
         _partial(native, "outbox_parked_head", "blocks AND state <> 'blocked'", "subscription", "key", "place"),
         Index("outbox_parked_state", "subscription", "state", "id"),
         _partial(native, "outbox_parked_request", "request IS NOT NULL", "subscription"),
-        comment="copies of parked messages; shrinks by its lease holder",
+        comment="copies of parked messages; shrinks by the lease holder",
     )
 
 
 def _ack(metadata: MetaData, native: Native) -> Table:
-    """Return the table of batches that a writer sent right after its commit. Rows are never updated."""
+    """Return the table of batches sent by a writer right after the commit. Rows are never updated."""
     return Table(
         "outbox_ack",
         metadata,
@@ -297,7 +297,7 @@ def _ack(metadata: MetaData, native: Native) -> Table:
         Column("acked_at", _Moment, nullable=False),
         *_settled(native),
         Index("outbox_ack_last_id", "subscription", "last_id"),
-        comment="batches that their writer sent; shrinks by the lease holder of the compensation",
+        comment="batches sent by the writer; shrinks by the lease holder of the compensation",
     )
 
 
@@ -371,9 +371,9 @@ def _meta(metadata: MetaData) -> Table:
         Column("database_oid", BigInteger),
         Column("purged", Text, comment="position below which rows may be gone"),
         Column("purged_id", BigInteger, nullable=False, server_default=text("0")),
-        Column("installation", Text, comment="random id of this outbox, drawn with its tables"),
+        Column("installation", Text, comment="random id of the outbox, drawn with the tables"),
         CheckConstraint("one = 1", name="outbox_meta_one"),
-        comment="one row, written by migrations, CLI and purge",
+        comment="a single row, written by migrations, CLI and purge",
     )
 
 

@@ -70,7 +70,7 @@ def create_subscription() -> None:
         sa.Column("kind", sa.Text, nullable=False, server_default=sa.text("'relay'"), comment=kinds),
         sa.Column("tags", sa.Text, comment="JSON list; null: all"),
         sa.Column("hold_ms", sa.BigInteger, comment="of an extract: holds rows back so long after its last progress"),
-        sa.Column("stop_at", sa.Text, comment="position at which all partitions meet before their number changes"),
+        sa.Column("stop_at", sa.Text, comment="position at which all partitions meet before the number changes"),
         sa.Column("next_partitions", sa.Integer, comment="their number after that"),
         comment="readers of the log; shrinks by hand",
     )
@@ -84,10 +84,10 @@ def create_lease() -> None:
         sa.Column("epoch", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         sa.Column("renewals", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         sa.Column("lease_until", moment()),
-        sa.Column("length_ms", sa.BigInteger, comment="for how long its holder takes it each time"),
+        sa.Column("length_ms", sa.BigInteger, comment="for how long the holder takes the lease each time"),
         sa.Column("notice", sa.Text, comment="why a worker does not work, as it says itself"),
         sa.Column("noticed_at", moment()),
-        comment="one row a partition; shrinks with its subscription",
+        comment="a row per partition; shrinks with the subscription",
     )
 
 
@@ -102,7 +102,7 @@ def create_progress() -> None:
         sa.Column("after_id", sa.BigInteger),
         sa.Column("settled_at", moment(), nullable=False),
         sa.Column("last_message", sa.Uuid, comment="the last message that was passed, where positions are ids"),
-        comment="the newest row counts; older ones are deleted by the lease holder",
+        comment="the newest row counts; older rows are deleted by the lease holder",
     )
 
 
@@ -128,7 +128,7 @@ def create_parked(native: Native) -> None:
         sa.Column("requested_at", moment()),
         body(),
         sa.CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
-        comment="copies of parked messages; shrinks by its lease holder",
+        comment="copies of parked messages; shrinks by the lease holder",
     )
     index(
         "outbox_parked_due",
@@ -162,7 +162,7 @@ def create_ack(native: Native) -> None:
         sa.Column("ids", sa.Text, nullable=False, comment="JSON list of places in the log"),
         sa.Column("acked_at", moment(), nullable=False),
         *settled(native),
-        comment="batches that their writer sent; shrinks by the lease holder of the compensation",
+        comment="batches sent by the writer; shrinks by the lease holder of the compensation",
     )
     index("outbox_ack_last_id", "outbox_ack", "subscription", "last_id")
 
@@ -222,9 +222,9 @@ def create_meta() -> None:
         sa.Column("database_oid", sa.BigInteger),
         sa.Column("purged", sa.Text, comment="position below which rows may be gone"),
         sa.Column("purged_id", sa.BigInteger, nullable=False, server_default=sa.text("0")),
-        sa.Column("installation", sa.Text, comment="random id of this outbox, drawn with its tables"),
+        sa.Column("installation", sa.Text, comment="random id of the outbox, drawn with the tables"),
         sa.CheckConstraint("one = 1", name="outbox_meta_one"),
-        comment="one row, written by migrations, CLI and purge",
+        comment="a single row, written by migrations, CLI and purge",
     )
 
 

@@ -1,1 +1,1 @@
-"""The caller's transaction: finding it, appending to it, noticing its commit."""
+"""The caller's transaction: find, append, notice the commit."""

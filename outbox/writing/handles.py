@@ -1,4 +1,4 @@
-"""Handles: the ways in which an application holds a transaction."""
+"""Handles: the ways to hold a transaction in an application."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASYNC = "an AsyncSession, an async_scoped_session, an AsyncConnection or a psyc
 
 
 def is_async(handle: object) -> bool:
-    """Return whether statements on this handle are awaited."""
+    """Return whether statements on the handle are awaited."""
     return isinstance(handle, (psycopg.AsyncConnection, *_async_kinds("AsyncConnection", *_ASYNC_SESSIONS)))
 
 
@@ -47,7 +47,7 @@ def _async_kinds(*names: str) -> tuple[type, ...]:
 
 
 def require_async(handle: object, verb: str) -> None:
-    """Refuse a handle that cannot be awaited; `verb`: the method that was called."""
+    """Refuse a handle that cannot be awaited; `verb`: the called method."""
     if not is_async(handle):
         sync = isinstance(handle, Session | scoped_session | Connection | psycopg.Connection)
         fix = f"; for this handle call {verb[1:]}() without await" if sync else _hint(handle)
@@ -55,7 +55,7 @@ def require_async(handle: object, verb: str) -> None:
 
 
 def refuse(handle: object, verb: str) -> TypeError:
-    """Return the error about a handle that is of no use; `verb`: the method that was called."""
+    """Return the error about a handle of no use; `verb`: the called method."""
     fix = f"; for this handle: await a{verb}(…)" if is_async(handle) else _hint(handle)
     return TypeError(f"{verb} takes {_SYNC}, not {_described(handle)}{fix}")
 

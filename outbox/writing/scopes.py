@@ -52,7 +52,7 @@ class Transactional(Protocol[S_contra, P, R_co]):
 
 
 class Decorator(Protocol):
-    """The decorator `transactional` with its options given."""
+    """The decorator `transactional` with options given."""
 
     @overload
     def __call__(
@@ -71,7 +71,7 @@ class _Running:
 
 
 class Scopes:
-    """Opens sessions on a bind, and knows the session whose transaction runs in this thread and task.
+    """Opens sessions on a bind, and knows the session whose transaction runs in the thread and task.
 
     New tasks and threads copy a context variable, and no transaction: there a new transaction is opened.
     """
@@ -112,7 +112,7 @@ class Scopes:
                 yield session
 
     def wrap(self, function: Callable[..., Any], propagation: Propagation) -> Callable[..., Any]:
-        """Wrap `function` in a transaction, with a session as its first argument."""
+        """Wrap `function` in a transaction, with a session as first argument."""
         require_plain_function(function, "a transactional function", "outbox.begin()")
         _require_known(propagation)
         if inspect.iscoroutinefunction(function):

@@ -69,7 +69,7 @@ class Transactions:
         return connection
 
     def require_driver(self, driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-        """Require that psycopg's own connection is in a transaction, on the outbox's database."""
+        """Require psycopg's own connection to be in a transaction, on the outbox's database."""
         if driver not in self._known:
             if "psycopg" not in self._driving.names:
                 kind = self._database.dialect.name
@@ -79,7 +79,7 @@ class Transactions:
         self._require_transaction(driver)
 
     def sent(self, connection: DriverConnection | psycopg.AsyncConnection[Any], written: Appended) -> None:
-        """Note that messages were written in this connection's transaction, and tell the listeners."""
+        """Note messages written in the connection's transaction, and tell the listeners."""
         watched = bool(written.messages) and bool(self._listeners)
         if isinstance(connection, Connection):
             commits.sent_by(self, connection).add(written, watched=watched)
@@ -94,7 +94,7 @@ class Transactions:
         crash_point("outbox.after_insert")
 
     def before_commit(self, connection: Connection, do: Callable[[], None]) -> None:
-        """Call `do` right before the commit of this connection's transaction, after the session's flush.
+        """Call `do` right before the commit of the connection's transaction, after the session's flush.
 
         An exception that `do` raises ends the transaction.
         """
@@ -172,7 +172,7 @@ class Transactions:
             self._listeners.tell(Committed(database=self._database, messages=messages, seconds=seconds))
 
     def rolled_back(self, messages: Sequence[Message]) -> None:
-        """Tell the listeners of messages that were rolled back."""
+        """Tell the listeners of rolled-back messages."""
         if messages and self._listeners:
             self._listeners.tell(RolledBack(database=self._database, messages=tuple(messages)))
 
