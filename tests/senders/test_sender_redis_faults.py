@@ -59,6 +59,7 @@ class TestBadWeather(RemoteSenderContract):
 
     closing_ends_calls = False
     body = 5_000
+    topics = ("alpha", "beta")
 
 
 def test_the_messages_of_a_key_do_not_wait_for_each_other(streams):

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from typing import Any, Self
+from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (
@@ -153,6 +154,14 @@ class Topics(Place):
     def stored(self) -> list[Stored]:
         """The same as a consumer of an outbox reads it."""
         return [stored_of(read_message(record, prefix=self.prefix)) for record in self.records()]
+
+    def raw(self) -> list[tuple[UUID, object]]:
+        """The topic, key, headers and value of every record."""
+        return [
+            (stored_of(read_message(each, prefix=self.prefix)).message_id,
+             (each.topic(), each.partition(), each.key(), each.headers(), each.value()))
+            for each in self.records()
+        ]  # fmt: skip
 
     def fail(self, topic: str) -> None:
         """Remove the topic."""

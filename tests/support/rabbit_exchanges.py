@@ -54,6 +54,13 @@ class Exchange(Place):
         """The same as a consumer of an outbox reads it."""
         return [stored_of(read_message(received)) for received in self.received()]
 
+    def raw(self) -> list[tuple[uuid.UUID, object]]:
+        """The routing key, the properties and the body of every message."""
+        return [
+            (uuid.UUID(each.message_id), (each.routing_key, each.properties.marshal(), each.body))
+            for each in self.received()
+        ]
+
     def run(self, action: Callable[[AbstractChannel], Coroutine[Any, Any, None]]) -> None:
         """Do something on a channel that does not go through the proxy."""
 

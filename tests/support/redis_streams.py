@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
+from uuid import UUID
 
 import redis
 
@@ -41,13 +42,11 @@ class Streams(Place):
 
     def read(self) -> list[Message]:
         """What a consumer of an outbox reads, in the order of each stream."""
-        names: Any = self.client.keys(f"{self.prefix}:*")
-        return [
-            read_message(name, fields, prefix=self.prefix)
-            for name in names
-            if self.client.type(name) == b"stream"
-            for fields in self.entries(name.decode().removeprefix(f"{self.prefix}:"))
-        ]
+        return [read_message(name, fields, prefix=self.prefix) for name, fields in self._all_entries()]
+
+    def raw(self) -> list[tuple[UUID, object]]:
+        """The stream and the fields of every entry."""
+        return [(UUID(fields[b"Outbox-Id"].decode()), (name, fields)) for name, fields in self._all_entries()]
 
     def stored(self) -> list[Stored]:
         """The same in the order of arrival, of which the streams themselves know nothing."""
@@ -62,8 +61,9 @@ class Streams(Place):
         stored = [each.message_id for each in self.read()]
         assert set(stored) == {message.message_id for message in sent}
         for key in {message.key for message in sent} - {None}:
-            of_key = [message.message_id for message in sent if message.key == key]
-            assert [each for each in dict.fromkeys(stored) if each in set(of_key)] == of_key
+            of_key = dict.fromkeys(message.message_id for message in sent if message.key == key)
+            assert [each for each in dict.fromkeys(stored) if each in of_key] == list(of_key)
+        self.check_copies()
         return None
 
     def fail(self, topic: str) -> None:
@@ -77,6 +77,16 @@ class Streams(Place):
         if names:
             self.client.delete(*names)
         self.client.close()
+
+    def _all_entries(self) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+        """Each with the name of its stream."""
+        names: Any = self.client.keys(f"{self.prefix}:*")
+        return [
+            (name, fields)
+            for name in names
+            if self.client.type(name) == b"stream"
+            for fields in self.entries(name.decode().removeprefix(f"{self.prefix}:"))
+        ]
 
 
 class Arrivals:

@@ -1,5 +1,6 @@
 """Destinations behind a network that fails, and the contract of senders to them: the same bad weather for all."""
 
+import copy
 import logging
 import random
 import subprocess
@@ -12,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -70,8 +72,20 @@ class Place(Destination):
         self.proxy.pass_through()
 
     def check_stored(self, sent: Sequence[Message]) -> None:
-        """Require that exactly these messages are stored, each key in order."""
+        """Require that exactly these messages are stored, each key in order, and all copies of one to the byte."""
         check_exactly_stored(self, sent)
+        self.check_copies()
+
+    def raw(self) -> Sequence[tuple[UUID, object]]:
+        """The id of every copy, and its bytes as the destination has them, headers and properties included."""
+        return [(one.message_id, one) for one in self.stored()]
+
+    def check_copies(self) -> None:
+        """Require that a later copy of a message has the same bytes as the first."""
+        firsts: dict[UUID, object] = {}
+        for message_id, found in self.raw():
+            first = firsts.setdefault(message_id, found)
+            assert found == first, f"a copy is {found!r:.500}, the first was {first!r:.500}"
 
 
 def rage(place: Place, *, seconds: float) -> None:
@@ -85,9 +99,15 @@ def rage(place: Place, *, seconds: float) -> None:
         time.sleep(chance.uniform(0, 0.5))
 
 
-def send_through(sender: Sender, storm: Callable[[], None], *, topics: Sequence[str] = ("orders",)) -> list[Message]:
-    """Send messages with 20 keys, and some without, while the storm lasts; return them when all are `Done`."""
+def send_through(
+    sender: Sender, storm: Callable[[], None], *, topics: Sequence[str] = ("orders",)
+) -> tuple[list[Message], int]:
+    """Send messages with 20 keys, and some without, while the storm lasts, until all are `Done`.
+
+    Return them, and the number of calls after which some were not.
+    """
     sent: list[Message] = []
+    failed = 0
     with ThreadPoolExecutor(1) as pool:
         raging = pool.submit(storm)
         while not raging.done():
@@ -97,9 +117,10 @@ def send_through(sender: Sender, storm: Callable[[], None], *, topics: Sequence[
             while part:
                 verdicts = sender.send(part)
                 part = [one for one, verdict in zip(part, verdicts, strict=True) if not isinstance(verdict, Done)]
+                failed += bool(part)
                 time.sleep(0.02 if part else 0)
         raging.result()
-    return sent
+    return sent, failed
 
 
 def life_of(server: Any) -> int | None:
@@ -156,39 +177,67 @@ class RemoteSenderContract:
     calls = 2
     #: After so many bytes a connection is cut: the login, the first messages, and the answers.
     cuts: Sequence[int] = range(0, 900, 43)
+    #: The same with `--full`. Odd and even numbers take turns in both: before the odd ones the sender is closed.
+    full_cuts: Sequence[int] = range(0, 900, 7)
+    #: The topics of the messages that are sent in bad weather.
+    topics: Sequence[str] = ("alpha",)
     #: How often the server is killed, and the bytes of each body that a paused server gets.
     kills = 2
     body = 100_000
     #: How many more files and threads than before an outage there may be after it.
     slack = 1
 
-    def test_a_connection_that_is_cut_anywhere_loses_and_reorders_nothing(self, place: Place) -> None:
+    def test_a_connection_that_is_cut_anywhere_loses_and_reorders_nothing(self, place: Place, full: bool) -> None:
         """In the login, between messages and within them, and in the answers."""
         sender = place.open()
         sent: list[Message] = []
-        for cut in self.cuts:
+        failed = 0
+        cuts = self.full_cuts if full else self.cuts
+        for cut in cuts:
             for direction in ("to_server", "to_client"):
                 if cut % 2:
                     sender.close()  # so that the next call has to connect
                 part = [a_message("alpha", f"{cut}-{direction}-{n}", key=f"k{n % 2}") for n in range(6)]
                 sent += part
                 place.cut_after(cut, direction)
-                sender.send(part)
+                failed += not all(isinstance(verdict, Done) for verdict in sender.send(part))
                 place.recover()
                 check_eventually_done(sender, part)
 
         sender.close()
         place.check_stored(sent)
+        assert failed > len(cuts) / 8, "hardly anything was cut"  # many cuts lie behind the end of a short answer
 
     def test_bad_weather_loses_and_reorders_nothing(self, place: Place, full: bool) -> None:
         """Connections are refused, silent or cut at random."""
         sender = place.open(seconds=0.7)
 
-        sent = send_through(sender, partial(rage, place, seconds=60 if full else 4), topics=("alpha",))
+        storm = partial(rage, place, seconds=60 if full else 4)
+        sent, failed = send_through(sender, storm, topics=self.topics)
 
         sender.close()
         place.check_stored(sent)
         assert not self.drops_copies or len(place.stored()) == len(sent)
+        assert failed > 0, "the weather was fine"
+
+    def test_a_second_copy_has_the_id_and_the_bytes_of_the_first(self, place: Place) -> None:
+        """The answer to the first is lost, and even after another the message may be sent once more."""
+        sender = place.open()
+        check_all_done(sender.send(first := [a_message("alpha", 1)]), first)
+        sent = a_message("alpha", {"n": 2}, key="k", tags="t", headers={"a": "b"})
+
+        place.lose_next_answer()
+        sender.send([sent])
+        place.recover()
+        for _ in range(2):
+            sent = copy.copy(sent)
+            sent.attempt += 1
+            check_eventually_done(sender, [sent])
+
+        sender.close()
+        place.check_stored([*first, sent])
+        copies = [message_id for message_id, _ in place.raw()].count(sent.message_id)
+        assert copies == 1 if self.drops_copies else copies > 1
 
     def test_a_paused_server_is_unavailable_in_time_and_found_again(self, mortal: Place) -> None:
         """It stops in the middle of a call."""
@@ -222,7 +271,7 @@ class RemoteSenderContract:
                 time.sleep(0.3)
                 mortal.server.start()
 
-        sent = send_through(sender, storm, topics=("alpha",))
+        sent, _ = send_through(sender, storm, topics=("alpha",))
         sender.close()
 
         mortal.check_stored(sent)
