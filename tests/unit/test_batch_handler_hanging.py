@@ -99,9 +99,9 @@ def test_a_call_whose_wait_is_interrupted_is_held(monkeypatch):
     with hanging(handler, 1):
         with pytest.raises(KeyboardInterrupt):
             stage.run(messages("a", "b"))
-        held = stage.batch_handler.hung.held().ids
+        held = [ids(hung.call.messages) for hung in stage.batch_handler.hung.unfinished]
 
-    assert held == {1, 2}
+    assert held == [[1, 2]]
 
 
 def partitions_of(generation: int, number: int) -> list[Partition]:
