@@ -28,6 +28,7 @@ _UNQUOTED = re.compile(r"^\s*\[routes\.[^\"'\]]*\*", re.MULTILINE)
 _FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline", "partitions")
 #: The fields of the whole file, for all routes.
 _NUMBERS = ("attempts", "batch_size", "batch_bytes")
+_MOST_ROWS = 100_000
 _POLICIES = ("block", "continue")
 
 
@@ -72,6 +73,8 @@ def routes_of_file(file: Path) -> Routes:
             )
         if not _is_positive(value):
             raise click.UsageError(f"{file}: {name} must be a whole number from 1 on; write {name} = 100")
+        if name == "batch_size" and value > _MOST_ROWS:
+            raise click.UsageError(f"{file}: batch_size is at most {_MOST_ROWS}, not {value}")
     if not isinstance(routes, dict) or not routes:
         raise click.UsageError(f'{file}: it has no routes; write tables such as [routes."*"] with to = "nats://…"')
     tables = [_Table(file, pattern, table) for pattern, table in routes.items()]

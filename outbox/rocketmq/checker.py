@@ -74,8 +74,9 @@ class CheckPolicy:
                 raise TypeError(f"{name} is a timedelta, not {type(time).__name__}: timedelta(seconds=…)")
             if time < least.get(name, timedelta.resolution):
                 raise ValueError(f"{name} must be greater than 0, not {time}")
-        if self.check_max < 1:
-            raise ValueError(f"check_max must be at least 1, not {self.check_max}")
+        for name in ("check_max", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 class Checker:

@@ -193,11 +193,13 @@ class Transaction:
                 f"commit takes a psycopg connection, not {type(connection).__name__}: a Session or a Connection of"
                 " SQLAlchemy appends the messages by itself after join(session)"
             )
-        if self.verdict != "join" or self._decided is None:
+        if self.verdict != "join" or self._decided is None or not self._decided.runs_on(connection):
             raise MQClientError(
                 f'transaction {self.id} was not joined by this connection: begin with verdict="join", and call'
                 " join(connection) first in the business transaction"
             )
+        # Outside of a transaction the mark of the join would be taken away without the messages.
+        self._broker.outbox.transactions.require_driver(connection)
         with or_doomed(self._broker.outbox.transactions, self._broker.ops, connection):
             self._restore_on(connection)
 
@@ -357,6 +359,10 @@ class _Decided:
     def was_seen_to_commit(self) -> bool:
         """Return whether SQLAlchemy has seen the commit, with all hooks right before the commit."""
         return self.transaction is not None and self.transaction.committed
+
+    def runs_on(self, connection: DriverConnection) -> bool:
+        """Return whether the transaction runs on this connection."""
+        return connection is self._connection and self.is_running()
 
     def leaves_behind(self) -> bool:
         """Return whether a message sent now would be left behind."""

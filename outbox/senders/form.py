@@ -72,8 +72,11 @@ class Form:
             return DONE
 
         verdicts = in_order(messages, keep)
-        answers = iter(sender.send(fit) if fit else ())
-        return [next(answers) if verdict is DONE else verdict for verdict in verdicts]
+        answers = sender.send(fit) if fit else ()
+        places = [place for place, verdict in enumerate(verdicts) if verdict is DONE]
+        for place, answer in zip(places, answers, strict=True):
+            verdicts[place] = answer
+        return verdicts
 
     def _new_topic(self, topic: str) -> str:
         return checked_topic(self._prefix + self._rename.get(topic, topic))

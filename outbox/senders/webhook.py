@@ -100,7 +100,7 @@ class _Pool(Connection):
         self._secrets = Secrets(target.secret_file)
         self._pool: AsyncConnectionPool
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._is_stale = False
+        self._is_stale = self._is_left = False
 
     @property
     def is_lost(self) -> bool:
@@ -119,7 +119,7 @@ class _Pool(Connection):
             max_connections=target.most,
             max_keepalive_connections=target.most,
             keepalive_expiry=_IDLE_SECONDS,
-            network_backend=Network(target.per_connection),
+            network_backend=Network(target.per_connection, lambda: self.log.lost(f"{self.server}: {_SURPLUS}")),
         )
 
     async def carry(self, call: Call) -> None:
@@ -139,10 +139,14 @@ class _Pool(Connection):
             posting.give_up(Unavailable(text, everything=not posting.has_accepted))
             # Other connections may be as dead as those that were waited for.
             self._is_stale = True
+        except asyncio.CancelledError:
+            if not self._is_left:
+                raise
+            posting.give_up(Unavailable("Webhook: the sender was closed", everything=True))
         finally:
             self._tasks.remove(task)
         if doubted := await posting.doubted():
-            call.chains.take_back(doubted, Unavailable(self.log.lost(f"{self.server}: {_SURPLUS}")))
+            call.chains.take_back(doubted, Unavailable(f"Webhook: {self.server}: {_SURPLUS}"))
 
     async def close(self) -> None:
         self.is_closed = True
@@ -152,6 +156,7 @@ class _Pool(Connection):
                 await self._pool.aclose()
 
     async def leave(self) -> None:
+        self._is_left = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -8,8 +8,9 @@ of the connection. So a connection carries a limited number of requests.
 
 from __future__ import annotations
 
+import re
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -20,14 +21,16 @@ _BEGINNING, _END_OF_HEAD = b"HTTP/", b"\r\n\r\n"
 #: What has arrived is read at once; only a part of a record of TLS makes this wait.
 _LAST_LOOK_SECONDS = 0.02
 _LAST_LOOK_BYTES = 65_536
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*\r\n", re.IGNORECASE)
 
 
 class Network(AsyncNetworkBackend):
     """Opens connections. `requests`: the most requests of one connection."""
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, tell: Callable[[], object]) -> None:
         self._inner = AnyIOBackend()
         self._requests = requests
+        self._tell = tell
 
     async def connect_tcp(
         self,
@@ -38,7 +41,11 @@ class Network(AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> AsyncNetworkStream:
         """Connect."""
-        return Stream(await self._inner.connect_tcp(host, port, timeout, local_address, socket_options), self._requests)
+        return Stream(
+            await self._inner.connect_tcp(host, port, timeout, local_address, socket_options),
+            self._requests,
+            self._tell,
+        )
 
     async def sleep(self, seconds: float) -> None:
         """Sleep."""
@@ -48,10 +55,14 @@ class Network(AsyncNetworkBackend):
 class Stream(AsyncNetworkStream):
     """One connection. The driver gets one answer at a time; further bytes are kept back, and end the connection."""
 
-    def __init__(self, inner: AsyncNetworkStream, requests: int) -> None:
+    def __init__(self, inner: AsyncNetworkStream, requests: int, tell: Callable[[], object]) -> None:
         self._inner = inner
         self._requests = self._left = requests
+        self._tell = tell
         self._kept_back = b""
+        #: The head of the answer so far, and the bytes left of the body; None: no end is known.
+        self._head = b""
+        self._body: int | None = None
         self._is_busy = False
         #: An answer was found that nobody asked for, so that any answer of this connection may be that to another.
         self.has_surplus = False
@@ -59,7 +70,16 @@ class Stream(AsyncNetworkStream):
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Return no more than the rest of one answer."""
         data = self._kept_back or await self._inner.read(max_bytes, timeout)
-        end = _end_of_answer(data)
+        if self._body is not None:
+            end = min(self._body, len(data))
+            self._body -= end
+        else:
+            end = _end_of_answer(data)
+            self._head += data[:end]
+            if (found := self._head.find(_END_OF_HEAD)) >= 0:
+                end -= len(self._head) - found - len(_END_OF_HEAD)
+                length = _LENGTH.search(self._head, 0, found + 2)
+                self._head, self._body = b"", int(length[1]) if length else None
         self._kept_back = data[end:]
         return data[:end]
 
@@ -68,6 +88,7 @@ class Stream(AsyncNetworkStream):
         if not self._is_busy:
             self._is_busy = True
             self._left -= 1
+            self._head, self._body = b"", None
         await self._inner.write(buffer, timeout)
 
     def answered(self) -> None:
@@ -89,6 +110,7 @@ class Stream(AsyncNetworkStream):
                 found += await self._inner.read(_LAST_LOOK_BYTES, _LAST_LOOK_SECONDS)
         if (answer := found.lstrip()) and answer[: len(_BEGINNING)] == _BEGINNING[: len(answer)]:
             self.has_surplus = True
+            self._tell()
 
     async def aclose(self) -> None:
         """Look for the last time, and close the connection."""
@@ -101,7 +123,7 @@ class Stream(AsyncNetworkStream):
         """Return the connection with TLS."""
         if self._kept_back:
             raise ConnectError("the proxy said more than was asked")
-        return Stream(await self._inner.start_tls(ssl_context, server_hostname, timeout), self._requests)
+        return Stream(await self._inner.start_tls(ssl_context, server_hostname, timeout), self._requests, self._tell)
 
     def get_extra_info(self, info: str) -> Any:
         """Return facts for the driver; the pool does not use a connection again that `is_readable` while idle."""

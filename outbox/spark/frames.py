@@ -33,7 +33,7 @@ def archived(
         path: the folder of the archive.
         topics: only messages of these topics; None: all. Files of other topics are not read.
         days: the first and the last day of `created_at`, in UTC, as `("2026-01-01", "2026-01-31")`; None: all. Files of
-            other days are not read.
+            other days are not read, and of the manifests of earlier windows only the newest.
 
     Raises:
         ArchiveError: there is no archive, the archive cannot be read, or a file is missing or has another size than its
@@ -44,10 +44,7 @@ def archived(
     archive.newest()
     wanted = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
     require_names(wanted or ())
-    files = archive.counted()
-    if days is not None:
-        first, last = _checked(days)
-        files = [file for file in files if first <= file.day <= last]
+    files = archive.counted() if days is None else _of_days(archive, days)
     return of_files(spark, archive, [file for file in files if wanted is None or file.topic in wanted])
 
 
@@ -60,12 +57,12 @@ def of_files(spark: SparkSession, archive: Archive, files: Collection[ArchivedFi
     return spark.read.schema(schema).parquet(*(_literal(archive.path / file.path) for file in files))
 
 
-def _checked(days: tuple[str, str]) -> list[str]:
+def _of_days(archive: Archive, days: tuple[str, str]) -> list[ArchivedFile]:
     try:
         first, last = (date.fromisoformat(day).isoformat() for day in days)
     except ValueError as error:
         raise OptionError(f"days: {days} are no two days; write ('2026-01-01', '2026-01-31')") from error
-    return [first, last]
+    return [file for manifest in archive.of_days(first, last) for file in manifest.files if first <= file.day <= last]
 
 
 def _literal(path: Path) -> str:

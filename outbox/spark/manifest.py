@@ -14,7 +14,7 @@ import shlex
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -33,6 +33,8 @@ VERSION = 1
 _NAME = re.compile(r"(\d{8,})\.json")
 #: The beginning of the name of a window's file.
 _OF_WINDOW = re.compile(r"(\d{8,})-")
+#: How far the clock of a database may be ahead of an extract's clock.
+_CLOCKS_DIFFER = timedelta(days=1)
 #: The scheme of a URL. A single letter is a drive.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 #: A file name has at most 255 bytes, and `topic=` comes before the topic.
@@ -200,13 +202,24 @@ class Archive:
         Raises:
             ArchiveError: see `manifests`.
         """
-        found: list[Manifest] = []
-        for window in reversed(self._numbers()):
-            found.append(self._read(window))
-            # The position at which a window begins sees all messages of the windows before.
-            if found[-1].since.head <= number:
-                break
-        return self._consecutive(reversed(found))
+        # The position at which a window begins sees all messages of the windows before.
+        return self._back_to(lambda manifest: manifest.since.head <= number)
+
+    def of_days(self, first: str, last: str) -> list[Manifest]:
+        """Return, in order, the manifests of all windows that may hold messages of these days (UTC).
+
+        Windows that were captured before the days hold no such messages, and only the newest of their manifests is
+        read. Where clocks differ by more, the names of the files in the folders of the days tell the windows.
+
+        Raises:
+            ArchiveError: see `manifests`.
+        """
+        begin = datetime.fromisoformat(f"{first}T00:00:00+00:00")
+        found = self._back_to(lambda manifest: manifest.captured_at + _CLOCKS_DIFFER < begin)
+        folders = (each for each in self.path.glob("topic=*/day=*") if first <= each.name.removeprefix("day=") <= last)
+        named = {_window_of(path) for folder in folders for path in folder.glob("*.parquet")}
+        earlier = named.intersection(range(1, found[0].window)) if found else ()
+        return [*map(self._read, sorted(earlier)), *found]
 
     def commit(self, manifest: Manifest) -> None:
         """Make a window part of the archive: from now on its files count. A crash adds the whole window or nothing.
@@ -314,6 +327,15 @@ class Archive:
                 " backup"
             )
         return numbers
+
+    def _back_to(self, is_first: Callable[[Manifest], bool]) -> list[Manifest]:
+        """Read manifests from the newest on backwards, up to the first manifest that is wanted."""
+        found: list[Manifest] = []
+        for number in reversed(self._numbers()):
+            found.append(self._read(number))
+            if is_first(found[-1]):
+                break
+        return self._consecutive(reversed(found))
 
     def _consecutive(self, manifests: Iterable[Manifest]) -> list[Manifest]:
         found = list(manifests)

@@ -213,7 +213,7 @@ class Caller:
         return [call for call in self._overdue if not call.finished]
 
     def begin(self, call: Call, handler: Handler) -> None:
-        """Have a call made when its turn comes, and return soon."""
+        """Have a call made when its turn comes, and return at once."""
         with self._lock:
             self._waiting.append((call, handler))
             try:
@@ -222,9 +222,6 @@ class Caller:
                 # There is no thread for it. The one who asked learns that, so the call must not be made later.
                 self._take_out(call)
                 raise
-        if call.started is not None:
-            # Else the handler's thread would get the interpreter only when this thread has nothing more to do.
-            call.wait(_HEAD_START_SECONDS)
 
     def look(self, call: Call) -> float:
         """Give the turns of calls past their deadline to other calls.
@@ -232,6 +229,10 @@ class Caller:
         Returns:
             The moment, by `time.monotonic`, when to look again, if `call` has not come back by then.
         """
+        if call.started is not None and not call.awaited:
+            # Else the handler's thread would get the interpreter only when this thread has nothing more to do. Not in
+            # `begin`: an interrupt here has to find the call known to the one who asked.
+            call.wait(_HEAD_START_SECONDS)
         call.awaited = True
         with self._lock:
             self._give_if_possible()

@@ -235,8 +235,8 @@ class SubscriptionWorker:
         if connection.stop.asked:
             self._search.leave(connection.channel, connection.owner)
         # While calls hang it expires instead, or another worker would send their messages beside them.
-        hung = self._hung.get(lease.partition)
-        if hung is None or not hung.unfinished:
+        hung = hung_calls_of(self._hung, lease.partition, connection.channel.database.slots)
+        if not hung.unfinished:
             with suppress(Exception):
                 Leases(connection.channel).release(lease)
 

@@ -203,6 +203,10 @@ OF_FILES = {
     ),
     "nothing": ("", "FILE: it has no routes; write tables such as"),
     "another table": ("[relay]", "FILE: 'relay' is unknown; there are attempts, batch_size, batch_bytes and tables"),
+    "too large a batch": (
+        "batch_size=100001\n[routes.'*']\nto='stdout:'",
+        "FILE: batch_size is at most 100000, not 100001",
+    ),
     "no attempts": ("attempts=0\n[routes.'*']\nto='stdout:'", "FILE: attempts must be a whole number from 1 on"),
     "a size in words": ("batch_size='all'\n[routes.'*']\nto='stdout:'", "FILE: batch_size must be a whole number"),
     "no table": ("[routes]\n'*' = 'stdout:'", 'FILE: [routes."*"] must be a table'),

@@ -5,6 +5,7 @@ import threading
 from contextlib import suppress
 from datetime import timedelta
 
+import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy import text
@@ -12,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, create_engine
-from outbox.errors import MQClientError, NoTransactionError
+from outbox.errors import MQClientError, NoTransactionError, TransactionAbortedError
 from outbox.model.verdict import DONE
 from outbox.rocketmq import TransactionMQProducer, TransactionResolution
 from outbox.schema import record_metadata
@@ -204,6 +205,40 @@ def test_only_a_psycopg_connection_that_has_joined_is_told_to_commit(pg_engine):
         pytest.raises(MQClientError, match=r"call join\(connection\) first"),
     ):
         transaction.commit(connection)
+    producer.shutdown()
+
+    assert verdicts(pg_engine) == {}
+
+
+def test_a_commit_after_the_end_of_the_transaction_takes_no_mark_away(pg_engine):
+    """Two statements that are no transaction could be parted: the mark gone, and no message there."""
+    outbox = Outbox(pg_engine)
+    producer = producer_of(outbox)
+    with a_psycopg_connection(pg_engine) as connection:
+        connection.autocommit = True
+        transaction = begun(producer, "join")
+        with connection.transaction():
+            transaction.join(connection)
+        with pytest.raises(MQClientError, match=r"was not joined by this connection"):
+            transaction.commit(connection)
+    rows = half_rows(outbox)
+    found = looked_at(outbox, rows)
+    producer.shutdown()
+
+    assert (found, arrived(outbox)) == ([DONE], ["1"])
+
+
+def test_a_commit_in_a_transaction_that_has_failed_or_by_another_connection_says_so(pg_engine):
+    producer = producer_of(Outbox(pg_engine))
+    transaction = begun(producer, "join")
+    with a_psycopg_connection(pg_engine) as connection, a_psycopg_connection(pg_engine) as other:
+        transaction.join(connection)
+        with pytest.raises(MQClientError, match=r"was not joined by this connection"):
+            transaction.commit(other)
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            connection.execute("SELECT 1 / 0")
+        with pytest.raises(TransactionAbortedError):
+            transaction.commit(connection)
     producer.shutdown()
 
     assert verdicts(pg_engine) == {}

@@ -232,6 +232,7 @@ def test_a_local_transaction_that_returns_no_state_is_told(outbox, caplog, answe
         ({"check_interval": AT_ONCE}, "check_interval must be greater than 0"),
         ({"transaction_timeout": timedelta(seconds=-1)}, "transaction_timeout must be greater than 0"),
         ({"check_max": 0}, "check_max must be at least 1"),
+        ({"threads": 0}, "threads must be at least 1"),
         ({"business": "sqlite:///shop.db"}, "business is the engine of the business database, not str"),
     ],
 )

@@ -251,6 +251,26 @@ def test_a_connection_with_anything_behind_an_answer_is_not_used_again(endpoint,
     assert [each.body for each in endpoint.asked] == [message.body for message in sent]
 
 
+@pytest.mark.parametrize("behind", [b"\r\n", b"more"])
+def test_a_connection_with_anything_behind_a_body_is_not_used_again(to_webhook, behind):
+    """Head, body and the rest come in one packet."""
+    with Babbler([b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok" + behind], pause=0, later=YES) as babbler:
+        sent = [a_message("orders", n, key="k") for n in range(3)]
+        check_all_done(to_webhook(babbler.url).send(sent), sent)
+
+    assert babbler.connections == 2
+
+
+def test_an_answer_too_many_that_comes_after_the_call_is_logged(to_webhook, caplog):
+    with Babbler([YES, YES], pause=0.3) as babbler:
+        sender = to_webhook(babbler.url)
+        check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
+        time.sleep(1)
+        sender.close()
+
+    assert [record.getMessage() for record in caplog.records] == [doubted(babbler.url).error]
+
+
 @pytest.mark.parametrize(("option", "connections"), [("", 3), ("?per-connection=10", 25), ("?per-connection=1", 250)])
 def test_a_connection_carries_a_limited_number_of_requests(endpoint, to_webhook, option, connections):
     """So many verdicts, at the most, may be shifted by an answer too many that comes late."""

@@ -619,6 +619,21 @@ def test_an_archive_without_messages_is_an_empty_frame(spark, outbox, path):
     assert (archived(spark, path).count(), archived(spark, path).columns) == (0, list(columns_of(MESSAGES)))
 
 
+def test_a_damaged_first_manifest_does_not_fail_a_read_of_later_days(spark, outbox, path):
+    for _ in range(2):
+        extracted(outbox.engine, path, spark=spark)
+    send(outbox, "1")
+    extracted(outbox.engine, path, spark=spark)
+    damaged, old = (path / FOLDER / f"0000000{window}.json" for window in (1, 2))
+    damaged.write_text("damaged")
+    old.write_text(json.dumps({**json.loads(old.read_text()), "captured_at": "2020-01-01T12:00:00+00:00"}))
+
+    assert archived(spark, path, days=("2020-02-01", "9999-12-31")).count() == 1
+    for days in (None, ("0001-01-01", "9999-12-31")):
+        with pytest.raises(ArchiveError, match=r"00000001\.json is not a manifest"):
+            archived(spark, path, days=days)
+
+
 def test_an_executors_error_is_told_as_it_is(spark, outbox, path, monkeypatch):
     """Not as Spark wraps it."""
     send(outbox, "1")

@@ -107,6 +107,7 @@ def test_a_manifest_is_the_json_that_others_read(archive):
 
 def test_an_archive_that_is_not_there_yet_has_no_manifest(archive):
     assert (archive.last(), archive.manifests(), archive.path.exists()) == (None, [], False)
+    assert archive.of_days("2026-01-01", "2026-01-31") == []
 
 
 def test_a_window_is_committed_once(archive):
@@ -176,6 +177,25 @@ def test_windows_before_a_number_are_not_read(archive):
     assert found == {20: [3, 4, 5], 25: [3, 4, 5], 49: [5], 90: [5]}
     with pytest.raises(ArchiveError, match=r"00000001\.json is not a manifest"):
         archive.since(9)
+
+
+def test_windows_from_before_some_days_are_not_read(archive):
+    """Unless a file of such a day says otherwise, as where the database's clock was ahead by days."""
+    for window in range(1, 7):
+        archive.commit(manifest(window, captured_at=datetime(2026, 1, 20 + window, 12, tzinfo=UTC)))
+    archive.commit(manifest(7, [late := written(archive, "00000007-0000-x.parquet")]))
+    (archive.path / FOLDER / "00000001.json").write_text("damaged")
+
+    def found(*days):
+        return [each.window for each in archive.of_days(*days)]
+
+    assert (found("2026-01-26", "2026-01-27"), found("2026-02-09", "2026-02-09")) == ([4, 5, 6, 7], [7])
+    with pytest.raises(ArchiveError, match=r"00000001\.json is not a manifest"):
+        found("2026-01-22", "2026-01-22")
+    ahead = archive.path / late.path.replace("2026-01-31", "2026-02-09").replace("00000007", "00000003")
+    ahead.parent.mkdir()
+    ahead.touch()
+    assert found("2026-02-09", "2026-02-09") == [3, 7]
 
 
 def test_manifests_of_two_archives_are_refused(archive):

@@ -87,6 +87,23 @@ def test_a_message_whose_time_ends_while_it_waits_for_its_turn_is_not_handed_ove
     assert seen(outcome) == {"done": [2, 3], "aside": [(1, "dead", 0)], "open": []}
 
 
+def test_a_call_whose_wait_is_interrupted_is_held(monkeypatch):
+    """Ctrl-C may come in the moment in which a call that has begun is waited for; the call goes on."""
+
+    def interrupt(_call: Call, _seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Call, "wait", interrupt)
+    handler = Handler()
+    stage = Stage(handler)
+    with hanging(handler, 1):
+        with pytest.raises(KeyboardInterrupt):
+            stage.run(messages("a", "b"))
+        held = [ids(hung.call.messages) for hung in stage.batch_handler.hung.unfinished]
+
+    assert held == [[1, 2]]
+
+
 def partitions_of(generation: int, number: int) -> list[Partition]:
     """The partitions of one generation."""
     return [Partition("relay", generation, each, number) for each in range(number)]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from outbox import Done, Message, Outbox, Reject, Relay, SenderError
 from outbox.model.limits import MAX_TOPIC
+from outbox.model.verdict import DONE
 from outbox.senders.key_order import EARLIER
 from outbox.senders.opening import open_sender
 from outbox.senders.port import deadline_of, destination_of
@@ -211,6 +212,19 @@ WRONG = {
 def test_what_makes_no_topic_is_refused_at_once(options, error):
     with pytest.raises(SenderError, match=error):
         open_sender(Destination(), **options)
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_a_wrong_number_of_verdicts_is_seen_also_beside_a_message_without_the_new_form(wrong):
+    """The first message's topic gets too long."""
+
+    class Wrong(Destination):
+        def send(self, messages):
+            return [DONE] * wrong
+
+    sent = [full("t" * MAX_TOPIC, key=None), full(key=None)]
+    with pytest.raises(ValueError, match=r"zip\(\) argument 2 is (shorter|longer)"):
+        open_sender(Wrong(), prefix="p.").send(sent)
 
 
 class Elsewhere(Shelf):

@@ -43,6 +43,7 @@ def test_a_generator_is_driven_to_its_end_and_its_calls_wake_the_one_who_drives(
             call = Call(messages("a", first=number), wake=wake.set)
             caller.begin(call, handler)
             while not call.finished:
+                caller.look(call)
                 yield Wait(LATER, call)
         return "done"
 
