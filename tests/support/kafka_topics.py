@@ -159,7 +159,7 @@ class Topics(Place):
         """The topic, key, headers and value of every record."""
         return [
             (stored_of(read_message(each, prefix=self.prefix)).message_id,
-             (each.topic(), each.partition(), each.key(), each.headers(), each.value()))
+             (each.topic(), each.key(), each.headers(), each.value()))
             for each in self.records()
         ]  # fmt: skip
 
