@@ -25,6 +25,7 @@ from outbox.cli.demo.destination import LinesFile, Stream
 from outbox.cli.demo.judge import Judgement, Receipt, judge
 from outbox.senders.nats import NatsSender
 from outbox.testing.servers import NatsServer
+from tests.support.command_line import the_tests_own_process
 
 
 class Demo:
@@ -239,7 +240,8 @@ def test_a_lost_message_is_told_and_is_a_failure(monkeypatch):
     )
     monkeypatch.setattr(play, "_PATIENCE_SECONDS", 8.0)
 
-    ended = CliRunner().invoke(main, ["demo", "--light", "--orders", "8"])
+    with the_tests_own_process():
+        ended = CliRunner().invoke(main, ["demo", "--light", "--orders", "8"])
 
     assert ended.exit_code == 1, ended.output
     assert re.search(r"^lost +1 ", ended.output, re.MULTILINE)

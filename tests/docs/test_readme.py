@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from outbox import Outbox, Relay, create_engine, migrate
 from outbox.cli import main
 from outbox.rocketmq import TransactionMQProducer
+from tests.support.command_line import the_tests_own_process
 from tests.support.pages import TOP, blocks, broken_links, commands, names, resolve, run
 
 PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
@@ -61,7 +62,8 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
         return  # they run until they are interrupted
     if arguments[0] in ("extract", "report") or "--archive" in arguments:
         return  # they start Spark: the test of its page runs them, in one session
-    ended = CliRunner().invoke(main, arguments)
+    with the_tests_own_process():
+        ended = CliRunner().invoke(main, arguments)
 
     # 1: there are no dead letters and no such transactions to decide on.
     assert ended.exit_code == 0 or (ended.exit_code, arguments[0]) in [(1, "dead"), (1, "half")], ended.output

@@ -65,7 +65,6 @@ class TestBadWeather(RemoteSenderContract):
 def test_an_outage_and_a_message_that_is_too_large_are_no_fatal_errors_in_the_log(topics, sender, caplog):
     """The client calls it one when records behind a refused one are thrown away, which is what keeps their order."""
     caplog.set_level(logging.INFO)
-    caplog.set_level(logging.INFO, logger="outbox")
     topics.make("narrow", max_message_bytes="5000")
     check_eventually_done(sender, [a_message("orders", n, key=f"k{n % 7}") for n in range(60)])
     sender.send([a_message("narrow", str(n).ljust(6_000 if n == 30 else 300), key=f"k{n % 7}") for n in range(60)])

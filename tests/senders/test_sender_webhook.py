@@ -270,7 +270,6 @@ def test_wrong_credentials_are_unavailable_and_never_told(endpoint, to_webhook, 
 def test_a_request_has_no_line_in_the_log(endpoint, to_webhook, caplog):
     """The driver's client would write one for each, at the level of what an operator reads."""
     caplog.set_level(logging.INFO)
-    caplog.set_level(logging.INFO, logger="outbox")
 
     check_all_done(to_webhook(endpoint.url).send(sent := [a_message("orders", n) for n in range(10)]), sent)
 

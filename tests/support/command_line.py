@@ -45,7 +45,7 @@ def _run(
     url = engine.url.render_as_string(hide_password=False) if isinstance(engine, Engine) else engine
     where = {} if url is None else {"OUTBOX_DATABASE": url}
     runner = CliRunner(env={"OUTBOX_DATABASE": None, "NO_COLOR": None})
-    with _the_tests_own_process():
+    with the_tests_own_process():
         result = runner.invoke(main, list(arguments), env={**where, **environment}, color=at_a_terminal)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -53,18 +53,20 @@ def _run(
 
 
 @contextmanager
-def _the_tests_own_process() -> Iterator[None]:
+def the_tests_own_process() -> Iterator[None]:
     """A command sets up the log and the garbage collector of its process, and hides the secrets that the process was
     given. Here the process is that of the tests.
     """
     logger = logging.getLogger("outbox")
-    handlers, propagate, level = logger.handlers[:], logger.propagate, logger.level
+    handlers, propagate = logger.handlers[:], logger.propagate
+    levels = {name: logging.getLogger(name).level for name in ("outbox", "outbox.lease", "outbox.activity")}
     thresholds = gc.get_threshold()
     try:
         yield
     finally:
         logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         gc.set_threshold(*thresholds)
         gc.unfreeze()
         known_secrets.clear()

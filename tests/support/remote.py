@@ -263,7 +263,6 @@ class RemoteSenderContract:
         began = time.monotonic()  # which nobody sets back, unlike the time of a record
         sender = mortal.open(seconds=2)
         caplog.set_level(logging.INFO)
-        caplog.set_level(logging.INFO, logger="outbox")
         # Connected before the first kill, also on a busy machine.
         check_eventually_done(sender, first := [a_message("alpha", "first")], seconds=60)
 
