@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from urllib.parse import quote
@@ -16,7 +17,8 @@ from outbox.senders.webhook_answer import Answer as Answered
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done
 from tests.support.pages import TOP
 from tests.support.tls import CERTIFICATE, server_context
-from tests.support.webhook_endpoint import Answer, Endpoint
+from tests.support.waiting import eventually
+from tests.support.webhook_endpoint import Answer, Endpoint, Received
 from tests.support.webhooks import SECRET, Babbler, Parrot, told
 
 WRONG_URL = "check the URL"
@@ -269,6 +271,28 @@ def test_an_answer_too_many_that_comes_after_the_call_is_logged(to_webhook, capl
         sender.close()
 
     assert [record.getMessage() for record in caplog.records] == [doubted(babbler.url).error]
+
+
+def test_a_close_in_the_middle_of_a_call_keeps_the_verdicts_that_are_there(endpoint, to_webhook):
+    """Or messages would be sent again that nothing has happened to."""
+    release = threading.Event()
+
+    def judge(received: Received) -> Answer:
+        if received.body == b"2":
+            release.wait(60)
+        return Answer()
+
+    endpoint.judge = judge
+    sender = to_webhook(endpoint.url, seconds=60)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(sender.send, [a_message("orders", n) for n in range(3)])
+        assert eventually(lambda: (len(endpoint.asked), len(endpoint.kept)) == (3, 2))
+        time.sleep(0.5)  # for the answers to be read
+        sender.close()
+        verdicts = call.result(60)
+        release.set()
+
+    assert verdicts == [DONE, DONE, Unavailable("Webhook: the sender was closed", everything=True)]
 
 
 @pytest.mark.parametrize(("option", "connections"), [("", 3), ("?per-connection=10", 25), ("?per-connection=1", 250)])

@@ -9,10 +9,18 @@ import pytest
 
 from outbox import Message, Outbox, SubscriptionError
 from outbox.admin.repartition import repartition
+from outbox.runtime.stop import Stop
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.calls import Call
+from outbox.worker.hung import HungCalls
+from outbox.worker.job import Job
+from outbox.worker.partition import Turn
+from outbox.worker.subscription import SubscriptionWorker
+from outbox.worker.worker import Worker
 from tests.support.destination import Destination, relay_to
 from tests.support.partitions import apart
-from tests.support.readers import declared
+from tests.support.readers import Collector, declared
 from tests.support.waiting import eventually
 
 LEASE, PATIENCE = timedelta(seconds=1), timedelta(seconds=60)
@@ -37,6 +45,29 @@ def write(outbox: Outbox, *messages: Message) -> None:
     """One transaction."""
     with outbox.begin() as session:
         outbox.send_all(session, messages)
+
+
+def test_leases_of_partitions_that_were_not_begun_are_kept_if_a_call_that_hangs_may_have_their_keys(
+    engine, monkeypatch
+):
+    """Another process would send the call's messages beside it. The first partition of all fails to begin."""
+    outbox, job = Outbox(engine), Job(declared=declared(), handler=Collector())
+    Worker(outbox.database, [job], stop=Stop()).work("empty")
+
+    def refused(*_: object) -> Turn:
+        raise ValueError("a person has to mend something")
+
+    monkeypatch.setattr(SubscriptionWorker, "_turn", refused)
+    with closing(outbox.database.open()) as channel:
+        hung = HungCalls()
+        hung.add(Call([Message("orders", b"1")]))
+        calls = {Subscriptions(channel).get("relay").partition(0): hung}
+        repartition(channel, "relay", 4)
+        with pytest.raises(ValueError, match="a person"):
+            Worker(outbox.database, [job], stop=Stop(), hung=calls).work("once")
+        holders = Leases(channel).look_all(Subscriptions(channel).get("relay").all_partitions())
+
+    assert [holder.owner is not None for holder in holders.values()] == [True] * 4
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])
