@@ -14,16 +14,16 @@ from outbox.runtime.fork import in_child
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Seconds that the farewell of a resident may take, before its loop is stopped all the same.
+#: Seconds that `close` may take, before the loop is stopped all the same.
 _PATIENCE = 1.0
 _SHARE_OF_FIRST_WAIT = 0.9
 
 
 class BackgroundLoop(Generic[T]):
-    """Keeps an object, the resident, in the event loop of a daemon thread; both are made at the first call.
+    """Keeps an object in the event loop of a daemon thread; object and thread are made at the first call.
 
-    `make` makes the resident; `farewell` runs before the loop ends, at the latest when the BackgroundLoop is collected.
-    A process that ends does not wait. In a forked child the first call makes another thread and another resident.
+    `make` makes the object; `close` runs before the loop ends, at the latest when the BackgroundLoop is collected.
+    A process that ends does not wait. In a forked child the first call makes another thread and another object.
     """
 
     def __init__(
@@ -31,30 +31,30 @@ class BackgroundLoop(Generic[T]):
         name: str,
         *,
         make: Callable[[], T],
-        farewell: Callable[[T], Coroutine[Any, Any, None]],
+        close: Callable[[T], Coroutine[Any, Any, None]],
         sees_end: bool = False,
     ) -> None:
         """`sees_end`: wait up to two more seconds for the tasks of an action that takes too long."""
         self._name = name
         self._sees_end = sees_end
         self._make = make
-        self._farewell = farewell
+        self._close = close
         self._lock = threading.Lock()
         self._running: _Running | None = None
         in_child(self._after_fork)
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a resident, in its loop."""
+        """Whether there is an object, in the loop."""
         return self._running is not None
 
     def run(self, action: Callable[[T], Coroutine[Any, Any, R]], *, timeout: float) -> R:
-        """Run `action(resident)` in the loop, and return its result; after a TimeoutError the next call begins anew."""
+        """Run `action(object)` in the loop, and return its result; after a TimeoutError the next call begins anew."""
         with self._lock:
             if self._running is None:
                 self._running = self._start(self._make())
             running = self._running
-        future = asyncio.run_coroutine_threadsafe(action(running.resident), running.loop)
+        future = asyncio.run_coroutine_threadsafe(action(running.kept), running.loop)
         try:
             # After a pause of the whole process the first wait is over at once. The second one gives the loop a moment
             # to notice that the action's own deadline has passed.
@@ -72,20 +72,20 @@ class BackgroundLoop(Generic[T]):
             raise
 
     def stop(self) -> None:
-        """End the resident and the thread; do nothing when there is no thread."""
+        """Close the object and end the thread; do nothing when there is no thread."""
         with self._lock:
             running, self._running = self._running, None
         if running is not None:
             running.dismiss()
             running.thread.join(2 * _PATIENCE)
 
-    def _start(self, resident: T) -> _Running:
+    def _start(self, kept: T) -> _Running:
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=_run, args=(loop, resident), name=self._name, daemon=True)
+        thread = threading.Thread(target=_run, args=(loop, kept), name=self._name, daemon=True)
         thread.start()
-        dismiss = finalize(self, _dismiss, loop, self._farewell, resident)
+        dismiss = finalize(self, _dismiss, loop, self._close, kept)
         dismiss.atexit = False
-        return _Running(loop, thread, resident, dismiss)
+        return _Running(loop, thread, kept, dismiss)
 
     def _after_fork(self) -> None:
         # The parent's loop must neither run nor be torn down here: its sockets and its epoll are the parent's, too.
@@ -99,13 +99,13 @@ class BackgroundLoop(Generic[T]):
 class _Running(NamedTuple):
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
-    resident: Any
+    kept: Any
     #: Ends all of it; a second call does nothing.
     dismiss: finalize[..., Any]
 
 
 def _run(loop: asyncio.AbstractEventLoop, _resident: object) -> None:
-    # This frame keeps the resident as long as its thread. When a process ends, threads are not taken apart, so that no
+    # This frame keeps the object as long as its thread. When a process ends, threads are not taken apart, so that no
     # connection is collected then, and none complains that nobody has closed it.
     asyncio.set_event_loop(loop)
     try:
@@ -119,16 +119,16 @@ def _run(loop: asyncio.AbstractEventLoop, _resident: object) -> None:
         loop.close()
 
 
-def _dismiss(loop: asyncio.AbstractEventLoop, farewell: Callable[[T], Coroutine[Any, Any, None]], resident: T) -> None:
-    asyncio.run_coroutine_threadsafe(_end(farewell(resident)), loop)
+def _dismiss(loop: asyncio.AbstractEventLoop, close: Callable[[T], Coroutine[Any, Any, None]], kept: T) -> None:
+    asyncio.run_coroutine_threadsafe(_end(close(kept)), loop)
 
 
-async def _end(farewell: Coroutine[Any, Any, None]) -> None:
-    """End the running loop, after the farewell and after the cancelling of every other task."""
+async def _end(close: Coroutine[Any, Any, None]) -> None:
+    """End the running loop, after `close` and after the cancelling of every other task."""
     try:
         with suppress(TimeoutError):  # on a busy machine, or when the other side does not say good-bye
             async with asyncio.timeout(_PATIENCE):
-                await farewell
+                await close
     finally:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:

@@ -48,7 +48,7 @@ class AsyncObjectSender:
         self.deadline = deadline_of(sender)
         self.concurrency = concurrency_of(sender)
         self._sender = sender
-        self._loop = BackgroundLoop("outbox-async", make=lambda: sender, farewell=_nothing, sees_end=True)
+        self._loop = BackgroundLoop("outbox-async", make=lambda: sender, close=_nothing, sees_end=True)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages by the other sender; pass on an exception."""
@@ -75,7 +75,7 @@ class AsyncFunctionSender:
         self.deadline = deadline_of(function)
         self.concurrency = concurrency_of(function)
         self._function = function
-        self._loop = BackgroundLoop("outbox-async", make=lambda: None, farewell=_nothing, sees_end=True)
+        self._loop = BackgroundLoop("outbox-async", make=lambda: None, close=_nothing, sees_end=True)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Call the function for each message; return one verdict per message, in their order."""
@@ -129,9 +129,9 @@ def _result(
 ) -> Sequence[Verdict]:
     """Return the result of an action in the loop, or `Unavailable` after its time; raise the action's exception."""
 
-    async def caught(resident: Any) -> Sequence[Verdict] | Exception:
+    async def caught(kept: Any) -> Sequence[Verdict] | Exception:
         try:
-            return await action(resident)
+            return await action(kept)
         except Exception as error:  # a TimeoutError of the action is not one of the loop
             return error
 
@@ -207,5 +207,5 @@ def _no_answer(messages: Sequence[Message], seconds: float) -> list[Verdict]:
     return [Unavailable(f"no answer within {seconds:g} s", everything=True)] * len(messages)
 
 
-async def _nothing(_resident: object) -> None:
+async def _nothing(_kept: object) -> None:
     return

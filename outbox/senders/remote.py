@@ -107,7 +107,7 @@ class RemoteSender:
         self._name = name
         log = ConnectionLog(logging.getLogger(type(self).__module__), name)
         self._loop = BackgroundLoop(
-            f"outbox-{name.lower()}", make=lambda: _Link(name, servers, connect, chains, log), farewell=_Link.close
+            f"outbox-{name.lower()}", make=lambda: _Link(name, servers, connect, chains, log), close=_Link.close
         )
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:

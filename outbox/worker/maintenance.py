@@ -20,7 +20,7 @@ from outbox.worker.settle import Settlement
 
 
 @dataclass(slots=True)
-class _Chore:
+class _Task:
     """A task: done at `at`, then `every` so many seconds, or soon again when `do` returns True."""
 
     name: str
@@ -30,7 +30,7 @@ class _Chore:
 
 
 class Maintenance:
-    """Runs the chores of one lease. A step without a due chore costs little."""
+    """Runs the tasks of one lease. A step without a due task costs little."""
 
     def __init__(
         self,
@@ -56,31 +56,31 @@ class Maintenance:
             handled, deduplicated = inbox.prune(channel), dedup.prune(channel)
             return handled >= inbox.PRUNED_AT_ONCE or deduplicated >= dedup.PRUNED_AT_ONCE
 
-        self._chores = [
-            _Chore("old progress", upkeep.prune_progress, now + upkeep.prune_progress, settled),
-            _Chore("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
+        self._tasks = [
+            _Task("old progress", upkeep.prune_progress, now + upkeep.prune_progress, settled),
+            _Task("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
         ]
         if finished is not None:
-            self._chores.append(
-                _Chore("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))
+            self._tasks.append(
+                _Task("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))
             )
 
     def step(self, stored_base: Position) -> None:
-        """Do the chores that are due; `stored_base`: the base in the database."""
+        """Do the tasks that are due; `stored_base`: the base in the database."""
         now = time.monotonic()
-        for chore in self._chores:
-            if now >= chore.at:
-                more = self._done(chore, stored_base)
-                chore.at = time.monotonic() + (self._again if more else chore.every)
+        for task in self._tasks:
+            if now >= task.at:
+                more = self._done(task, stored_base)
+                task.at = time.monotonic() + (self._again if more else task.every)
 
-    def _done(self, chore: _Chore, stored_base: Position) -> bool:
-        """Do a chore; return whether there is more to do. When a chore is refused, messages are sent all the same."""
+    def _done(self, task: _Task, stored_base: Position) -> bool:
+        """Do a task; return whether there is more to do. When a task is refused, messages are sent all the same."""
         try:
-            return chore.do(stored_base)
+            return task.do(stored_base)
         except LeaseLostError:
             raise
         except Exception as error:
             # A lost connection is noticed by the next read.
             if not self._database.transient(error):
-                self._teller.tell(UpkeepRefused, what=chore.name, error=in_one_line(error)[0])
+                self._teller.tell(UpkeepRefused, what=task.name, error=in_one_line(error)[0])
             return False

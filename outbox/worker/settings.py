@@ -15,7 +15,7 @@ Until = Literal["stopped", "empty", "once"]
 
 @dataclass(frozen=True, kw_only=True)
 class Upkeep:
-    """How often a worker does chores for which no message waits, in seconds; and how many keys stay in memory.
+    """How often a worker does tasks for which no message waits, in seconds; and how many keys stay in memory.
 
     Nobody has to change these numbers; tests do, because tests cannot wait for ten minutes.
     """
@@ -51,7 +51,7 @@ class Settings:
         renew_every: how often a lease is renewed; at least twice within its length.
         settle_within: messages in quick succession are settled together, at most so long after the first call of the
             handler. A crash repeats them, and never more than one batch.
-        upkeep: how often chores are done for which no message waits.
+        upkeep: how often tasks are done for which no message waits.
 
     Raises:
         ValueError: `renew_every` leaves no second try within a lease.
