@@ -336,8 +336,9 @@ def test_what_was_looked_at_before_it_was_purged_is_not_missed(engine):
     send(engine, "a")
     start, _ = stream.all(stream.start())
     send(engine, "other", topic="mails")
-    assert stream.next(start) == (start, [])
+    # The purge comes no further than the look: transactions of other databases on the server move the position, too.
     gone = stream.follower.now().progress.base
+    assert stream.next(start) == (start, [])
     delete_all(engine)
     purge(engine, gone)
 
