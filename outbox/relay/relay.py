@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Protocol, Unpack, cast
+from typing import Unpack, cast
 
 from outbox.errors import SubscriptionError
-from outbox.model.lease import Partition
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
 from outbox.model.topics import chosen_topics
+from outbox.relay.routes import Route, RouteOptions, opened, planned
 from outbox.relay.supervisor import Supervisor
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.senders.opening import Destination, SenderOptions, open_sender
-from outbox.store.database import Database
 from outbox.store.label import label_of
-from outbox.telemetry.events import Listeners
-from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings, Until
 from outbox.worker.shared import caller_of
 from outbox.worker.worker import Worker
-from outbox.writing.notifier import Notifier
+from outbox.writing.bare import BareOutbox
 
 logger = logging.getLogger("outbox")
-
-
-class Source(Protocol):
-    """The parts of an `Outbox` that a relay needs."""
-
-    database: Database
-    notifier: Notifier
-    #: The calls that did not come back, by partition.
-    hung_calls: dict[Partition, HungCalls]
-    #: Those who are told what happens.
-    listeners: Listeners
 
 
 class RelayOptions(SenderOptions, total=False):
@@ -79,7 +65,7 @@ class Relay:
 
     def __init__(
         self,
-        outbox: Source,
+        outbox: BareOutbox,
         sender: Destination,
         *,
         name: str = "relay",
@@ -91,7 +77,7 @@ class Relay:
         declared: Declaration | None = None,
         **options: Unpack[RelayOptions],
     ) -> None:
-        if not hasattr(outbox, "database"):
+        if not isinstance(outbox, BareOutbox):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
         partitions = options.pop("partitions", None)
@@ -230,3 +216,35 @@ class Relay:
         """Wait for the thread of `start` to end."""
         if self._supervisor is not None:
             self._supervisor.join(timeout)
+
+
+def routes(
+    outbox: BareOutbox,
+    table: Mapping[str, Destination | Route],
+    *,
+    name: str = "relay",
+    start: Start = "earliest",
+    retry: RetryPolicy | None = None,
+    settings: Settings | None = None,
+    **shared: Unpack[RouteOptions],
+) -> list[Relay]:
+    """Return a relay for each route: `Relays(routes(outbox, {"orders.*": "kafka://…", "*": "nats://…"})).run()`.
+
+    A message takes the first matching route. The subscription of the last route, `*`, is `name`; of `orders.*`,
+    `<name>:orders.*`.
+
+    Args:
+        outbox: the relays read the log there.
+        table: destinations, or `Route` objects, by topic or pattern. The order counts.
+        name: of the subscription of the route `*`.
+        start, retry, settings: of each relay, as `Relay` has them.
+        shared: fields of a `Route`, for routes without them.
+
+    Raises:
+        SubscriptionError: the last route is not `*`, or a route would never get a message.
+    """
+    given = {pattern: to if isinstance(to, Route) else Route(to=to) for pattern, to in table.items()}
+    return [
+        Relay(outbox, sender, declared=declared, start=start, retry=retry, settings=settings)
+        for sender, declared in opened(planned(given, name, **shared))
+    ]
