@@ -203,8 +203,8 @@ def _subscription(metadata: MetaData) -> Table:
         Column("hold_ms", BigInteger, comment="of an extract: holds rows back so long after its last progress"),
         Column("stop_at", Text, comment="position at which all partitions meet before the number changes"),
         Column("next_partitions", Integer, comment="their number after that"),
-        Column("ordered", Boolean, nullable=False, server_default=text("true"), comment="keeps the order of keys"),
-        Column("compact", Boolean, nullable=False, server_default=text("false"), comment="newest of a key only"),
+        Column("ordered", Boolean, nullable=False, server_default=text("true"), comment="keeps keys in order"),
+        Column("compact", Boolean, nullable=False, server_default=text("false"), comment="newest of a key"),
         comment="readers of the log; shrinks by hand",
     )
 
