@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from outbox.consumer.inbox import Inbox
     from outbox.errors import (
         DatabaseError,
+        FilterError,
         HungHandlerError,
         InvalidMessageError,
         LeaseLostError,
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from outbox.writing.engines import create_async_engine, create_engine
 
 __all__ = [
-    "DatabaseError", "Destination", "Done", "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError",
-    "Limits", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "PositionError",
-    "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError",
-    "Settings", "StandbyError", "SubscriptionError", "TransactionAbortedError", "Unavailable", "Verdict",
-    "create_async_engine", "create_engine", "routes",
+    "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox", "InvalidMessageError",
+    "LeaseLostError", "Limits", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError",
+    "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender",
+    "SenderError", "Settings", "StandbyError", "SubscriptionError", "TransactionAbortedError", "Unavailable",
+    "Verdict", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.

@@ -221,8 +221,9 @@ class Outbox:
 
         relay = Relay(self, destination, **options)
         self.stop()
-        self._relays.append(relay)
+        # Appended last: another thread that stops a relay before its start would stop nothing.
         relay.start()
+        self._relays.append(relay)
         return relay
 
     def stop(self, timeout: timedelta = timedelta(seconds=10)) -> None:

@@ -37,7 +37,7 @@ from outbox.store.dialects.native import Native, native_of
 VERSION = 1
 SLOTS = 256
 PREFIX = "outbox_"
-_KINDS = "relay, compensation, check or extract"
+_KINDS = "relay, compensation, check, extract, consumer or broadcast"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
 VERSION_TABLE = "outbox_alembic_version"
 
@@ -203,6 +203,8 @@ def _subscription(metadata: MetaData) -> Table:
         Column("hold_ms", BigInteger, comment="of an extract: holds rows back so long after its last progress"),
         Column("stop_at", Text, comment="position at which all partitions meet before the number changes"),
         Column("next_partitions", Integer, comment="their number after that"),
+        Column("ordered", Boolean, nullable=False, server_default=text("true"), comment="keeps keys in order"),
+        Column("compact", Boolean, nullable=False, server_default=text("false"), comment="newest of a key"),
         comment="readers of the log; shrinks by hand",
     )
 

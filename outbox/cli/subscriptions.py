@@ -68,6 +68,8 @@ class Change:
     topics: tuple[str, ...] | None
     on_dead: OnDead | None
     grace: timedelta | None
+    ordered: bool | None
+    compact: bool | None
     partitions: int | None
 
 
@@ -80,6 +82,8 @@ class Change:
 @to_a_destination
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back the key.")
 @option("--grace", type=DURATION, help="Time from the commit of a message until it may be read.")
+@option("--ordered/--no-ordered", default=None, help="Whether a message waits for earlier ones of its key.")
+@option("--compact/--no-compact", default=None, help="Whether only the newest of a key's waiting messages is handled.")
 @option("--partitions", type=click.IntRange(1), help="How many workers may share the messages; not with other changes.")
 @as_value("change", Change)
 @_wait_for_lease
@@ -101,10 +105,12 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
     once. Several are handled up to the foremost position, by the running relays, before any goes on. The command waits
     as long as --wait says; the relays do not need the command. The present number takes the change back.
     """
-    others = (change.topics, to, change.on_dead, change.grace)
-    if change.partitions is None and others == (None,) * 4:
-        raise click.UsageError("nothing to alter: give --topics, --to, --on-dead, --grace or --partitions")
-    if change.partitions is not None and others != (None,) * 4:
+    others = {change.topics, to, change.on_dead, change.grace, change.ordered, change.compact} - {None}
+    if change.partitions is None and not others:
+        raise click.UsageError(
+            "nothing to alter: give --topics, --to, --on-dead, --grace, --ordered, --compact or --partitions"
+        )
+    if change.partitions is not None and others:
         raise click.UsageError("--partitions is a change of its own: give no other")
     from outbox.admin import commands
     from outbox.admin.repartition import repartition
@@ -141,6 +147,8 @@ def _changed(stored: Subscription, change: Change, to: str | None) -> Subscripti
         destination=destination or stored.destination,
         on_dead=change.on_dead or stored.on_dead or "block",
         grace=stored.grace if change.grace is None else change.grace,
+        ordered=stored.ordered if change.ordered is None else change.ordered,
+        compact=stored.compact if change.compact is None else change.compact,
     )
 
 
@@ -308,4 +316,6 @@ def _declared(subscription: Subscription) -> dict[str, object]:
         "grace_seconds": subscription.grace.total_seconds(),
         "partitions": subscription.partitions,
         "next_partitions": subscription.next_partitions,
+        "ordered": subscription.ordered,
+        "compact": subscription.compact,
     }

@@ -11,7 +11,8 @@ from outbox.errors import SubscriptionError
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, route_name, subscription_of
 from outbox.model.topics import ANYTHING, checked_part, chosen_topics, covers
-from outbox.relay.relay import Relay, Source
+from outbox.relay.life_cycle import Source
+from outbox.relay.relay import Relay
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.form import Form
 from outbox.senders.opening import Destination, OpenedSender, SenderOptions, open_sender

@@ -21,7 +21,8 @@ LIGHT = {
 }
 
 PUBLIC = [
-    "DatabaseError", "Destination", "Done", "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError",
+    "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox", "InvalidMessageError",
+    "LeaseLostError",
     "Limits", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "PositionError",
     "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError", "Settings",
     "StandbyError", "SubscriptionError", "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine",

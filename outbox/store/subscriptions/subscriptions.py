@@ -28,21 +28,24 @@ from outbox.store.subscriptions.refusals import require_fitting, require_partiti
 
 _COLUMNS = (
     "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms, stop_at,"
-    " next_partitions"
+    " next_partitions, ordered, compact"
 )
 _FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
 _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
     {insert_once} {subscription}
-        (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags)
-    VALUES (:name, :topics, :destination, :on_dead, :partitions, 1, {now}, :grace_ms, :kind, :tags) {unless_there}
+        (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, ordered, compact)
+    VALUES (:name, :topics, :destination, :on_dead, :partitions, 1, {now}, :grace_ms, :kind, :tags, :ordered, :compact)
+    {unless_there}
 """
 _DECLARE = """
-    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead
+    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, ordered = :ordered,
+           compact = :compact
     WHERE name = :name AND destination IS NULL
 """
 _ALTER = """
-    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, grace_ms = :grace_ms
+    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, grace_ms = :grace_ms,
+           ordered = :ordered, compact = :compact
     WHERE name = :name
 """
 #: Compared with what was read before, so that it never undoes a change that was ordered meanwhile.
@@ -238,6 +241,8 @@ class Subscriptions:
             hold=None if row[10] is None else timedelta(milliseconds=row[10]),
             stop_at=None if row[11] is None else Position.parse(row[11]),
             next_partitions=row[12],
+            ordered=bool(row[13]),
+            compact=bool(row[14]),
         )
 
 
@@ -251,4 +256,6 @@ def _row(made: Subscription | Declaration) -> dict[str, object]:
         "kind": made.kind,
         "tags": None if made.tags is None else json.dumps(made.tags),
         "partitions": made.partitions or 1,
+        "ordered": made.ordered is not False,
+        "compact": made.compact is True,
     }
