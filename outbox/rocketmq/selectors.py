@@ -71,7 +71,7 @@ def selected(selector: Selector, message: Message, arg: Any, slots: int) -> Mess
         MQClientError: the selector raises, or returns none of the queues.
     """
     queues = [MessageQueue(message.topic, number) for number in range(slots)]
-    select: Callable[..., Any] = getattr(selector, "select", selector)
+    select: Any = getattr(selector, "select", selector)
     try:
         queue = select(queues, message, arg)
     except Exception as error:
