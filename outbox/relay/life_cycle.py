@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
 from typing import Protocol, Self
 
 from outbox.errors import SubscriptionError
-from outbox.model.lease import Partition
 from outbox.relay.supervisor import Supervisor
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
-from outbox.store.database import Database
 from outbox.store.label import label_of
-from outbox.telemetry.events import Listeners
-from outbox.worker.hung import HungCalls
-from outbox.worker.job import Job
 from outbox.worker.settings import Settings, Until
-from outbox.worker.worker import Worker
-from outbox.writing.notifier import Notifier
+from outbox.writing.bare import BareOutbox
 
 
-class Source(Protocol):
-    """The parts of an `Outbox` for the workers that read its log."""
+class Work(Protocol):
+    """The parts of a `Worker` for a life cycle."""
 
-    database: Database
-    notifier: Notifier
-    #: The calls that did not come back, by partition.
-    hung_calls: dict[Partition, HungCalls]
-    #: Those who are told what happens.
-    listeners: Listeners
+    def work(self, until: Until) -> None:
+        """Do as `Worker.work`."""
+
+    def hint(self) -> None:
+        """Do as `Worker.hint`."""
 
 
 class LifeCycle:
@@ -42,7 +34,7 @@ class LifeCycle:
     #: For errors.
     _what: str
 
-    def __init__(self, outbox: Source, name: str, settings: Settings | None) -> None:
+    def __init__(self, outbox: BareOutbox, name: str, settings: Settings | None) -> None:
         self._outbox = outbox
         self._name = name
         self._settings = settings
@@ -55,25 +47,14 @@ class LifeCycle:
         """Begin without work; also in a fork, because the parent's threads do not run there."""
         self._at_work = threading.Lock()
 
+    @property
     @abstractmethod
-    def _jobs(self) -> Sequence[Job]:
-        """Return the jobs of the worker; called once, before the first work. A mistake in an option raises here."""
+    def _worker(self) -> Work:
+        """The worker; made once, before the first work. A mistake in an option raises here."""
 
     @abstractmethod
     def close(self) -> None:
         """Close the connections of the handler, after `until_empty` or `once`; `run` closes them as well."""
-
-    @cached_property
-    def _worker(self) -> Worker:
-        outbox = self._outbox
-        return Worker(
-            outbox.database,
-            self._jobs(),
-            self._settings,
-            stop=self._stop,
-            hung=outbox.hung_calls,
-            listeners=outbox.listeners,
-        )
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import InvalidMessageError, Message, Outbox, migrate
 from outbox.errors import DatabaseError, MQClientError, VerdictStandsError
-from outbox.model.message import slot_of
+from outbox.model.slots import slot_of
 from outbox.rocketmq import LocalTransactionState, MessageQueue, TransactionMQProducer, TransactionResolution
 from outbox.testing.servers import PostgresServer
 from tests.conftest import started

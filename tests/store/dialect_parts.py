@@ -14,9 +14,10 @@ import pytest
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Lease, Partition
 from outbox.model.limits import HALF_TOPIC
-from outbox.model.message import Message, slot_of
+from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Position, Progress
+from outbox.model.slots import slot_of
 from outbox.model.subscription import Declaration, Subscription
 from outbox.outbox import Outbox
 from outbox.schema import record_metadata
