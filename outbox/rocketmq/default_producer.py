@@ -7,7 +7,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from outbox.errors import MQClientError
-from outbox.model.message import Message, slot_of
+from outbox.model.message import Message
+from outbox.model.slots import slot_of
 from outbox.outbox import Outbox
 from outbox.rocketmq.limits import checked_batch, checked_group, checked_message, size_of
 from outbox.rocketmq.selectors import Selector, key_of, selected

@@ -10,7 +10,8 @@ from itertools import count
 from typing import Any, Protocol
 
 from outbox.errors import MQClientError
-from outbox.model.message import Message, slot_of
+from outbox.model.message import Message
+from outbox.model.slots import slot_of
 from outbox.rocketmq.states import MessageQueue
 
 

@@ -5,7 +5,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import Message, NoTransactionError, Outbox
-from outbox.model.message import slot_of
+from outbox.model.slots import slot_of
 from outbox.rocketmq import (
     DefaultMQProducer,
     MessageQueue,
