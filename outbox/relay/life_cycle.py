@@ -45,7 +45,7 @@ class LifeCycle:
     def __init__(self, outbox: Source, name: str, settings: Settings | None) -> None:
         self._outbox = outbox
         self._name = name
-        self._settings = settings
+        self.settings = settings or Settings()
         self._stop = Stop()
         self._supervisor: Supervisor | None = None
         self._reset()
@@ -69,7 +69,7 @@ class LifeCycle:
         return Worker(
             outbox.database,
             self._jobs(),
-            self._settings,
+            self.settings,
             stop=self._stop,
             hung=outbox.hung_calls,
             listeners=outbox.listeners,
