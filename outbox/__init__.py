@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from outbox.model.retry import RetryPolicy
     from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
     from outbox.outbox import Outbox
-    from outbox.relay.relay import Relay
-    from outbox.relay.routes import Route, routes
+    from outbox.relay.relay import Relay, routes
+    from outbox.relay.routes import Route
     from outbox.relay.supervisor import Relays
     from outbox.senders.opening import Destination
     from outbox.senders.port import Sender
@@ -59,7 +59,7 @@ _HOMES = {
     "Route": "outbox.relay.routes",
     "Sender": "outbox.senders.port",
     "Settings": "outbox.worker.settings",
-    "routes": "outbox.relay.routes",
+    "routes": "outbox.relay.relay",
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "outbox.errors"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, Unpack
+from functools import cached_property
+from typing import Any, TypeVar, Unpack
 
 from outbox.consumer.inbox import Home, Inbox, checked_consumer
 from outbox.consumer.listener import Dispatch, Listener
@@ -15,10 +16,12 @@ from outbox.errors import SubscriptionError
 from outbox.model.filter.tags import chosen_tags
 from outbox.model.subscription import Declaration, Kind, Start, require_own_name
 from outbox.model.topics import Topics, chosen_topics
-from outbox.relay.life_cycle import LifeCycle, Source
+from outbox.relay.life_cycle import LifeCycle
 from outbox.worker.calls import Caller
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
+from outbox.worker.worker import Worker
+from outbox.writing.bare import BareOutbox
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,10 +29,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _AT = "@"
 #: The time after its deadline in which the loop cancels a coroutine, before the worker goes on without an answer.
 _TO_CANCEL = timedelta(seconds=1)
-
-
-class ConsumerHome(Source, Home, Protocol):
-    """The parts of an `Outbox` for a consumer: its log, and transactions for an inbox."""
 
 
 class Consumer(LifeCycle):
@@ -70,7 +69,7 @@ class Consumer(LifeCycle):
 
     def __init__(
         self,
-        outbox: ConsumerHome,
+        outbox: BareOutbox,
         name: str,
         *,
         topics: Iterable[str] | None = None,
@@ -78,6 +77,8 @@ class Consumer(LifeCycle):
         ordered: bool | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
+        if not (isinstance(outbox, BareOutbox) and isinstance(outbox, Home)):
+            raise TypeError(f"Consumer takes an Outbox, not {type(outbox).__name__}: Outbox(engine).consumer(…)")
         chosen = Options(**options)
         checked_consumer(name)
         require_own_name(name)
@@ -88,8 +89,7 @@ class Consumer(LifeCycle):
         if chosen.broadcast:
             name = checked_consumer(f"{name}{_AT}{chosen.instance or socket.gethostname()}")
         super().__init__(outbox, name, chosen.settings)
-        #: Where the messages are, and the transactions for `inbox`.
-        self.outbox = outbox
+        self._home: Home = outbox
         self._options = chosen
         self._topics = chosen_topics(topics)
         self._all_topics = topics is None
@@ -146,8 +146,8 @@ class Consumer(LifeCycle):
             listener = Listener.of(taken, function)
             if self._options.inbox:
                 # Nothing is opened; an outbox on the other kind of engine raises.
-                (self.outbox.abegin if listener.awaited else self.outbox.begin)("requires_new")
-                once = Inbox(self.outbox, self.name).idempotent(function)
+                (self._home.abegin if listener.awaited else self._home.begin)("requires_new")
+                once = Inbox(self._home, self.name).idempotent(function)
                 listener = replace(listener, function=once)
             if any(each.awaited != listener.awaited for each in self._listeners):
                 raise TypeError(
@@ -169,7 +169,8 @@ class Consumer(LifeCycle):
         if self._dispatch is not None:
             self._dispatch.close()
 
-    def _jobs(self) -> Sequence[Job]:
+    @cached_property
+    def _worker(self) -> Worker:
         options, awaited = self._options, any(each.awaited for each in self._listeners)
         declared = self.declared
         self._dispatch = Dispatch(
@@ -180,15 +181,14 @@ class Consumer(LifeCycle):
             ordered=self._ordered is not False,
         )
         policy = replace(self._policy, deadline=options.deadline + (_TO_CANCEL if awaited else timedelta(0)))
-        return [
-            Job(
-                declared=declared,
-                handler=self._dispatch.handle,
-                caller=Caller(options.concurrency),
-                policy=policy,
-                start=self.start_at,
-            )
-        ]
+        job = Job(
+            declared=declared,
+            handler=self._dispatch.handle,
+            caller=Caller(options.concurrency),
+            policy=policy,
+            start=self.start_at,
+        )
+        return Worker.of(self.outbox, [job], self.settings, stop=self._stop)
 
     def _topics_of_all(self) -> tuple[str, ...] | None:
         if not self._listeners:

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
 from typing import Protocol, Self
 
 from outbox.errors import SubscriptionError
-from outbox.model.lease import Partition
 from outbox.relay.supervisor import Supervisor
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
-from outbox.store.database import Database
 from outbox.store.label import label_of
-from outbox.telemetry.events import Listeners
-from outbox.worker.hung import HungCalls
-from outbox.worker.job import Job
 from outbox.worker.settings import Settings, Until
-from outbox.worker.worker import Worker
-from outbox.writing.notifier import Notifier
+from outbox.writing.bare import BareOutbox
 
 
-class Source(Protocol):
-    """The parts of an `Outbox` for the workers that read its log."""
+class Work(Protocol):
+    """The parts of a `Worker` for a life cycle."""
 
-    database: Database
-    notifier: Notifier
-    #: The calls that did not come back, by partition.
-    hung_calls: dict[Partition, HungCalls]
-    #: Those who are told what happens.
-    listeners: Listeners
+    def work(self, until: Until) -> None:
+        """Do as `Worker.work`."""
+
+    def hint(self) -> None:
+        """Do as `Worker.hint`."""
 
 
 class LifeCycle:
@@ -42,8 +34,9 @@ class LifeCycle:
     #: For errors.
     _what: str
 
-    def __init__(self, outbox: Source, name: str, settings: Settings | None) -> None:
-        self._outbox = outbox
+    def __init__(self, outbox: BareOutbox, name: str, settings: Settings | None) -> None:
+        #: Where the messages are.
+        self.outbox = outbox
         self._name = name
         self.settings = settings or Settings()
         self._stop = Stop()
@@ -55,25 +48,14 @@ class LifeCycle:
         """Begin without work; also in a fork, because the parent's threads do not run there."""
         self._at_work = threading.Lock()
 
+    @property
     @abstractmethod
-    def _jobs(self) -> Sequence[Job]:
-        """Return the jobs of the worker; called once, before the first work. A mistake in an option raises here."""
+    def _worker(self) -> Work:
+        """The worker; made once, before the first work. A mistake in an option raises here."""
 
     @abstractmethod
     def close(self) -> None:
         """Close the connections of the handler, after `until_empty` or `once`; `run` closes them as well."""
-
-    @cached_property
-    def _worker(self) -> Worker:
-        outbox = self._outbox
-        return Worker(
-            outbox.database,
-            self._jobs(),
-            self.settings,
-            stop=self._stop,
-            hung=outbox.hung_calls,
-            listeners=outbox.listeners,
-        )
 
     @property
     def name(self) -> str:
@@ -83,7 +65,7 @@ class LifeCycle:
     @property
     def label(self) -> str:
         """The database of the messages: host, name and schema, for people to read."""
-        return label_of(self._outbox.database.engine.url, self._outbox.database.schema)
+        return label_of(self.outbox.database.engine.url, self.outbox.database.schema)
 
     @property
     def stopping(self) -> bool:
@@ -138,7 +120,7 @@ class LifeCycle:
 
     def _work(self, until: Until, outer: Stop | None = None) -> None:
         worker = self._worker
-        listener = self._outbox.notifier.listen(worker.hint) if until == "stopped" else None
+        listener = self.outbox.notifier.listen(worker.hint) if until == "stopped" else None
         try:
             worker.work(until)
         finally:

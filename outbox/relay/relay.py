@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Unpack, cast
 
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
 from outbox.model.topics import chosen_topics
-from outbox.relay.life_cycle import LifeCycle, Source
+from outbox.relay.life_cycle import LifeCycle
+from outbox.relay.routes import Route, RouteOptions, opened, planned
 from outbox.senders.opening import Destination, SenderOptions, open_sender
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.shared import caller_of
+from outbox.worker.worker import Worker
+from outbox.writing.bare import BareOutbox
 
 
 class RelayOptions(SenderOptions, total=False):
@@ -54,7 +58,7 @@ class Relay(LifeCycle):
 
     def __init__(
         self,
-        outbox: Source,
+        outbox: BareOutbox,
         sender: Destination,
         *,
         name: str = "relay",
@@ -66,7 +70,7 @@ class Relay(LifeCycle):
         declared: Declaration | None = None,
         **options: Unpack[RelayOptions],
     ) -> None:
-        if not hasattr(outbox, "database"):
+        if not isinstance(outbox, BareOutbox):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         partitions = options.pop("partitions", None)
         self._sender = open_sender(sender, **cast("SenderOptions", options))
@@ -85,17 +89,51 @@ class Relay(LifeCycle):
         self._declared, self._start = declared, start
         self._policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
 
-    def _jobs(self) -> Sequence[Job]:
+    @cached_property
+    def _worker(self) -> Worker:
         send, caller, policy = self._sender.send, self._caller, self._policy
         left_behind = Declaration(
             name=compensation_of(self.name), destination=self._sender.destination, kind="compensation"
         )
-        return [
+        jobs = [
             Job(declared=self._declared, handler=send, caller=caller, policy=policy, start=self._start),
             # Writers create the compensation, at a position before their first row.
             Job(declared=left_behind, handler=send, caller=caller, policy=policy, start=None),
         ]
+        return Worker.of(self.outbox, jobs, self.settings, stop=self._stop)
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` closes it as well. A shared sender stays open."""
         self._sender.close()
+
+
+def routes(
+    outbox: BareOutbox,
+    table: Mapping[str, Destination | Route],
+    *,
+    name: str = "relay",
+    start: Start = "earliest",
+    retry: RetryPolicy | None = None,
+    settings: Settings | None = None,
+    **shared: Unpack[RouteOptions],
+) -> list[Relay]:
+    """Return a relay for each route: `Relays(routes(outbox, {"orders.*": "kafka://…", "*": "nats://…"})).run()`.
+
+    A message takes the first matching route. The subscription of the last route, `*`, is `name`; of `orders.*`,
+    `<name>:orders.*`.
+
+    Args:
+        outbox: the relays read the log there.
+        table: destinations, or `Route` objects, by topic or pattern. The order counts.
+        name: of the subscription of the route `*`.
+        start, retry, settings: of each relay, as `Relay` has them.
+        shared: fields of a `Route`, for routes without them.
+
+    Raises:
+        SubscriptionError: the last route is not `*`, or a route would never get a message.
+    """
+    given = {pattern: to if isinstance(to, Route) else Route(to=to) for pattern, to in table.items()}
+    return [
+        Relay(outbox, sender, declared=declared, start=start, retry=retry, settings=settings)
+        for sender, declared in opened(planned(given, name, **shared))
+    ]
