@@ -31,7 +31,7 @@ def carry_out_without_worker(channel: Channel, subscription: Subscription) -> in
     granted = 0
     with borrowed(channel, [subscription]) as leases:
         for lease in leases:
-            parked = Parked(channel, subscription.name, lease.partition)
+            parked = Parked(channel, subscription.name, lease.partition, ordered=subscription.ordered)
             settlement = Settlement(channel, lease, incarnation)
             while requests := parked.requests(MOST_REQUESTS):
                 carry_out(requests, parked, settlement)
