@@ -185,6 +185,8 @@ class BatchHandler:
                 tried = [message for message in batch.messages if message.id in batch.findings.tried]
                 batch.findings.tried.clear()
             elif call.late or self._judge(batch, call):
+                if self.policy.suspend and batch.outcome.tries_again:
+                    break
                 self._let_expire(batch)
                 if batch.has_part(after=self._part_seconds):
                     yield self._part(batch)

@@ -48,6 +48,11 @@ class Outcome:
     next: Message | None = None
 
     @property
+    def tries_again(self) -> bool:
+        """True when a message failed and is to be tried again."""
+        return any(parking.state == "retry" for _, parking in self.parked)
+
+    @property
     def accepted_topics(self) -> set[str]:
         """The topics that the destination accepts, as far as known at the end of the batch."""
         waiting = {message.topic for message, parking in self.parked if parking.state == "waiting"}
