@@ -191,7 +191,7 @@ def test_a_subscription_is_not_dropped_by_a_command_that_has_lost_its_lease(engi
 
     monkeypatch.setattr(Subscriptions, "changing", late)
     with pytest.raises(Exception, match="relay: a worker took the lease meanwhile"):
-        drop(channel, Subscriptions(channel).get("relay"))
+        drop(channel, "relay")
 
     assert Subscriptions(channel).find("relay") is not None
 
