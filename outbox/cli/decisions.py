@@ -527,11 +527,11 @@ def _end(target: Target, id: str, op: Op, *, by: str | None, business: str | Non
 
 
 def _write_verdict(channel: Channel, id: str, op: Op, by: str) -> bool:
-    from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
+    from outbox.writing.bare import BareOutbox
 
     database = channel.database
-    outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
+    outbox = BareOutbox(database)
     broker = Broker(outbox, connections=1)
     try:
         is_new = broker.end(id, op, by=by, patience=_PATIENCE_SECONDS)
@@ -541,7 +541,7 @@ def _write_verdict(channel: Channel, id: str, op: Op, by: str) -> bool:
         raise click.ClickException(_BEING_DECIDED.format(id=id)) from None
     finally:
         broker.close()
-        outbox.close()
+        outbox.notifier.close()
     if is_new and op == "commit" and database.dialect.driving.notifies:
         # Notify by this connection, because that of the outbox is closed before its notifier's thread comes to it.
         channel.notify()
@@ -550,7 +550,7 @@ def _write_verdict(channel: Channel, id: str, op: Op, by: str) -> bool:
 
 def _require_record(database: Database, id: str, op: Op, business: str | None, recorded_in: str | None) -> None:
     """Raise unless the business database agrees with a verdict; before a rollback it is made to forbid the commit."""
-    from outbox.cli.connection import business_of
+    from outbox.cli.business import business_of
 
     if business is None:
         raise click.UsageError(

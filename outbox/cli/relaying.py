@@ -17,7 +17,6 @@ from outbox.errors import DatabaseError
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, Start, compensation_of
 from outbox.model.verdict import Done, Unavailable
-from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
 from outbox.relay.routes import Plan, opened
 from outbox.relay.supervisor import AGAIN, Supervisor
@@ -35,6 +34,7 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.telemetry.events import Event, HandedOver
 from outbox.worker.settings import Settings, Until
+from outbox.writing.bare import BareOutbox
 
 _AGAIN_SECONDS = 0.5
 _LOOK_SECONDS = 0.1
@@ -140,8 +140,8 @@ class Relaying:
             self._send_what_is_there(channel)
 
     def _relay_of(self, database: Database) -> Relay:
-        outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
-        outbox.listen(self._told)
+        outbox = BareOutbox(database)
+        outbox.listeners.listen(self._told)
         pace = self._pace
         return Relay(
             outbox, self._sender, declared=self._declared, start=pace.start, retry=pace.retry, settings=pace.settings

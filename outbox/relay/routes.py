@@ -8,14 +8,11 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from outbox.errors import SubscriptionError
-from outbox.model.retry import RetryPolicy
-from outbox.model.subscription import Declaration, OnDead, Start, route_name, subscription_of
+from outbox.model.subscription import Declaration, OnDead, route_name, subscription_of
 from outbox.model.topics import ANYTHING, checked_part, chosen_topics, covers
-from outbox.relay.relay import Relay, Source
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.form import Form
 from outbox.senders.opening import Destination, OpenedSender, SenderOptions, open_sender
-from outbox.worker.settings import Settings
 
 
 class RouteOptions(SenderOptions, total=False):
@@ -64,38 +61,6 @@ class Route:
 
 #: The routes of one outbox in their order, each with its subscription, as far as that is known before it is opened.
 Plan = Sequence[tuple[Route, Declaration]]
-
-
-def routes(
-    outbox: Source,
-    table: Mapping[str, Destination | Route],
-    *,
-    name: str = "relay",
-    start: Start = "earliest",
-    retry: RetryPolicy | None = None,
-    settings: Settings | None = None,
-    **shared: Unpack[RouteOptions],
-) -> list[Relay]:
-    """Return a relay for each route: `Relays(routes(outbox, {"orders.*": "kafka://…", "*": "nats://…"})).run()`.
-
-    A message takes the first matching route. The subscription of the last route, `*`, is `name`; of `orders.*`,
-    `<name>:orders.*`.
-
-    Args:
-        outbox: the relays read the log there.
-        table: destinations, or `Route` objects, by topic or pattern. The order counts.
-        name: of the subscription of the route `*`.
-        start, retry, settings: of each relay, as `Relay` has them.
-        shared: fields of a `Route`, for routes without them.
-
-    Raises:
-        SubscriptionError: the last route is not `*`, or a route would never get a message.
-    """
-    given = {pattern: to if isinstance(to, Route) else Route(to=to) for pattern, to in table.items()}
-    return [
-        Relay(outbox, sender, declared=declared, start=start, retry=retry, settings=settings)
-        for sender, declared in opened(planned(given, name, **shared))
-    ]
 
 
 def planned(table: Mapping[str, Route], name: str, **shared: Unpack[RouteOptions]) -> Plan:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outbox.model.lease import Lease, Partition
-from outbox.model.message import Message, slot_of
+from outbox.model.message import Message
 from outbox.model.parking import Held, Parking
+from outbox.model.slots import slot_of
 from outbox.model.verdict import Done
 from outbox.runtime.fork import in_child
 from outbox.worker.calls import Call
