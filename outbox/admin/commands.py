@@ -154,8 +154,7 @@ def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAI
         LeaseLostError: a worker took a lease meanwhile; nothing was changed.
     """
     meant = Subscriptions(channel).get_all(name)
-    for each in meant:
-        require_resettable(each)
+    require_resettable(meant[0])
     parked = Counter[str]()
     with _changing(channel, meant, wait=wait) as (now, followers):
         progress = Subscriptions(channel).first_progress(start, now)

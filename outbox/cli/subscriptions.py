@@ -239,8 +239,7 @@ def reset(*, target: Target, name: str, start: Start, force: bool, yes: bool, js
 
     with target.open_outbox() as channel:
         meant, parked = _with_followers(channel, name)
-        for each in meant:
-            commands.require_resettable(each)
+        commands.require_resettable(meant[0])
         names, at = " and ".join(each.name for each in meant), start if isinstance(start, str) else moment(start)
         lost = f" and delete the parked messages ({_by_state(parked)})" if parked else ""
         confirmed(f"let {names} begin again at {at}{lost}?", yes=yes)

@@ -76,6 +76,7 @@ def test_the_subscription_of_direct_writers_begins_again_too(engine, channel, se
 
     ended = outbox(engine, "subscriptions", "reset", "relay", "--to", before, "--yes", "--json")
 
+    assert ended.code == 0, ended.err
     assert (ended.json["reset"], ended.json["parked"]) == (["relay", "relay:compensation"], {"dead": 2, "retry": 1})
     assert (ended.json["to"], generations(channel)) == (before, {"relay": 2, "relay:compensation": 2})
 
