@@ -20,9 +20,10 @@ from outbox.cli.output import scrubbed
 #: The object of each verb, and its purpose in a sentence.
 _VERBS = {
     "relay": ("outbox.cli.relay:relay", "Send the messages of the log to a destination."),
+    "consume": ("outbox.cli.consume:consume", "Handle messages of the log by functions of an application."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
-    "half": ("outbox.cli.decisions:half", "Look at pending transactions, decide on them, ask about them."),
-    "dead": ("outbox.cli.decisions:dead", "Look at dead letters, and decide on them."),
+    "half": ("outbox.cli.half:half", "Look at pending transactions, decide on them, ask about them."),
+    "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
     "subscriptions": (
         "outbox.cli.subscriptions:subscriptions",
         "List, alter, split, reset and drop the readers of the log.",
