@@ -214,11 +214,11 @@ def split(
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
-@option("--to", "start", type=START, required=True, help="Where to begin again.")
+@option("--to", type=START, required=True, help="Where to begin again.")
 @option("--force", is_flag=True, help="Ask a worker at work for its lease.")
 @option("--yes", is_flag=True, help="Do not ask.")
 @as_json
-def reset(*, target: Target, name: str, start: Start, force: bool, yes: bool, json: bool) -> None:
+def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json: bool) -> None:
     """Let a subscription begin again at another position, and delete what it has parked.
 
     earliest: with the first message that is not purged. latest: with what is committed from now on. A time: with the
@@ -240,17 +240,17 @@ def reset(*, target: Target, name: str, start: Start, force: bool, yes: bool, js
     with target.open_outbox() as channel:
         meant, parked = _with_followers(channel, name)
         commands.require_resettable(meant[0])
-        names, at = " and ".join(each.name for each in meant), start if isinstance(start, str) else moment(start)
+        names, at = " and ".join(each.name for each in meant), to if isinstance(to, str) else moment(to)
         lost = f" and delete the parked messages ({_by_state(parked)})" if parked else ""
         confirmed(f"let {names} begin again at {at}{lost}?", yes=yes)
         try:
-            deleted = commands.reset(channel, name, start, wait=WAIT if force else NO_WAIT)
+            deleted = commands.reset(channel, name, to, wait=WAIT if force else NO_WAIT)
         except WorkerAliveError as error:
             hint = "" if force else ", or give --force: the worker then gives the lease back, and goes on"
             raise SubscriptionError(f"{error}{hint}") from None
     gone = f"; {_by_state(deleted)} deleted" if deleted else ""
     told = f"{names} {'begins' if len(meant) == 1 else 'begin'} again at {at}{gone}"
-    tell(told, {"reset": [each.name for each in meant], "to": start, "parked": deleted}, json=json)
+    tell(told, {"reset": [each.name for each in meant], "to": to, "parked": deleted}, json=json)
 
 
 @subscriptions.command()
