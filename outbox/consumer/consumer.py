@@ -176,9 +176,13 @@ class Consumer(LifeCycle):
             self._listeners,
             seconds=options.deadline.total_seconds(),
             batches=options.batch_size is not None,
-            ordered=self._ordered is not False,
         )
-        policy = replace(self._policy, deadline=options.deadline + (_TO_CANCEL if awaited else timedelta(0)))
+        policy = replace(
+            self._policy,
+            deadline=options.deadline + (_TO_CANCEL if awaited else timedelta(0)),
+            portion=options.batch_size or 1,
+            suspend=options.suspend == "queue",
+        )
         job = Job(
             declared=declared,
             handler=self._dispatch.handle,
