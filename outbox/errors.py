@@ -8,6 +8,7 @@ OutboxError
 │   └── StandbyError         the server is a standby
 ├── SchemaError              the tables are missing or of another version
 ├── SubscriptionError        a subscription is unknown, or declares something else
+├── FilterError              a filter or a tag expression cannot be read; the error shows the place
 ├── LeaseLostError           another worker owns the partition now
 ├── PositionError            a position belongs to another server, or to an earlier time of this server
 ├── PurgedError              retention has removed messages that a reader had not read yet
@@ -58,6 +59,24 @@ class SchemaError(OutboxError):
 
 class SubscriptionError(OutboxError):
     """A subscription is unknown, taken, or declared differently from what is stored."""
+
+
+class FilterError(OutboxError, ValueError):
+    """A filter, or an expression of tags, cannot be read. `text`: the filter; `at`: the place, counted from 0."""
+
+    def __init__(self, problem: str, text: str = "", at: int | None = None) -> None:
+        super().__init__(problem if at is None else f"{problem}\n{_pointed(text, at)}")
+        self.text = text
+        self.at = at
+
+
+def _pointed(text: str, at: int) -> str:
+    """Return the line of a text that holds a place, at most 72 characters of it, and below a caret under the place."""
+    begin = max(text.rfind("\n", 0, at) + 1, at - 48)
+    line, _, _ = text[begin : begin + 72].partition("\n")
+    # A tab would move the caret, and no other control character is to reach a terminal.
+    shown = "".join(letter if letter.isprintable() else " " for letter in line)
+    return f"  {shown}\n  {' ' * (at - begin)}^"
 
 
 class LeaseLostError(OutboxError):

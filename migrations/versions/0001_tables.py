@@ -8,15 +8,16 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from outbox.store.dialects import part_of
 from outbox.store.dialects.kinds import KINDS
-from outbox.store.dialects.native import Native, native_of
+from outbox.store.dialects.native import Native
 
 revision = "0001"
 down_revision = None
 
 
 def upgrade() -> None:
-    native = native_of(op.get_context().dialect.name)
+    native = part_of(op.get_context().dialect.name, Native)
     create_message(native)
     create_subscription()
     create_lease()
@@ -50,7 +51,7 @@ def create_message(native: Native) -> None:
 
 
 def create_subscription() -> None:
-    kinds = "relay, compensation, check or extract"
+    kinds = "relay, compensation, check, extract, consumer or broadcast"
     table(
         "outbox_subscription",
         sa.Column("name", name(), primary_key=True),
@@ -72,6 +73,8 @@ def create_subscription() -> None:
         sa.Column("hold_ms", sa.BigInteger, comment="of an extract: holds rows back so long after its last progress"),
         sa.Column("stop_at", sa.Text, comment="position at which all partitions meet before the number changes"),
         sa.Column("next_partitions", sa.Integer, comment="their number after that"),
+        sa.Column("ordered", sa.Boolean, nullable=False, server_default=sa.text("true"), comment="keeps keys in order"),
+        sa.Column("compact", sa.Boolean, nullable=False, server_default=sa.text("false"), comment="newest of a key"),
         comment="readers of the log; shrinks by hand",
     )
 
@@ -271,7 +274,7 @@ def name() -> sa.types.TypeEngine[str]:
     """Text that compares by bytes, whatever the database's locale."""
     found: sa.types.TypeEngine[str] = sa.Text()
     for kind in KINDS:
-        found = found.with_variant(native_of(kind).name(), kind)
+        found = found.with_variant(part_of(kind, Native).name(), kind)
     return found
 
 

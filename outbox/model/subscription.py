@@ -13,12 +13,15 @@ from outbox.model.position import Position
 
 OnDead = Literal["block", "continue"]
 #: The task of a subscription. relay: send. compensation: send what direct writers have left behind. check: ask about
-#: transactions. extract: stand for a reader outside the database, which holds retention back for a while.
-Kind = Literal["relay", "compensation", "check", "extract"]
+#: transactions. extract: stand for a reader outside the database, which holds retention back for a while. consumer:
+#: call listeners. broadcast: call the listeners of one instance; each instance of the consumer gets every message.
+Kind = Literal["relay", "compensation", "check", "extract", "consumer", "broadcast"]
 #: The start of a new subscription: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
 
 _COMPENSATION = ":compensation"
+#: Between the name of a broadcast consumer, and its instance.
+AT = "@"
 
 
 def compensation_of(name: str) -> str:
@@ -78,7 +81,9 @@ class Declaration:
     `destination`: None while unknown. `grace`: rows are read at least this long after their commit; None: as stored,
     else no grace. `split_from`: the subscription that had the topics before, or whose other routes had them; the
     position is then taken over, too. `beside`: the routes of the same process; if one route cannot begin, none begins.
-    `partitions`: the number of partitions; None: as stored, else one.
+    `partitions`: the number of partitions; None: as stored, else one. `ordered`: a message waits for earlier messages
+    of the key; None: as stored, else True. `compact`: of messages that are read together, only the newest of each topic
+    and key is handled; None: as stored, else False.
     """
 
     name: str
@@ -91,6 +96,8 @@ class Declaration:
     split_from: str | None = None
     beside: tuple[Declaration, ...] = ()
     partitions: int | None = None
+    ordered: bool | None = None
+    compact: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +106,7 @@ class Subscription:
 
     `hold`: for how long an extract holds retention back after its last progress. `stop_at`: the partitions handle the
     log up to this position; when all have arrived, their number becomes `next_partitions`. Both are None while no other
-    number is ordered.
+    number is ordered. `ordered`, `compact`: as in `Declaration`.
     """
 
     name: str
@@ -115,6 +122,13 @@ class Subscription:
     hold: timedelta | None = None
     stop_at: Position | None = None
     next_partitions: int | None = None
+    ordered: bool = True
+    compact: bool = False
+
+    @property
+    def is_used(self) -> bool:
+        """True when a worker has declared the subscription; the first migration creates a relay for nobody yet."""
+        return self.destination is not None or self.kind in ("consumer", "broadcast")
 
     @property
     def direct(self) -> str | None:
@@ -139,6 +153,12 @@ class Subscription:
     def all_partitions(self) -> list[Partition]:
         """Return all partitions, in the order of their numbers."""
         return [self.partition(number) for number in range(self.partitions)]
+
+
+def place_of(each: Declaration | Subscription, whose: str = "its") -> str:
+    """Return in words where messages of a subscription go. `whose`: its or their, of the messages."""
+    called = each.kind in ("consumer", "broadcast")
+    return each.destination or f"{whose} {'consumer' if called else 'destination'}"
 
 
 def base_of(name: str, known: Iterable[Subscription]) -> str:

@@ -21,11 +21,11 @@ LIGHT = {
 }
 
 PUBLIC = [
-    "DatabaseError", "Destination", "Done", "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError",
-    "Limits", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "PositionError",
-    "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError", "Settings",
-    "StandbyError", "SubscriptionError", "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine",
-    "create_engine", "routes",
+    "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox",
+    "InvalidMessageError", "LeaseLostError", "Limits", "Message", "MissingExtraError", "NoTransactionError",
+    "Outbox", "OutboxError", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route",
+    "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "SubscriptionError",
+    "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def test_every_error_is_one_of_the_tree_and_says_what_it_is_for():
     errors = [getattr(outbox, name) for name in PUBLIC if name.endswith("Error")]
 
     assert all(issubclass(error, outbox.OutboxError) and error.__doc__ for error in errors)
-    assert len(errors) == 13
+    assert len(errors) == 14
 
 
 def test_the_package_is_typed():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from outbox.errors import SubscriptionError
@@ -65,6 +65,7 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
             ("destination", stored.destination, destination, _option("to", destination)),
             ("on-dead", stored.on_dead, on_dead, _option("on-dead", on_dead)),
             ("grace", stored.grace, grace, _option("grace", f"{grace_milliseconds(grace)}ms")),
+            *_switches(stored, declared),
         )
         if there != here
     ]
@@ -96,8 +97,8 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
 
 def require_partitions(name: str, kind: Kind, partitions: int, slots: int) -> None:
     """Refuse a number of partitions that does not fit the kind of subscription, or the slots of the outbox."""
-    if kind != "relay" and partitions != 1:
-        raise SubscriptionError(f"{name} is no relay but of the kind {kind}, which has one partition")
+    if kind not in ("relay", "consumer") and partitions != 1:
+        raise SubscriptionError(f"{name} is of the kind {kind}, which has one partition")
     if not 1 <= partitions <= slots:
         raise SubscriptionError(
             f"partitions: must be from 1 to {slots}, not {partitions}; this outbox has {slots} slots, and a partition"
@@ -211,6 +212,13 @@ def _given(owner: Subscription, wanted: Topics) -> list[str]:
 
 def _topics_option(topics: Sequence[str] | None) -> str:
     return _option("topics", ANYTHING if topics is None else ",".join(topics))
+
+
+def _switches(stored: Subscription, declared: Declaration) -> Iterator[tuple[str, bool, bool, str]]:
+    """Yield the properties that are on or off: name, stored and declared value, and the option that alters them."""
+    for name in ("ordered", "compact"):
+        there, here = getattr(stored, name), getattr(declared, name)
+        yield name, there, there if here is None else here, f"--{name}" if here else f"--no-{name}"
 
 
 def _option(name: str, value: str | None) -> str:
