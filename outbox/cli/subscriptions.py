@@ -310,7 +310,9 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
     tell(told, {"dropped": dropped, "parked": {state: count.number for state, count in parked.items()}}, json=json)
 
 
-def _with_followers(channel: Channel, name: str, *, backfills: bool = True) -> tuple[list[Subscription], dict[str, Count]]:
+def _with_followers(
+    channel: Channel, name: str, *, backfills: bool = True
+) -> tuple[list[Subscription], dict[str, Count]]:
     """Return the subscriptions that a reset or a drop of `name` changes, and how many messages they have parked."""
     from outbox.admin.commands import followers_of
     from outbox.model.parking import STATES

@@ -30,12 +30,14 @@ class Job:
 def with_followers(job: Job) -> list[Job]:
     """Return the job of a relay or a consumer, and the jobs of the subscriptions that follow it.
 
-    Direct writers create the compensation of a relay, at a position before their first row. A command creates the
-    backfill.
+    Direct writers create the compensation of a relay, at a position before their first row. A command creates a
+    backfill, which the instances of a broadcast consumer do not have.
     """
-    own = job.declared
-    followers = [Declaration(name=backfill_of(own.name), destination=own.destination, kind="backfill")]
+    own, followers = job.declared, list[Declaration]()
     if own.kind == "relay":
-        left_behind = Declaration(name=compensation_of(own.name), destination=own.destination, kind="compensation")
-        followers = [left_behind, *followers]
+        name = compensation_of(own.name)
+        followers.append(Declaration(name=name, destination=own.destination, kind="compensation"))
+    if own.kind != "broadcast":
+        name = backfill_of(own.name)
+        followers.append(Declaration(name=name, destination=own.destination, kind="backfill"))
     return [job, *(replace(job, declared=each, start=None) for each in followers)]

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from outbox.errors import SubscriptionError
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import (
+    AT,
     Declaration,
     Start,
     Subscription,
@@ -88,7 +89,7 @@ class Subscriptions:
 
     def get_all(self, name: str) -> list[Subscription]:
         """Return the subscription of that name, or all instances of the broadcast consumer; raises as `get`."""
-        instances = [each for each in self.all() if each.kind == "broadcast" and each.name.startswith(f"{name}@")]
+        instances = [each for each in self.all() if each.kind == "broadcast" and each.name.startswith(name + AT)]
         return [self.get(name)] if not instances or self.find(name) is not None else instances
 
     @contextmanager
