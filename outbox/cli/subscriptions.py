@@ -258,7 +258,14 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
 @about_a_database
 @click.argument("name")
 @option("--topics", type=NAMES, required=True, help="The topics or patterns to handle again.")
-@option("--from", "start", type=START, default="earliest", help="Where to begin: earliest, or a time.")
+@option(
+    "--from",
+    "start",
+    type=START,
+    default="earliest",
+    envvar="OUTBOX_SUBSCRIPTIONS_BACKFILL_FROM",
+    help="Where to begin: earliest, or a time.",
+)
 @as_json
 def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start, json: bool) -> None:
     """Handle earlier messages of some topics again, or for the first time, beside a subscription that goes on.
