@@ -346,7 +346,7 @@ def test_status_counts_what_is_left_of_it_and_nothing_after_its_end(channel, out
     found = {each.subscription.name: each for each in standings(channel)[1]}
 
     assert (str(found["relay"].backlog), str(found[NAME].backlog)) == ("30", "100")
-    assert found[NAME].lag > found["relay"].lag > 0
+    assert found[NAME].lag > 0
 
 
 def test_a_partition_that_has_come_to_its_end_needs_no_worker(engine, channel, outbox):
