@@ -20,16 +20,16 @@ _GENERATIONS = 2**31 - 1
 
 
 def backfill(channel: Channel, name: str, topics: Sequence[str], start: Start = "earliest") -> Subscription:
-    """Have the workers of a subscription handle earlier messages of some topics; return the subscription for that.
+    """Have the workers of a subscription handle earlier messages of some topics; return the backfill as stored.
 
-    The workers handle the messages up to the position of now, beside the subscription, which goes on. The policy, the
-    tags and the number of partitions are those of the subscription. When everything is handled and nothing is parked,
-    the backfill is dropped. No order is promised between the backfill and the subscription.
+    The workers handle the messages up to the position of now, and the subscription goes on. The backfill has the
+    policy, the tags and the number of partitions of the subscription. When every message is handled and nothing is
+    parked, the backfill is dropped. No order is promised between the backfill and the subscription.
 
     Args:
         channel: to the database of the outbox.
         name: of a relay or a consumer, whose workers need not run yet.
-        topics: names and patterns, also others than those of the subscription.
+        topics: names and patterns; the subscription need not have the topics.
         start: "earliest", the first message that is not purged; or a moment, the first message that was created then or
             later.
 

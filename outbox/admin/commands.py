@@ -135,12 +135,13 @@ def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> S
 def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAIT) -> Mapping[str, int]:
     """Let a subscription begin again at `start`; return how many parked messages were deleted, by state.
 
-    In a single transaction all partitions get the position, and the parked messages go, with the requests on them.
-    Workers go on from there. What a worker has handled and not settled, because it was frozen or killed, is not settled
-    any more. An ordered number of partitions counts from then on.
+    In a single transaction all partitions get the position, and the parked messages go, with the requests of people.
+    Workers go on from the position. A worker that was frozen or killed cannot settle the messages of before any more.
+    An ordered number of partitions counts from then on.
 
-    The compensation of a relay begins again, too, and its acks go. So the relay also sends what direct writers have
-    sent. The inbox of a consumer stays as it is, and passes over the messages that it remembers. A backfill goes on.
+    The compensation of a relay begins again, too, and its acks go. So the relay also sends the messages that direct
+    writers have sent. The inbox of a consumer stays, and the listener is not called again for remembered messages. A
+    backfill goes on.
 
     Args:
         channel: to the database of the outbox.
