@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn, cast
 
 from outbox.errors import FilterError
 from outbox.model.filter.expression import (
+    LONGEST_NUMBER,
     Among,
     Equal,
     Expression,
@@ -35,9 +36,11 @@ from outbox.model.filter.expression import (
     number_of,
 )
 
-#: Limits of one filter. Within them no filter is too deep for Python, SQLite (1 000 levels) or PostgreSQL.
+#: Limits of one filter: characters, levels of brackets and signs, and comparisons of conditions with each other. Within
+#: them no filter is too large for SQLite, whose parser has a stack of 100 places.
 MAX_LENGTH = 4_000
-MAX_DEPTH = 32
+MAX_DEPTH = 16
+MAX_COMPARED = 2
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\n\r\f]+|--[^\n\r]*|/\*.*?\*/)
@@ -106,6 +109,7 @@ class _Parser:
         self._tokens = _tokens(text)
         self._next = 0
         self._depth = 0
+        self._compared = 0
 
     def filter(self) -> Expression:
         """Return the condition of the whole text."""
@@ -189,6 +193,12 @@ class _Parser:
         is_constant = isinstance(left, Literal) and isinstance(right, Literal)
         if is_constant and _is_condition(left) and not _is_condition(right):
             self._refuse(f"'{shown}' cannot be compared with '{self._shown(at)}'", at)
+        if not isinstance(right, Literal):
+            self._compared += "condition" in (left.kind, right.kind)
+        if self._compared > MAX_COMPARED:
+            self._refuse(
+                f"at most {MAX_COMPARED} comparisons of conditions by = and <>; join conditions by AND or OR", at
+            )
         return Equal(left, right)
 
     def _comparison(self) -> Expression:
@@ -283,9 +293,7 @@ class _Parser:
     def _number(self, token: _Token) -> Decimal:
         number = number_of(token.shown.rstrip("lL"))
         if number is None:
-            self._refuse(
-                "numbers have at most 100 digits before the point and after it, and an exponent of 3", token.at
-            )
+            self._refuse(f"a number has at most {LONGEST_NUMBER} characters, and an exponent of 3 digits", token.at)
         return number
 
     def _string(self) -> str:
