@@ -14,6 +14,7 @@ from benchmarks.measure import Measurement, Turns, at_most
 from benchmarks.site import Place, Site
 from benchmarks.writers import BODY, ORDERS, row_by_hand
 from outbox import Outbox
+from outbox.store.operations.check import tables_of
 
 #: Transactions of one side before it is the turn of the other.
 _BLOCK = 25
@@ -32,7 +33,7 @@ def async_write(site: Site) -> list[Measurement]:
 async def _turns(site: Site, place: Place) -> Turns:
     ours, theirs = create_async_engine(place.url), create_async_engine(place.url)
     outbox = Outbox(ours)
-    statement = insert(outbox.database.tables.message)
+    statement = insert(tables_of(outbox.database).message)
 
     async def send(session: AsyncSession) -> None:
         await outbox.asend(session, "orders", BODY)

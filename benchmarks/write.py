@@ -17,6 +17,7 @@ from benchmarks.measure import Goal, Measurement, Scale, Turns, at_most
 from benchmarks.site import Site
 from benchmarks.writers import BODY, ORDERS, row_by_hand
 from outbox import Outbox, create_engine
+from outbox.store.operations.check import tables_of
 
 #: Transactions of one side before it is the turn of the other.
 _BLOCK = 50
@@ -31,7 +32,7 @@ def write(site: Site) -> list[Measurement]:
     """One business INSERT and one keyless message, against SQLAlchemy's `insert()`: microseconds a transaction."""
 
     def sides(outbox: Outbox) -> tuple[Append, Append]:
-        message = outbox.database.tables.message
+        message = tables_of(outbox.database).message
 
         def send(connection: Connection, _number: int) -> None:
             outbox.send(connection, "orders", BODY)

@@ -19,6 +19,7 @@ from benchmarks.site import PROCESSES
 from outbox import Message, Outbox, Verdict, create_engine
 from outbox.model.verdict import DONE
 from outbox.rocketmq import Transaction, TransactionMQProducer
+from outbox.store.operations.check import tables_of
 
 ORDERS = Table(
     "orders",
@@ -141,7 +142,7 @@ def send_directly(url: str) -> Way:
 def insert_by_hand(url: str) -> Way:
     """With SQLAlchemy Core."""
     engine = create_engine(url)
-    table = Outbox(create_engine(url)).database.tables.message
+    table = tables_of(Outbox(create_engine(url)).database).message
     statement = insert(table)
 
     def append(connection: Connection, messages: int) -> None:

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outbox.consumer.consumer import Consumer
     from outbox.consumer.inbox import Inbox
     from outbox.errors import (
         DatabaseError,
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from outbox.model.retry import RetryPolicy
     from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
     from outbox.outbox import Outbox
-    from outbox.relay.relay import Relay
-    from outbox.relay.routes import Route, routes
+    from outbox.relay.relay import Relay, routes
+    from outbox.relay.routes import Route
     from outbox.relay.supervisor import Relays
     from outbox.senders.opening import Destination
     from outbox.senders.port import Sender
@@ -37,16 +38,17 @@ if TYPE_CHECKING:
     from outbox.writing.engines import create_async_engine, create_engine
 
 __all__ = [
-    "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox", "InvalidMessageError",
-    "LeaseLostError", "Limits", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError",
-    "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender",
-    "SenderError", "Settings", "StandbyError", "SubscriptionError", "TransactionAbortedError", "Unavailable",
-    "Verdict", "create_async_engine", "create_engine", "routes",
+    "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox",
+    "InvalidMessageError", "LeaseLostError", "Limits", "Message", "MissingExtraError", "NoTransactionError",
+    "Outbox", "OutboxError", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route",
+    "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "SubscriptionError",
+    "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
 _HOMES = {
     "Destination": "outbox.senders.opening",
+    "Consumer": "outbox.consumer.consumer",
     "Inbox": "outbox.consumer.inbox",
     "Limits": "outbox.store.log.limits",
     "Message": "outbox.model.message",
@@ -57,7 +59,7 @@ _HOMES = {
     "Route": "outbox.relay.routes",
     "Sender": "outbox.senders.port",
     "Settings": "outbox.worker.settings",
-    "routes": "outbox.relay.routes",
+    "routes": "outbox.relay.relay",
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "outbox.errors"),

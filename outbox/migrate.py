@@ -14,17 +14,20 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, MetaData, inspect, literal_column, make_url, select, text
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import Dialect as EngineDialect
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
 from outbox.errors import DatabaseError, SchemaError
-from outbox.schema import SLOTS, VERSION, VERSION_TABLE, inbox_metadata, record_metadata, revision_table, tables
+from outbox.model.slots import SLOTS
+from outbox.schema import VERSION, VERSION_TABLE, inbox_metadata, record_metadata, revision_table, tables
 from outbox.store import identity
-from outbox.store.database import Database, dialect_of
+from outbox.store.database import Database
+from outbox.store.dialects import part_of
+from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.kinds import KINDS
-from outbox.store.operations.check import INBOX_ALONE, NEWER, of_tables, tables_there
+from outbox.store.operations.check import INBOX_ALONE, NEWER, of_tables, tables_of, tables_there
 
 #: The version that is stored in tables that are not complete. It is no real version, so workers refuse them.
 _INCOMPLETE = 0
@@ -109,7 +112,7 @@ def _make(alone: MetaData, bind: Engine | Connection, schema: str | None) -> boo
 
 def wait_for_others(connection: Connection, schema: str | None, name: str) -> None:
     """Let processes that start together upgrade in turn; later processes find nothing to do."""
-    dialect_of(connection.dialect.name).locks.upgrades(connection, f"{schema or ''}.{name}")
+    part_of(connection.dialect.name, Dialect).locks.upgrades(connection, f"{schema or ''}.{name}")
 
 
 def seed(bind: Connection | MockConnection, schema: str | None = None, slots: int = SLOTS) -> None:
@@ -152,7 +155,7 @@ def take_over(connection: Connection, schema: str | None) -> None:
         return
     database = Database(connection.engine, schema)
     if present == INBOX_ALONE:
-        database.tables.metadata.create_all(connection)
+        tables_of(database).metadata.create_all(connection)
     differences = [f"{each.where} {each.problem}" for each in of_tables(connection, database)]
     if differences:
         more = len(differences) - _MOST_SHOWN
@@ -202,7 +205,8 @@ def knows(revision: str | None) -> bool:
 
 def _are_complete(connection: Connection, database: Database) -> bool:
     """Return whether the tables are those of this version; raise `SchemaError` if one is missing."""
-    missing = {table.name for table in identity.seeded(database.tables)} - tables_there(connection, database.tables)
+    ours = tables_of(database)
+    missing = {table.name for table in identity.seeded(ours)} - tables_there(connection, ours)
     if missing:
         raise SchemaError(
             f"{', '.join(sorted(missing))}: not there; call seed after the statements that make the tables"
@@ -220,7 +224,7 @@ def _write_rows(connection: Connection | MockConnection, schema: str | None, slo
         connection.execute(text(statement))
 
 
-def first_rows(dialect: Dialect, schema: str | None, slots: int, version: int = VERSION) -> list[str]:
+def first_rows(dialect: EngineDialect, schema: str | None, slots: int, version: int = VERSION) -> list[str]:
     """Return the statements for the rows of a new outbox, and the version of the tables."""
     return identity.first_rows(tables(schema, dialect.name), dialect, version, slots)
 
@@ -241,7 +245,7 @@ def _explained(connection: Connection) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        errors = dialect_of(connection.dialect.name).errors
+        errors = part_of(connection.dialect.name, Dialect).errors
         if not isinstance(error.orig, Exception) or not errors.already_there(error.orig):
             raise
         raise SchemaError(
@@ -251,7 +255,7 @@ def _explained(connection: Connection) -> Iterator[None]:
 
 
 def _require_support(dialect: str, schema: str | None) -> None:
-    kind = dialect_of(dialect)
+    kind = part_of(dialect, Dialect)
     if schema is not None and not kind.schemas:
         raise DatabaseError(f"{KINDS[dialect]} has no schemas; leave the schema out")
 

@@ -18,28 +18,27 @@ from outbox.errors import InvalidMessageError
 from outbox.model.encoding import dumped
 from outbox.model.limits import require_window
 from outbox.model.message import Message, MessageFields
-from outbox.schema import SLOTS
+from outbox.model.slots import SLOTS
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.log.append import Writing
-from outbox.telemetry.events import EVERYWHERE, Listener, Listeners
+from outbox.telemetry.events import Listener
+from outbox.writing.bare import BareOutbox
 from outbox.writing.engines import engine_of, own_engine_of
 from outbox.writing.handles import Handle, of_scope, require_async
-from outbox.writing.notifier import Notifier
 from outbox.writing.scopes import Decorator, Propagation, Scopes, Transactional
-from outbox.writing.transaction import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from sqlalchemy.ext.asyncio import AsyncSession
 
+    from outbox.consumer.consumer import Consumer
+    from outbox.consumer.options import ConsumerOptions
     from outbox.direct.sends import DirectSends
-    from outbox.model.lease import Partition
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
-    from outbox.worker.hung import HungCalls
     from outbox.worker.shared import SharedSender
     from outbox.writing.engines import Bind
     from outbox.writing.handles import AsyncHandle
@@ -49,7 +48,7 @@ R = TypeVar("R")
 L = TypeVar("L", bound=Listener)
 
 
-class Outbox:
+class Outbox(BareOutbox):
     """Appends messages inside the caller's transactions.
 
     Args:
@@ -83,20 +82,15 @@ class Outbox:
         require_window("dedup_window", dedup_window)
         self._dumps = dumps
         engine = worker_engine or engine_of(bind)
-        self.database = Database(engine, schema, slots=slots, dialect=dialect)
-        self.notifier = Notifier(self.database)
+        super().__init__(Database(engine, schema, slots=slots, dialect=dialect))
         self._shared = None if sender is None or isinstance(sender, str) else _shared(sender)
         self._sender: Destination | None = self._shared or sender
         self._direct = self._sends_directly(direct)
         self._writing = Writing(self.database, dedup_window)
-        #: Get the events of writing, and of the relays of this outbox.
-        self.listeners = Listeners(EVERYWHERE)
-        after_commit = [self.notifier.committed] + ([] if self._direct is None else [self._direct.committed])
-        self.transactions = Transactions(self.database, *after_commit, listeners=self.listeners)
+        if self._direct is not None:
+            self.transactions.after_commit.append(self._direct.committed)
         self.transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.locks.one_writer)
-        #: Calls of a sender that hang, by subscription: a relay that is started again works on beside them.
-        self.hung_calls: dict[Partition, HungCalls] = {}
         #: The relays that run. Threads may start and stop at the same time: each takes from the list what it stops.
         self._relays: list[Relay] = []
 
@@ -206,6 +200,22 @@ class Outbox:
         """Stop calling a function of `listen`."""
         self.listeners.unlisten(function)
 
+    # Handling
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        topics: Iterable[str] | None = None,
+        tags: str | None = None,
+        ordered: bool | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer:
+        """Return a consumer of this outbox's messages, for the functions of `@consumer.on(…)`; see `Consumer`."""
+        from outbox.consumer.consumer import Consumer
+
+        return Consumer(self, name, topics=topics, tags=tags, ordered=ordered, **options)
+
     # Relaying within the application
 
     def start(self, sender: Destination | None = None, **options: Any) -> Relay:
@@ -221,8 +231,9 @@ class Outbox:
 
         relay = Relay(self, destination, **options)
         self.stop()
-        self._relays.append(relay)
+        # Appended last: another thread that stops a relay before its start would stop nothing.
         relay.start()
+        self._relays.append(relay)
         return relay
 
     def stop(self, timeout: timedelta = timedelta(seconds=10)) -> None:

@@ -31,11 +31,11 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from outbox.model.limits import HALF_TOPIC
+from outbox.store.dialects import part_of
 from outbox.store.dialects.kinds import KINDS
-from outbox.store.dialects.native import Native, native_of
+from outbox.store.dialects.native import Native
 
 VERSION = 1
-SLOTS = 256
 PREFIX = "outbox_"
 _KINDS = "relay, compensation, check, extract, consumer or broadcast"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
@@ -49,7 +49,7 @@ def _named() -> TypeEngine[str]:
     """Return the type of ids and keys, which serves every kind of database."""
     found: TypeEngine[str] = Text()
     for kind in KINDS:
-        found = found.with_variant(native_of(kind).name(), kind)
+        found = found.with_variant(part_of(kind, Native).name(), kind)
     return found
 
 
@@ -77,7 +77,7 @@ class Tables:
 @lru_cache
 def tables(schema: str | None = None, dialect: str = "postgresql") -> Tables:
     """Return the tables for `schema` (None: the search path's first) on `dialect` ("postgresql" or "sqlite")."""
-    return made_in(MetaData(schema=schema), native_of(dialect))
+    return made_in(MetaData(schema=schema), part_of(dialect, Native))
 
 
 def metadata(schema: str | None = None, dialect: str = "postgresql") -> MetaData:
@@ -90,7 +90,7 @@ def metadata(schema: str | None = None, dialect: str = "postgresql") -> MetaData
         dialect: "postgresql" or "sqlite". The tables differ: only PostgreSQL's log holds transaction ids.
     """
     made = MetaData(schema=schema)
-    made_in(made, native_of(dialect))
+    made_in(made, part_of(dialect, Native))
     revision_table(made)
     return made
 

@@ -8,15 +8,16 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from outbox.store.dialects import part_of
 from outbox.store.dialects.kinds import KINDS
-from outbox.store.dialects.native import Native, native_of
+from outbox.store.dialects.native import Native
 
 revision = "0001"
 down_revision = None
 
 
 def upgrade() -> None:
-    native = native_of(op.get_context().dialect.name)
+    native = part_of(op.get_context().dialect.name, Native)
     create_message(native)
     create_subscription()
     create_lease()
@@ -273,7 +274,7 @@ def name() -> sa.types.TypeEngine[str]:
     """Text that compares by bytes, whatever the database's locale."""
     found: sa.types.TypeEngine[str] = sa.Text()
     for kind in KINDS:
-        found = found.with_variant(native_of(kind).name(), kind)
+        found = found.with_variant(part_of(kind, Native).name(), kind)
     return found
 
 

@@ -20,10 +20,14 @@ from outbox.cli.output import scrubbed
 #: The object of each verb, and its purpose in a sentence.
 _VERBS = {
     "relay": ("outbox.cli.relay:relay", "Send the messages of the log to a destination."),
+    "consume": ("outbox.cli.consume:consume", "Handle messages of the log by functions of an application."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
-    "half": ("outbox.cli.decisions:half", "Look at pending transactions, decide on them, ask about them."),
-    "dead": ("outbox.cli.decisions:dead", "Look at dead letters, and decide on them."),
-    "subscriptions": ("outbox.cli.subscriptions:subscriptions", "List, alter, split and drop the readers of the log."),
+    "half": ("outbox.cli.half:half", "Look at pending transactions, decide on them, ask about them."),
+    "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
+    "subscriptions": (
+        "outbox.cli.subscriptions:subscriptions",
+        "List, alter, split, reset and drop the readers of the log.",
+    ),
     "extract": ("outbox.cli.extract:extract", "Write messages to Parquet files, by Spark."),
     "report": ("outbox.cli.report:report", "Look at the log with Spark: delivery, transactions, order."),
     "purge": ("outbox.cli.purge:purge", "Delete old messages that every subscription has passed."),

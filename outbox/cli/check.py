@@ -91,11 +91,12 @@ def _service(
     target: Target, group: str, timeout: timedelta, policy: Policy, question: Question | None, business_url: str | None
 ) -> Iterator[CheckService]:
     """Yield the check service of a group, with open databases."""
-    from outbox.cli.connection import business_of, open_channel_of, open_database
-    from outbox.outbox import Outbox
+    from outbox.cli.business import business_of
+    from outbox.cli.connection import open_channel_of, open_database
     from outbox.rocketmq.broker import Broker
     from outbox.rocketmq.checker import CheckPolicy
     from outbox.rocketmq.service import CheckService
+    from outbox.writing.bare import BareOutbox
 
     with ExitStack() as open:
         business = None if business_url is None else open.enter_context(business_of(business_url))
@@ -104,8 +105,8 @@ def _service(
         if business is not None:
             business.require_other_than(database)
         with open_channel_of(database):
-            outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
-        open.callback(outbox.close)
+            outbox = BareOutbox(database)
+        open.callback(outbox.notifier.close)
         broker = Broker(outbox, connections=1)
         open.callback(broker.close)
         checks = CheckPolicy(transaction_timeout=timeout, **asdict(policy))

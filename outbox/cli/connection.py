@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import click
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from outbox.cli.failures import UNREACHABLE, USAGE, report_failure
+from outbox.cli.failures import UNREACHABLE, USAGE
 from outbox.errors import SchemaError
 from outbox.schema import VERSION
 from outbox.store.database import Channel, Database
@@ -19,11 +19,6 @@ from outbox.store.identity import stored_identity
 from outbox.store.label import label_of
 from outbox.store.operations.check import holds_inbox_alone
 from outbox.writing.engines import create_engine
-
-if TYPE_CHECKING:
-    from outbox.rocketmq.business import Business
-
-import click
 
 _CONNECT_SECONDS = 10
 _POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg_async", "postgresql+asyncpg")
@@ -86,35 +81,6 @@ def engine_of(given: str, *, create: bool = False, make: str = "outbox db upgrad
     return _made(url)
 
 
-@contextmanager
-def business_of(url: str) -> Iterator[Business]:
-    """Yield a business database, after a look for a record, so that a mistake shows at once."""
-    from outbox.rocketmq.business import Business
-
-    engine = _business_engine(url)
-    business = Business(engine, connections=1)
-    try:
-        try:
-            business.standing("")
-        except Exception as error:
-            code = report_failure(error, "--business: {}".format)
-            if code is None:
-                raise
-            click.get_current_context().exit(code)
-        yield business
-    finally:
-        business.close()
-        engine.dispose()
-
-
-def _business_engine(url: str) -> Engine:
-    """Return an engine for a business database without an outbox; errors name the option."""
-    try:
-        return engine_of(url, make="outbox db upgrade --record-only")
-    except click.ClickException as error:
-        raise _Failure(f"--business: {error.message}", error.exit_code) from None
-
-
 def url_of(given: str) -> URL:
     """Return the URL of the database, with the driver of the command line."""
     url = _parsed(given)
@@ -164,9 +130,9 @@ def _require_file(url: URL, *, create: bool, make: str) -> None:
         return
     folder = Path(url.database).absolute().parent
     if not folder.is_dir():
-        raise _Failure(f"there is no file {url.database}, and no folder {folder} to make it in", UNREACHABLE)
+        raise Failure(f"there is no file {url.database}, and no folder {folder} to make it in", UNREACHABLE)
     if not create and not Path(url.database).exists():
-        raise _Failure(f"there is no file {url.database}; to make it, run: {make}", UNREACHABLE)
+        raise Failure(f"there is no file {url.database}; to make it, run: {make}", UNREACHABLE)
 
 
 def _postgresql_options(url: URL) -> dict[str, object]:
@@ -194,7 +160,7 @@ def _take_slots(channel: Channel) -> None:
     channel.database.slots = stored.slots
 
 
-class _Failure(click.ClickException):
+class Failure(click.ClickException):
     """A failure with one line and an exit code."""
 
     def __init__(self, text: str, code: int) -> None:
@@ -202,5 +168,5 @@ class _Failure(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click itself sets it where it has to
 
 
-def _usage(text: str) -> _Failure:
-    return _Failure(text, USAGE)
+def _usage(text: str) -> Failure:
+    return Failure(text, USAGE)

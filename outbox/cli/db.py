@@ -98,7 +98,7 @@ def _upgrade(target: Target, slots: int | None) -> tuple[str | None, str | None,
 
     from outbox import migrate
     from outbox.cli.connection import engine_of
-    from outbox.schema import SLOTS
+    from outbox.model.slots import SLOTS
 
     engine = engine_of(target.url, create=True)
     try:
@@ -179,6 +179,6 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
 def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
     """Print the SQL for the tables, to be applied by hand. Needs no database."""
     from outbox import migrate
-    from outbox.schema import SLOTS
+    from outbox.model.slots import SLOTS
 
     click.echo(migrate.sql(dialect, schema, slots or SLOTS), nl=False)

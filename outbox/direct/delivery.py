@@ -10,7 +10,7 @@ from functools import partial
 from shlex import quote
 
 from outbox.errors import OutboxError, SubscriptionError
-from outbox.model.message import Message
+from outbox.model.message import LogRef, Message
 from outbox.model.subscription import Declaration, Selection, compensation_of
 from outbox.model.topics import Topics
 from outbox.model.verdict import Done, Unavailable
@@ -19,7 +19,7 @@ from outbox.runtime.failpoints import crash_point
 from outbox.runtime.process import unique_name
 from outbox.senders.opening import Destination, OpenedSender, open_sender
 from outbox.store.database import Channel, Database
-from outbox.store.log.append import Direct, LogRef
+from outbox.store.log.append import Direct
 from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox

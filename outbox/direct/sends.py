@@ -18,12 +18,13 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from outbox.direct.delivery import MOST_AT_ONCE, DirectDelivery
+from outbox.model.message import LogRef
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
 from outbox.runtime.linger import Linger
 from outbox.senders.opening import Destination
 from outbox.store.database import Database
-from outbox.store.log.append import Direct, LogRef
+from outbox.store.log.append import Direct
 from outbox.writing.sent import Sent
 
 _LAST_SECONDS = 5.0

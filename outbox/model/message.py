@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import random
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -32,6 +30,9 @@ from outbox.model.trace_context import TRACE_HEADERS
 
 #: The header, named as in RocketMQ, with the id of a message's transaction in RocketMQ's model.
 TRANSACTION_ID = "__transactionId__"
+
+#: A message's place in the log, and its id.
+LogRef = tuple[int, uuid.UUID]
 
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -307,14 +308,3 @@ def uuid7() -> uuid.UUID:
     value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | randomness
     value = value & ~(0xF000 << 64) & ~(0xC000 << 48) | 7 << 76 | 2 << 62
     return uuid.UUID(int=value)
-
-
-def slot_of(key: str | None, slots: int) -> int:
-    """Return the slot of the key space that `key` hashes to, by the first 8 bytes of its BLAKE2b; random for None."""
-    return random.randrange(slots) if key is None else _slot_of_key(key, slots)
-
-
-# Cached, because the messages of one transaction often have the same key.
-@lru_cache(maxsize=1024)
-def _slot_of_key(key: str, slots: int) -> int:
-    return int.from_bytes(hashlib.blake2b(key.encode()).digest()[:8]) % slots

@@ -2,54 +2,32 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Protocol, Unpack, cast
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Unpack, cast
 
-from outbox.errors import SubscriptionError
-from outbox.model.lease import Partition
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
 from outbox.model.topics import chosen_topics
-from outbox.relay.supervisor import Supervisor
-from outbox.runtime.fork import in_child
-from outbox.runtime.signals import stopping_on_signals
-from outbox.runtime.stop import Stop
+from outbox.relay.life_cycle import LifeCycle
+from outbox.relay.routes import Route, RouteOptions, opened, planned
 from outbox.senders.opening import Destination, SenderOptions, open_sender
-from outbox.store.database import Database
-from outbox.store.label import label_of
-from outbox.telemetry.events import Listeners
-from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.settings import Settings, Until
+from outbox.worker.settings import Settings
 from outbox.worker.shared import caller_of
 from outbox.worker.worker import Worker
-from outbox.writing.notifier import Notifier
-
-logger = logging.getLogger("outbox")
-
-
-class Source(Protocol):
-    """The parts of an `Outbox` that a relay needs."""
-
-    database: Database
-    notifier: Notifier
-    #: The calls that did not come back, by partition.
-    hung_calls: dict[Partition, HungCalls]
-    #: Those who are told what happens.
-    listeners: Listeners
+from outbox.writing.bare import BareOutbox
 
 
 class RelayOptions(SenderOptions, total=False):
     """The rarer options of a `Relay`."""
 
     partitions: int | None
+    compact: bool | None
 
 
-class Relay:
+class Relay(LifeCycle):
     """Sends the messages of an outbox to one destination.
 
     Writers may send messages of the subscription directly. Then the relay also sends the messages left behind by
@@ -66,7 +44,8 @@ class Relay:
         retry: how often a message is tried, and the pauses in between.
         settings: pace and limits of the worker.
         declared: by `routes`, in place of name, topics and on_dead.
-        options: `partitions`, how many relays may share a new subscription. `deadline`, of one call of the sender;
+        options: `partitions`, how many relays may share a new subscription. `compact`: of a key's messages that are
+            read together only the newest is sent; None: as stored, else all. `deadline`, of one call of the sender;
             without a value the sender's own, or 5 s. `rename`, `prefix` and `envelope`, the topics and the form of sent
             messages; see `open_sender`. Direct sends keep topic and form, unless the writer's sender was opened with
             another form.
@@ -77,9 +56,11 @@ class Relay:
         TypeError: the deadline, or the sender's, is no timedelta above 0.
     """
 
+    _what = "relay"
+
     def __init__(
         self,
-        outbox: Source,
+        outbox: BareOutbox,
         sender: Destination,
         *,
         name: str = "relay",
@@ -91,11 +72,11 @@ class Relay:
         declared: Declaration | None = None,
         **options: Unpack[RelayOptions],
     ) -> None:
-        if not hasattr(outbox, "database"):
+        if not isinstance(outbox, BareOutbox):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
-        self._outbox = outbox
-        partitions = options.pop("partitions", None)
+        partitions, compact = options.pop("partitions", None), options.pop("compact", None)
         self._sender = open_sender(sender, **cast("SenderOptions", options))
+        self._caller = caller_of(sender, self._sender)
         destination = self._sender.destination
         if declared is None:
             declared = Declaration(
@@ -104,129 +85,58 @@ class Relay:
                 topics=chosen_topics(topics),
                 on_dead=on_dead,
                 partitions=partitions,
+                compact=compact,
             )
         require_own_name(declared.name)
-        self._name = declared.name
-        left_behind = Declaration(name=compensation_of(self._name), destination=destination, kind="compensation")
-        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
-        self._stop = Stop()
-        send, caller = self._sender.send, caller_of(sender, self._sender)
+        super().__init__(outbox, declared.name, settings)
+        self._declared, self._start = declared, start
+        self._policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
+
+    @cached_property
+    def _worker(self) -> Worker:
+        send, caller, policy = self._sender.send, self._caller, self._policy
+        left_behind = Declaration(
+            name=compensation_of(self.name), destination=self._sender.destination, kind="compensation"
+        )
         jobs = [
-            Job(declared=declared, handler=send, caller=caller, policy=policy, start=start),
+            Job(declared=self._declared, handler=send, caller=caller, policy=policy, start=self._start),
             # Writers create the compensation, at a position before their first row.
             Job(declared=left_behind, handler=send, caller=caller, policy=policy, start=None),
         ]
-        self._worker = Worker(
-            outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls, listeners=outbox.listeners
-        )
-        self._supervisor: Supervisor | None = None
-        self._reset()
-        in_child(self._reset)
-
-    def _reset(self) -> None:
-        """Begin as a relay that is not at work; also in a fork, because the parent's threads do not run there."""
-        self._at_work = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        """The name of the subscription."""
-        return self._name
-
-    @property
-    def label(self) -> str:
-        """The database of the messages: host, name and schema, for people to read."""
-        return label_of(self._outbox.database.engine.url, self._outbox.database.schema)
-
-    @property
-    def stopping(self) -> bool:
-        """True from when a stop is asked until the relay has stopped."""
-        return self._stop.asked
-
-    def run(self, *, signals: bool = True) -> None:
-        """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once.
-
-        Raises:
-            SubscriptionError: the relay is at work already; also from `until_empty` and `once`.
-            HungHandlerError: calls of the sender never come back; the process should be started again.
-        """
-        with self._alone():
-            try:
-                with stopping_on_signals(self.stop) if signals else nullcontext():
-                    self._work("stopped")
-            finally:
-                self.close()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Mark the relay as at work; raise if it is, because two runs at once would take the lease from each other."""
-        if not self._at_work.acquire(blocking=False):
-            raise SubscriptionError(
-                "this relay is at work already; stop it and join it first, or make another Relay, which waits for it"
-            )
-        try:
-            yield
-        finally:
-            self._at_work.release()
-
-    def until_empty(self) -> None:
-        """Send all messages committed before now, and all parked messages that are due; then return.
-
-        Also wait until writers may no longer send messages themselves.
-        """
-        with self._alone():
-            self._work("empty")
-
-    def once(self) -> None:
-        """Send a batch, if there is one, and a batch of messages left behind by writers."""
-        with self._alone():
-            self._work("once")
-
-    def work(self, until: Until, stop: Stop) -> None:
-        """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open."""
-        with self._alone(), self._stop.within(stop):
-            self._work(until, stop)
-
-    def _work(self, until: Until, outer: Stop | None = None) -> None:
-        listener = self._outbox.notifier.listen(self._worker.hint) if until == "stopped" else None
-        try:
-            self._worker.work(until)
-        finally:
-            del listener
-            if outer is not None and self._stop.asked:
-                # It may be that an error has ended the work just now: it is not to be tried again.
-                outer.ask()
-            self._stop.withdraw()
+        return Worker.of(self.outbox, jobs, self.settings, stop=self._stop)
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` closes it as well. A shared sender stays open."""
         self._sender.close()
 
-    def stop(self) -> None:
-        """Ask `run` to finish the work under way and return."""
-        self._stop.ask()
-        supervisor = self._supervisor
-        if supervisor is not None:
-            supervisor.stop()
 
-    def start(self) -> None:
-        """Run in a thread of this process, unless the thread runs already.
+def routes(
+    outbox: BareOutbox,
+    table: Mapping[str, Destination | Route],
+    *,
+    name: str = "relay",
+    start: Start = "earliest",
+    retry: RetryPolicy | None = None,
+    settings: Settings | None = None,
+    **shared: Unpack[RouteOptions],
+) -> list[Relay]:
+    """Return a relay for each route: `Relays(routes(outbox, {"orders.*": "kafka://…", "*": "nats://…"})).run()`.
 
-        An error is logged, and the relay tries again after a pause, until `stop`.
+    A message takes the first matching route. The subscription of the last route, `*`, is `name`; of `orders.*`,
+    `<name>:orders.*`.
 
-        Raises:
-            SubscriptionError: the relay is at work in another way, or has not ended yet after a stop.
-        """
-        alive = self._supervisor is not None and self._supervisor.alive
-        if alive and not self.stopping:
-            return
-        if alive or self._at_work.locked():
-            raise SubscriptionError("this relay is at work still; stop it and join it before it is started again")
-        # A stop that was asked after the previous run had ended is forgotten, because there was nothing to stop.
-        self._stop.withdraw()
-        self._supervisor = supervisor = Supervisor([self])
-        supervisor.start()
+    Args:
+        outbox: the relays read the log there.
+        table: destinations, or `Route` objects, by topic or pattern. The order counts.
+        name: of the subscription of the route `*`.
+        start, retry, settings: of each relay, as `Relay` has them.
+        shared: fields of a `Route`, for routes without them.
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for the thread of `start` to end."""
-        if self._supervisor is not None:
-            self._supervisor.join(timeout)
+    Raises:
+        SubscriptionError: the last route is not `*`, or a route would never get a message.
+    """
+    given = {pattern: to if isinstance(to, Route) else Route(to=to) for pattern, to in table.items()}
+    return [
+        Relay(outbox, sender, declared=declared, start=start, retry=retry, settings=settings)
+        for sender, declared in opened(planned(given, name, **shared))
+    ]

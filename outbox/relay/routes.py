@@ -8,14 +8,11 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from outbox.errors import SubscriptionError
-from outbox.model.retry import RetryPolicy
-from outbox.model.subscription import Declaration, OnDead, Start, route_name, subscription_of
+from outbox.model.subscription import Declaration, OnDead, route_name, subscription_of
 from outbox.model.topics import ANYTHING, checked_part, chosen_topics, covers
-from outbox.relay.relay import Relay, Source
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.form import Form
 from outbox.senders.opening import Destination, OpenedSender, SenderOptions, open_sender
-from outbox.worker.settings import Settings
 
 
 class RouteOptions(SenderOptions, total=False):
@@ -23,13 +20,15 @@ class RouteOptions(SenderOptions, total=False):
 
     on_dead: OnDead | None
     partitions: int | None
+    compact: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """The destination of a route, and how messages are sent; the fields are those of `Relay`, with `to` for the sender.
 
-    `partitions`: how many workers may share a new subscription; None: as stored, else one.
+    `partitions`: how many workers may share a new subscription; None: as stored, else one. `compact`: only the newest
+    message of a key is sent; None: as stored, else all.
 
     Raises:
         SenderError: no topic can be made so, or the envelope is unknown.
@@ -42,6 +41,7 @@ class Route:
     on_dead: OnDead | None = None
     deadline: timedelta | None = None
     partitions: int | None = None
+    compact: bool | None = None
 
     def __post_init__(self) -> None:
         Form(rename=self.rename, prefix=self.prefix, envelope=self.envelope or "raw")
@@ -66,38 +66,6 @@ class Route:
 Plan = Sequence[tuple[Route, Declaration]]
 
 
-def routes(
-    outbox: Source,
-    table: Mapping[str, Destination | Route],
-    *,
-    name: str = "relay",
-    start: Start = "earliest",
-    retry: RetryPolicy | None = None,
-    settings: Settings | None = None,
-    **shared: Unpack[RouteOptions],
-) -> list[Relay]:
-    """Return a relay for each route: `Relays(routes(outbox, {"orders.*": "kafka://…", "*": "nats://…"})).run()`.
-
-    A message takes the first matching route. The subscription of the last route, `*`, is `name`; of `orders.*`,
-    `<name>:orders.*`.
-
-    Args:
-        outbox: the relays read the log there.
-        table: destinations, or `Route` objects, by topic or pattern. The order counts.
-        name: of the subscription of the route `*`.
-        start, retry, settings: of each relay, as `Relay` has them.
-        shared: fields of a `Route`, for routes without them.
-
-    Raises:
-        SubscriptionError: the last route is not `*`, or a route would never get a message.
-    """
-    given = {pattern: to if isinstance(to, Route) else Route(to=to) for pattern, to in table.items()}
-    return [
-        Relay(outbox, sender, declared=declared, start=start, retry=retry, settings=settings)
-        for sender, declared in opened(planned(given, name, **shared))
-    ]
-
-
 def planned(table: Mapping[str, Route], name: str, **shared: Unpack[RouteOptions]) -> Plan:
     """Return the routes with their subscriptions; arguments and errors as in `routes`."""
     each = [route.over(shared) for route in table.values()]
@@ -111,7 +79,13 @@ def opened(plan: Plan) -> list[tuple[OpenedSender, Declaration]]:
     """
     senders = [route.open() for route, _ in plan]
     every = [
-        replace(own, destination=sender.destination, on_dead=route.on_dead, partitions=route.partitions)
+        replace(
+            own,
+            destination=sender.destination,
+            on_dead=route.on_dead,
+            partitions=route.partitions,
+            compact=route.compact,
+        )
         for sender, (route, own) in zip(senders, plan, strict=True)
     ]
     beside = tuple(every) if len(every) > 1 else ()

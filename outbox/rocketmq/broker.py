@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from outbox.errors import DatabaseError, MQClientError, OutboxError, StandbyError, SubscriptionError, VerdictStandsError
 from outbox.model.limits import HALF_TOPIC
@@ -23,9 +23,7 @@ from outbox.store.half_messages.pending import HalfTransactions
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.telemetry.events import Listeners
-from outbox.writing.notifier import Notifier
-from outbox.writing.transaction import Transactions
+from outbox.writing.bare import BareOutbox
 
 R = TypeVar("R")
 
@@ -37,19 +35,10 @@ CHECKER = "check "
 _DECLARE_SECONDS = 60.0
 
 
-class Home(Protocol):
-    """The parts of an `Outbox` for a broker."""
-
-    database: Database
-    notifier: Notifier
-    transactions: Transactions
-    listeners: Listeners
-
-
 class Broker:
     """Stores half messages and verdicts of one outbox, on its own connections, not those of the application's pool."""
 
-    def __init__(self, outbox: Home, *, connections: int) -> None:
+    def __init__(self, outbox: BareOutbox, *, connections: int) -> None:
         self.outbox = outbox
         self.database = outbox.database
         self.ops = Ops(self.database)

@@ -14,7 +14,6 @@ from sqlalchemy import Engine
 
 from outbox.errors import MQClientError, VerdictStandsError
 from outbox.model.message import TRANSACTION_ID, Message, uuid7
-from outbox.outbox import Outbox
 from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
@@ -25,11 +24,12 @@ from outbox.rocketmq.service import CheckService
 from outbox.rocketmq.states import LocalTransactionState, TransactionResolution, TransactionSendResult, op_of
 from outbox.rocketmq.transaction import Transaction, end_by_word
 from outbox.store.half_messages.half import Half, Way
+from outbox.writing.bare import BareOutbox
 
 logger = logging.getLogger("outbox")
 
 #: Groups that check back in this process: two producers of one group would take the lease away from each other.
-_started: weakref.WeakKeyDictionary[Outbox, set[tuple[int, str]]] = weakref.WeakKeyDictionary()
+_started: weakref.WeakKeyDictionary[BareOutbox, set[tuple[int, str]]] = weakref.WeakKeyDictionary()
 
 
 class TransactionMQProducer:
@@ -52,7 +52,7 @@ class TransactionMQProducer:
     def __init__(
         self,
         group: str,
-        outbox: Outbox,
+        outbox: BareOutbox,
         listener: TransactionListener | TransactionChecker | Question | None = None,
         *,
         business: Engine | None = None,
@@ -60,7 +60,7 @@ class TransactionMQProducer:
         half_pool: int = 5,
     ) -> None:
         self.group = checked_group(group)
-        if not isinstance(outbox, Outbox):
+        if not isinstance(outbox, BareOutbox):
             raise TypeError(f"outbox is an Outbox, not {type(outbox).__name__}: pass Outbox(engine)")
         if business is not None and not isinstance(business, Engine):
             raise TypeError(f"business is the engine of the business database, not {type(business).__name__}")

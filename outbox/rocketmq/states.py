@@ -26,7 +26,7 @@ class TransactionResolution(Enum):
 
 
 class SendStatus(Enum):
-    """The outcome of storing a half message; a call raises if nothing is stored durably."""
+    """The outcome of a call that stores messages; a call raises if nothing is stored."""
 
     SEND_OK = "SEND_OK"
 
@@ -37,6 +37,19 @@ class MessageQueue:
 
     topic: str
     queue_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendResult:
+    """The result of a `send` in the caller's transaction, on whose commit the messages depend.
+
+    `msg_id`: the message's id; of a batch all ids, joined by commas. `message_queue`: None without a key, because then
+    any queue may have the message.
+    """
+
+    msg_id: str
+    message_queue: MessageQueue | None = None
+    send_status: SendStatus = SendStatus.SEND_OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from sqlalchemy import Connection
 
 from outbox.errors import DatabaseError, MQClientError, NoTransactionError, OutboxError, VerdictStandsError
 from outbox.model.limits import checked_headers, stored_headers
-from outbox.model.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced
+from outbox.model.message import TRANSACTION_ID, Message, MessageFields, traced
+from outbox.model.slots import slot_of
 from outbox.model.trace_context import trace_headers
 from outbox.model.verdict import describe
 from outbox.rocketmq.broker import CHECKER, Broker, in_plain_words, require, why

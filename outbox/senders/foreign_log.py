@@ -22,7 +22,8 @@ from outbox.model.limits import (
     checked_topic,
     stored_headers,
 )
-from outbox.model.message import Message, slot_of
+from outbox.model.message import Message
+from outbox.model.slots import slot_of
 from outbox.schema import PREFIX, VERSION
 from outbox.senders.headers import own_headers
 

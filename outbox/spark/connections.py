@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from outbox.errors import DatabaseError, MissingExtraError, OutboxError
 from outbox.spark.place import conninfo
-from outbox.store.dialects.extraction import speech_of
+from outbox.store.dialects import part_of
+from outbox.store.dialects.speech import Speech
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +30,7 @@ class AdbcConnection:
 
         self._driver = dbapi.connect(conninfo(url), autocommit=True)
         with self._driver.cursor() as cursor:
-            for setting in speech_of("postgresql").settings:
+            for setting in part_of("postgresql", Speech).settings:
                 cursor.execute(setting)
 
     @staticmethod

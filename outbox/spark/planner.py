@@ -15,7 +15,8 @@ from outbox.spark.connections import refused
 from outbox.spark.fetch import PAUSE, Task
 from outbox.spark.offset import write
 from outbox.spark.place import Address, Place
-from outbox.store.dialects.extraction import speech_of
+from outbox.store.dialects import part_of
+from outbox.store.dialects.speech import Speech
 from outbox.store.dialects.statements import Sql
 from outbox.store.log import extraction
 from outbox.store.log.extraction import EVERYTHING, MESSAGES, Extraction, Narrowing, Span, columns_of, split
@@ -241,7 +242,7 @@ class Planner:
             stored = identity.stored_identity(channel)
             channel.database.slots = stored.slots if stored else channel.database.slots
             identity.verify(channel)
-        patience = speech_of(channel.database.dialect.name).patience
+        patience = part_of(channel.database.dialect.name, Speech).patience
         if patience is not None:
             channel.run(patience)
 

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from importlib import import_module
 from typing import Any
 
 from sqlalchemy import URL, Engine
@@ -15,9 +14,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
 from outbox.errors import DatabaseError, SchemaError
-from outbox.schema import SLOTS, Tables, tables
+from outbox.model.slots import SLOTS
+from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect, DriverChannel
-from outbox.store.dialects.kinds import KINDS
 from outbox.store.dialects.statements import Row, Sql, Statement, Telling
 from outbox.store.label import label_of
 
@@ -41,13 +40,12 @@ class Database:
     def __init__(
         self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, dialect: Dialect | None = None
     ) -> None:
-        self.dialect = dialect or dialect_of(engine.dialect.name)
+        self.dialect = dialect or part_of(engine.dialect.name, Dialect)
         if schema is not None and not _SCHEMA_NAME.fullmatch(schema):
             raise DatabaseError(f"schema {schema!r:.80} is not a plain identifier; use letters, digits and _")
         self.engine = engine
         self.schema = schema
         self.slots = slots
-        self.tables: Tables = tables(schema, self.dialect.name)
         prefix = f'"{schema}".' if schema else ""
         #: The names that `sql` fills in, each with its text.
         self.names = {
@@ -221,15 +219,3 @@ class Channel:
 
     def _filled(self, statement: str) -> Sql:
         return statement if isinstance(statement, Sql) else self.database.sql(statement)
-
-
-def dialect_of(name: str) -> Dialect:
-    """Return the dialect of a kind of database, by SQLAlchemy's name for it.
-
-    Raises:
-        DatabaseError: no outbox can be there.
-    """
-    if name not in KINDS:
-        raise DatabaseError(f"no outbox on {name} yet; use {' or '.join(KINDS.values())}")
-    found: Dialect = import_module(f"outbox.store.dialects.{name}.dialect").DIALECT
-    return found

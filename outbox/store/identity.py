@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlalchemy import Table
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import Dialect as EngineDialect
 
 from outbox.errors import DatabaseError, SchemaError
 from outbox.model.position import EARLIEST
 from outbox.schema import PREFIX, VERSION, Tables
-from outbox.store.database import Channel, dialect_of
-from outbox.store.dialects.native import native_of
+from outbox.store.database import Channel
+from outbox.store.dialects import part_of
+from outbox.store.dialects.dialect import Dialect
+from outbox.store.dialects.native import Native
 
 _READ = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
 _CREATE = """
@@ -106,14 +108,14 @@ def seeded(tables: Tables) -> tuple[Table, ...]:
     return tables.progress, tables.lease, tables.subscription, tables.meta
 
 
-def first_rows(tables: Tables, dialect: Dialect, version: int, slots: int) -> list[str]:
+def first_rows(tables: Tables, dialect: EngineDialect, version: int, slots: int) -> list[str]:
     """Return the statements that write the first rows, and may be repeated; `dialect`: SQLAlchemy's."""
-    ours = dialect_of(dialect.name)
+    ours = part_of(dialect.name, Dialect)
     names = {
         table.name.removeprefix(PREFIX): dialect.identifier_preparer.format_table(table) for table in seeded(tables)
     }
     parts = {
-        "now": native_of(dialect.name).now,
+        "now": part_of(dialect.name, Native).now,
         "identity": ours.home.identity,
         "installation": ours.home.installation,
         "insert_once": ours.writes.insert_once,

@@ -7,14 +7,16 @@ from typing import Any
 from outbox.model.message import Message
 from outbox.model.subscription import compensation_of
 from outbox.model.verdict import Done
-from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
 from outbox.senders.opening import Destination
 from outbox.telemetry.events import Event, HandedOver
 from outbox.testing.scripted import ScriptedSender
+from outbox.writing.bare import BareOutbox
 
 
-def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "relay", **options: Any) -> list[Message]:
+def drain(
+    outbox: BareOutbox, sender: Destination | None = None, *, name: str = "relay", **options: Any
+) -> list[Message]:
     """Run a relay until no work is left, and return the messages that the destination stored, in order.
 
     The relay parks a failed message as in production, and tries again when the message is due, after the call.
@@ -28,7 +30,7 @@ def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "rel
     relay = Relay(outbox, ScriptedSender() if sender is None else sender, name=name, **options)
     stored: list[Message] = []
 
-    @outbox.listen
+    @outbox.listeners.listen
     def note(event: Event) -> None:
         if isinstance(event, HandedOver) and event.subscription in (name, compensation_of(name)):
             answered = zip(event.messages, event.verdicts or (), strict=False)
@@ -37,7 +39,7 @@ def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "rel
     try:
         relay.until_empty()
     finally:
-        outbox.unlisten(note)
+        outbox.listeners.unlisten(note)
         # A sender of the caller's own stays open, for the next call.
         if isinstance(sender, str):
             relay.close()

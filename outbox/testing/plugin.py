@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from outbox import Message
+    from outbox.model.message import Message
     from outbox.testing.capture import Capture
     from outbox.testing.scripted import ScriptedSender
 

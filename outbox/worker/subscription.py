@@ -13,7 +13,7 @@ from functools import partial
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.lease import Lease, Partition
-from outbox.model.subscription import Subscription
+from outbox.model.subscription import Subscription, place_of
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import counted
 from outbox.store.database import Channel, Database
@@ -43,9 +43,10 @@ from outbox.worker.lease_search import LeaseSearch, lease_logger
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Finished
-from outbox.worker.partition import PartitionWorker, Turn
+from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
+from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
 
@@ -80,7 +81,7 @@ class SubscriptionWorker:
         for told in (FailureLog(name, words).told, self._activity.told, notice.told):
             own.listen(told)
         self._teller = Teller(own, {"database": database, "subscription": name})
-        self._outages = Outages(self._teller, declared.destination or "its destination")
+        self._outages = Outages(self._teller, place_of(declared))
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
 
@@ -273,7 +274,9 @@ class SubscriptionWorker:
         if not grace:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
             connection.channel.listen()
-        policy = replace(self.job.policy, block_on_dead=subscription.on_dead != "continue")
+        block = subscription.on_dead != "continue"
+        policy = replace(self.job.policy, block_on_dead=block, ordered=subscription.ordered)
+        hung.ordered = subscription.ordered
         calls = LeasedCaller(
             caller=self.job.caller,
             handler=self.job.handler,
@@ -282,6 +285,7 @@ class SubscriptionWorker:
             deadline=policy.deadline.total_seconds(),
             wake=connection.wake.set,
             teller=self._teller,
+            portions=policy.portions(settings.upkeep.settle_parts),
         )
         batch_handler = BatchHandler(
             calls,
@@ -303,6 +307,7 @@ class SubscriptionWorker:
             batch_handler,
             settings,
             finished=_finished_of(connection.channel, subscription),
+            compact=subscription.compact,
             unsettled=self._failures.tries(partition).unsettled,
             teller=self._teller.of_partition(partition.partition),
         )

@@ -22,9 +22,10 @@ from outbox.worker.connection import Connection, ConnectionLostError, Heartbeat
 from outbox.worker.failures import passes, pause
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
-from outbox.worker.partition import Turn
 from outbox.worker.settings import Settings, Until
 from outbox.worker.subscription import SubscriptionWorker
+from outbox.worker.turn import Turn
+from outbox.writing.bare import BareOutbox
 
 logger = logging.getLogger("outbox")
 
@@ -67,6 +68,11 @@ class Worker:
         self._hinted = False
         self._stop = Stop(stop, wake=self.wake.set)
         self._throttled_log = ThrottledLog(logger)
+
+    @classmethod
+    def of(cls, outbox: BareOutbox, jobs: Sequence[Job], settings: Settings | None, *, stop: Stop) -> Worker:
+        """Return a worker of an outbox."""
+        return cls(outbox.database, jobs, settings, stop=stop, hung=outbox.hung_calls, listeners=outbox.listeners)
 
     def _new_owner(self) -> None:
         #: The name under which this worker holds its leases: host and process, for people, and a random part that is

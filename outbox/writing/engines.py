@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from outbox.errors import DatabaseError, MissingExtraError
-from outbox.store.database import dialect_of
+from outbox.store.dialects import part_of
+from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def engine_of(bind: Bind) -> Engine:
         )
     if not engine.dialect.is_async:
         return engine
-    url = engine.url.set(drivername=dialect_of(engine.dialect.name).driving.blocking)
+    url = engine.url.set(drivername=part_of(engine.dialect.name, Dialect).driving.blocking)
     return sqlalchemy.create_engine(url, poolclass=NullPool)
 
 
@@ -78,6 +79,6 @@ def create_engine(url: str, **options: Any) -> Engine:
 
 def _configure(engine: Engine, options: dict[str, Any]) -> None:
     # An application may have engines on other databases.
-    configure = dialect_of(engine.dialect.name).driving.configure if engine.dialect.name in KINDS else None
+    configure = part_of(engine.dialect.name, Dialect).driving.configure if engine.dialect.name in KINDS else None
     if configure is not None:
         configure(engine, options.get("connect_args", {}))

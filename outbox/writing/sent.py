@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outbox.model.message import Message
-from outbox.store.log.append import Appended, LogRef
+from outbox.model.message import LogRef, Message
 
 
 @dataclass(slots=True)
@@ -26,12 +25,12 @@ class Sent:
     messages: list[Message] = field(default_factory=list)
     savepoints: list[tuple[str, int]] = field(default_factory=list)
 
-    def add(self, written: Appended, *, watched: bool) -> None:
-        """Add messages that were appended; `watched`: listeners get an event."""
-        self.direct.extend(written.direct)
-        self.more = self.more or len(written.direct) < len(written.messages)
+    def add(self, messages: Sequence[Message], direct: Sequence[LogRef], *, watched: bool) -> None:
+        """Add messages that were appended, and those of them for direct sends; `watched`: listeners get an event."""
+        self.direct.extend(direct)
+        self.more = self.more or len(direct) < len(messages)
         if watched:
-            self.messages.extend(written.messages)
+            self.messages.extend(messages)
 
     def set_savepoint(self, name: str) -> None:
         """Note a savepoint, unless no message is there that a rollback could concern."""

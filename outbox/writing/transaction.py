@@ -15,6 +15,7 @@ from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedE
 from outbox.model.message import Message
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.schema import tables
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Location, driver_of
 from outbox.store.log.append import Appended
@@ -34,10 +35,12 @@ class Transactions:
     """Watches the transactions in which messages were sent."""
 
     def __init__(self, database: Database, *after_commit: AfterCommit, listeners: Listeners | None = None) -> None:
-        """`after_commit`: functions that act on a commit, and never block. `listeners`: get the events."""
+        """`listeners`: get the events."""
         self._database = database
+        self._log = tables(database.schema, database.dialect.name).message
         self._driving = database.dialect.driving
-        self._after_commit = after_commit
+        #: Act on a commit, and never block.
+        self.after_commit = list(after_commit)
         self._listeners = Listeners() if listeners is None else listeners
         #: Engines and drivers' own connections on which messages may be sent.
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -52,7 +55,7 @@ class Transactions:
             session = handle() if isinstance(handle, scoped_session) else handle
             if flush and session.autoflush and not session._flushing:
                 session.flush()
-            connection = session.connection(bind_arguments={"clause": self._database.tables.message})
+            connection = session.connection(bind_arguments={"clause": self._log})
             _require_one_database(session)
         elif isinstance(handle, psycopg.Connection):
             self.require_driver(handle)
@@ -82,7 +85,7 @@ class Transactions:
         """Note messages written in the connection's transaction, and tell the listeners."""
         watched = bool(written.messages) and bool(self._listeners)
         if isinstance(connection, Connection):
-            commits.sent_by(self, connection).add(written, watched=watched)
+            commits.sent_by(self, connection).add(written.messages, written.direct, watched=watched)
         if watched:
             self._listeners.tell(Written(database=self._database, connection=connection, messages=written.messages))
         crash_point("outbox.after_insert")
@@ -162,7 +165,7 @@ class Transactions:
 
     def committed(self, sent: Sent, since: float) -> None:
         """Act on a commit, and tell the listeners; an exception stops no other action."""
-        for act in self._after_commit:
+        for act in self.after_commit:
             try:
                 act(sent, since)
             except Exception:

@@ -9,8 +9,9 @@ from outbox.admin.repartition import repartition
 from outbox.admin.split import split
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
-from outbox.model.message import Message, slot_of
+from outbox.model.message import Message
 from outbox.model.parking import Parking
+from outbox.model.slots import slot_of
 from outbox.model.subscription import Declaration
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked

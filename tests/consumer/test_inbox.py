@@ -21,6 +21,7 @@ from outbox import (
     Unavailable,
 )
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE
+from outbox.store.operations.check import tables_of
 from tests.support.effects import billing, effects, handle_once, take_effect
 from tests.support.handles import HANDLES
 
@@ -282,7 +283,7 @@ def test_a_message_is_remembered_until_its_retention_is_over(engine, message, re
     with Session(engine) as session, session.begin():
         inbox.once(session, message)
 
-    table = Outbox(engine).database.tables.inbox
+    table = tables_of(Outbox(engine).database).inbox
     with engine.connect() as connection:
         row = connection.execute(table.select()).one()
     assert row.expires_at - row.handled_at == retention

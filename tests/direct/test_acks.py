@@ -12,6 +12,7 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.position import Position
 from outbox.store.database import Channel, Database
 from outbox.store.log.log import Log
+from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions import acks as ack
 from outbox.store.subscriptions.acks import SPAN, Acks
 from outbox.store.subscriptions.leases import Leases
@@ -50,7 +51,7 @@ def pruned(channel: Channel, lease: Lease, base: Position) -> bool:
 def test_a_batch_is_a_row(engine, database):
     acked(engine, [7, 3, 5])
 
-    table = database.tables.ack
+    table = tables_of(database).ack
     with engine.connect() as connection:
         columns = (table.c.subscription, table.c.writer, table.c.first_id, table.c.last_id, table.c.ids)
         assert connection.execute(select(*columns)).all() == [("relay", "writer", 3, 7, "[3,5,7]")]
@@ -88,7 +89,7 @@ def test_a_page_reads_the_acks_around_it_only(pg_engine):
     ]
     asked = {"subscription": "relay", "first": 100 * SPAN, "last": 100 * SPAN + 1000}
     with pg_engine.begin() as connection:
-        connection.execute(insert(database.tables.ack), values)
+        connection.execute(insert(tables_of(database).ack), values)
         connection.execute(text("ANALYZE outbox_ack"))
         explained = connection.execute(
             text("EXPLAIN (ANALYZE, FORMAT JSON) " + database.sql(ack._AMONG, acked="xact_id")), asked
@@ -128,7 +129,7 @@ def test_an_ack_whose_transaction_is_open_at_the_base_stays(pg_engine):
             long.execute(text("SELECT pg_current_xact_id()"))
             ids = write(pg_engine, "1")
             values = {"subscription": "relay", "writer": "w", "first_id": ids[0], "last_id": ids[0], "ids": str(ids)}
-            long.execute(insert(database.tables.ack).values(**values, acked_at=func.now()))
+            long.execute(insert(tables_of(database).ack).values(**values, acked_at=func.now()))
             base = Log().now(channel).position
             write(pg_engine, "2")
             long.commit()

@@ -9,6 +9,7 @@ from outbox.model.position import Position, Window
 from outbox.store.database import Channel, Database
 from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
+from outbox.store.operations.check import tables_of
 from tests.model.reading import ListLog
 from tests.model.server import Row, Server
 
@@ -39,7 +40,7 @@ def a_log(engine: Engine, chance: random.Random) -> tuple[Row, ...]:
         for row in rows
     ]
     with engine.begin() as connection:
-        connection.execute(insert(Database(engine).tables.message), values)
+        connection.execute(insert(tables_of(Database(engine)).message), values)
     return rows
 
 

@@ -26,6 +26,7 @@ from outbox.store.half_messages.op import Ops
 from outbox.store.idempotency.dedup import Dedup
 from outbox.store.idempotency.inbox import InboxRows
 from outbox.store.log.log import Log
+from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
@@ -169,7 +170,7 @@ def test_the_first_verdict_stands_and_nothing_is_sent_behind_it(engine: Engine, 
 def test_a_dedup_key_is_that_of_its_first_message_until_it_expires(engine: Engine, chance: random.Random) -> None:
     """Claims of a few keys, alone and together, of which some expire in between."""
     database = Database(engine)
-    dedup, table = Dedup(database, timedelta(seconds=FAR)), database.tables.dedup
+    dedup, table = Dedup(database, timedelta(seconds=FAR)), tables_of(database).dedup
     rows: dict[str, DedupRow] = {}
     for _ in range(100):
         keys = chance.sample(["a", "b", "c", "d"], chance.randrange(1, 4))
@@ -209,7 +210,7 @@ def test_a_writer_has_sent_what_an_ack_says_that_is_not_older_than_the_message(
     engine: Engine, channel: Channel, chance: random.Random
 ) -> None:
     """Messages go, and others get their ids; acks of before and of after that."""
-    tables, acks = Database(engine).tables, Acks(channel, NAME)
+    tables, acks = tables_of(Database(engine)), Acks(channel, NAME)
     written, all_acks = dict[int, int](), list[AckRow]()
     for number in range(1, 80):
         ids = chance.sample(range(1, 9), chance.randrange(1, 4))
@@ -244,7 +245,7 @@ class TwoParked:
 
     def __init__(self, engine: Engine, channel: Channel, chance: random.Random) -> None:
         self._engine, self._chance = engine, chance
-        self.tables = Database(engine).tables
+        self.tables = tables_of(Database(engine))
         self.parked = Parked(channel, NAME)
         self.rows: rules.Parked = frozenset()
         self.log: list[LogRow] = []

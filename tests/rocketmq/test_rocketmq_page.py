@@ -28,6 +28,8 @@ def test_the_code_runs_from_top_to_bottom_and_its_messages_are_delivered(tmp_pat
         "Thank you!",
         '{"customer":"joe"}',
         '{"customer":"lea"}',
+        *("placed", "paid", "shipped"),
+        *("0", "1", "2"),
     ]
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import InvalidMessageError, Message, Outbox, migrate
 from outbox.errors import DatabaseError, MQClientError, VerdictStandsError
-from outbox.model.message import slot_of
+from outbox.model.slots import slot_of
 from outbox.rocketmq import LocalTransactionState, MessageQueue, TransactionMQProducer, TransactionResolution
 from outbox.testing.servers import PostgresServer
 from tests.conftest import started
@@ -447,6 +447,10 @@ DECIMAL = "must be a decimal integer of seconds,"
     ("fields", "text"),
     [
         ({"body": b""}, "CODE: 13  DESC: the message body length is zero"),
+        (
+            {"headers": {"CHECK_IMMUNITY_TIME_IN_SECONDS": ""}},
+            "CODE: 13  DESC: The name or value of property can not be null or blank string!",
+        ),
         *(
             (
                 {"headers": {name: "1"}},
@@ -477,7 +481,7 @@ DECIMAL = "must be a decimal integer of seconds,"
                 {"headers": {"CHECK_IMMUNITY_TIME_IN_SECONDS": asked}},
                 f"CODE: 13  DESC: CHECK_IMMUNITY_TIME_IN_SECONDS {DECIMAL} 0 to 1000000000, but is {asked!r}",
             )
-            for asked in ("-1", "5.5", "abc", "", "1e3", "0x10", "+5", "1000000001", "99999999999")
+            for asked in ("-1", "5.5", "abc", "1e3", "0x10", "+5", "1000000001", "99999999999")
         ),
     ],
 )

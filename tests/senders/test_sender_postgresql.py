@@ -17,7 +17,8 @@ import sqlalchemy
 from sqlalchemy.orm import Session
 
 from outbox import Inbox, Message, Outbox, Relay, SenderError, create_engine, migrate
-from outbox.model.message import slot_of, stored_message, uuid7
+from outbox.model.message import stored_message, uuid7
+from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.schema import VERSION
 from outbox.senders.postgresql import PostgresSender

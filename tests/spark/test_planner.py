@@ -20,7 +20,8 @@ from outbox.spark.place import Address, Place
 from outbox.spark.planner import Page, Planner
 from outbox.spark.tables import arrow_schema
 from outbox.store.database import Channel
-from outbox.store.dialects.extraction import speech_of
+from outbox.store.dialects import part_of
+from outbox.store.dialects.speech import Speech
 from outbox.store.log.extraction import Extraction, Narrowing, Span, columns_of
 from outbox.store.log.stamp import stamp
 from tests.spark.reading import bodies, place_of, read, tables_of
@@ -409,7 +410,7 @@ def test_tasks_stay_on_their_indexes(pg_engine, analysed):
     def plan(span):
         wanted = Extraction(dialect="postgresql", columns=tuple(columns_of("messages")), span=span)
         with pg_engine.connect() as connection:
-            for setting in speech_of("postgresql").settings:
+            for setting in part_of("postgresql", Speech).settings:
                 connection.exec_driver_sql(setting)
             explained = connection.exec_driver_sql(f"EXPLAIN {wanted.statement()}".replace("%", "%%"))
             return "\n".join(row[0] for row in explained)

@@ -18,8 +18,9 @@ from sqlalchemy import Engine
 from outbox.errors import SchemaError
 from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
-from outbox.model.message import Message, slot_of, uuid7
+from outbox.model.message import Message, uuid7
 from outbox.model.position import EARLIEST, Progress
+from outbox.model.slots import slot_of
 from outbox.model.subscription import EVERYTHING, Declaration, Selection
 from outbox.model.topics import Topics
 from outbox.outbox import Outbox

@@ -13,8 +13,10 @@ from uuid import UUID
 from sqlalchemy import Engine, MetaData, event, text
 
 from outbox import schema
+from outbox.model.slots import SLOTS
 from outbox.model.topics import ANYTHING, Topics
-from outbox.store.dialects.native import native_of
+from outbox.store.dialects import part_of
+from outbox.store.dialects.native import Native
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
 from outbox.store.dialects.statements import Parameters, Row, Script, Statement
@@ -100,10 +102,10 @@ def _match(driver: sqlite3.Connection) -> None:
 
 def made(engine: Engine) -> None:
     """Make the tables, with indexes on all rows."""
-    tables = schema.made_in(MetaData(), replace(native_of("sqlite"), partial=lambda _condition: {}))
+    tables = schema.made_in(MetaData(), replace(part_of("sqlite", Native), partial=lambda _condition: {}))
     with engine.begin() as connection:
         tables.metadata.create_all(connection)
-        for statement in first_rows(tables, connection.dialect, schema.VERSION, schema.SLOTS):
+        for statement in first_rows(tables, connection.dialect, schema.VERSION, SLOTS):
             connection.execute(text(statement))
 
 

@@ -17,7 +17,7 @@ from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.subscription import Declaration
-from outbox.relay.routes import routes
+from outbox.relay.relay import routes
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.store.test_status import standing

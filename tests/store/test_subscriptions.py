@@ -15,6 +15,7 @@ from outbox.model.lease import Partition
 from outbox.model.message import uuid7
 from outbox.model.subscription import Start, Subscription
 from outbox.store.database import Channel
+from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.destination import Destination, failing, relay_to
@@ -366,7 +367,7 @@ BEGINNINGS = [
 
 @pytest.mark.parametrize("holes", [False, True])
 def test_a_new_subscription_may_begin_at_a_moment(outbox, holes):
-    log = outbox.database.tables.message
+    log = tables_of(outbox.database).message
     envelope = {"topic": "orders", "slot": 0}
     with outbox.engine.begin() as connection:
         for n, moment in enumerate(MOMENTS):

@@ -14,6 +14,7 @@ from outbox.model.message import uuid7
 from outbox.model.subscription import Declaration, Subscription, compensation_of
 from outbox.store.database import Database
 from outbox.store.log.limits import Limits
+from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
@@ -32,7 +33,7 @@ BRISK = Settings(
 def append(connection: Connection, *bodies: str, direct: str | None = "relay", key: str | None = None) -> list[int]:
     """Rows of the log in the transaction of `connection`; returns their places."""
     database = Database(connection.engine)
-    message = database.tables.message
+    message = tables_of(database).message
     rows = [
         {"message_id": uuid7(), "topic": "t", "key": key, "slot": 0, "body": body.encode(), "direct": direct}
         for body in bodies
@@ -58,7 +59,7 @@ def acked(engine: Engine, ids: Sequence[int], subscription: str = "relay") -> No
 def stored_acks(engine: Engine) -> list[list[int]]:
     """The ids of each ack that is there."""
     with engine.connect() as connection:
-        ack = Database(engine).tables.ack
+        ack = tables_of(Database(engine)).ack
         return [json.loads(listed) for (listed,) in connection.execute(select(ack.c.ids).order_by(ack.c.id))]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from outbox import LeaseLostError, Message, Reject, Retry, RetryPolicy, Verdict
 from outbox.model.lease import Lease, Partition
-from outbox.model.message import slot_of
 from outbox.model.parking import Held as HeldParked
+from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCall, HungCalls, hung_calls_of

@@ -21,7 +21,7 @@ SPECIAL = re.compile(
 #: Files about one kind of database: a destination's, whatever that of the outbox is, and the servers of tests.
 OF_ONE_DATABASE = ("store/dialects/", "senders/", "testing/servers/")
 #: Files on the longest way down. It may become shorter.
-LONGEST = 16
+LONGEST = 12
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ import pytest
 
 from outbox import InvalidMessageError, Message, RetryPolicy
 from outbox.model.limits import DELAY_LEVELS
-from outbox.model.message import slot_of, uuid7
+from outbox.model.message import uuid7
+from outbox.model.slots import slot_of
 from tests.support.bad_input import (
     BAD_BODIES,
     BAD_DELAYS,

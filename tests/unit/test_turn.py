@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from typing import cast
 
 import pytest
 
@@ -15,9 +14,9 @@ from outbox.runtime.stop import Stop
 from outbox.store.dialects.dialect import Hint
 from outbox.worker.calls import Call, HeldLease
 from outbox.worker.hung import HungCalls
-from outbox.worker.partition import PartitionWorker, Turn
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Until
+from outbox.worker.turn import Turn
 from outbox.worker.waiting import Wait
 
 FAR = 1e9
@@ -58,7 +57,7 @@ class Script:
 def turn_of(work: Script, until: Until = "stopped", *, hears: bool = True, hung: HungCalls | None = None) -> Turn:
     """A turn under a lease that nobody wants."""
     held = HeldLease(Lease(Partition("relay"), 1, "us"), FAR, Stop())
-    return Turn(held, cast("PartitionWorker", work), hung or HungCalls(), Polling(60.0, 60.0), until=until, hears=hears)
+    return Turn(held, work, hung or HungCalls(), Polling(60.0, 60.0), until=until, hears=hears)
 
 
 def steps(turn: Turn, most: int = 20) -> int:
@@ -102,7 +101,7 @@ def test_it_is_idle_only_if_it_hears_hints(hears):
 def test_a_call_under_way_is_waited_for_also_under_a_lease_that_was_lost():
     """Its step goes on when the call has come back; then the turn ends."""
     made = call()
-    turn = turn_of(Script(([Wait(FAR, made)], 1)))
+    turn = turn_of(Script(([Wait(FAR, (made,))], 1)))
     steps(turn)
     turn.held.lost = True
     before = turn.due
@@ -114,7 +113,7 @@ def test_a_call_under_way_is_waited_for_also_under_a_lease_that_was_lost():
 
 
 def test_a_pause_for_the_destination_is_told_from_a_call():
-    turn = turn_of(Script(([Wait(FAR, call(finished=True)), Wait(0.0), Wait(FAR, call())], 0)))
+    turn = turn_of(Script(([Wait(FAR, (call(finished=True),)), Wait(0.0), Wait(FAR, (call(),))], 0)))
     seen = []
     for _ in range(3):
         turn.step()
@@ -170,7 +169,7 @@ def test_it_is_not_finished_while_a_call_hangs():
 
 
 def test_whatever_it_does_it_can_be_closed():
-    work = Script(([Wait(FAR, call())], 1))
+    work = Script(([Wait(FAR, (call(),))], 1))
     turn = turn_of(work)
     steps(turn)
     turn.close()

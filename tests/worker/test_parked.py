@@ -12,6 +12,7 @@ from outbox.errors import LeaseLostError
 from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
+from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.parked import Parked
 from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 from outbox.worker.settings import Settings
@@ -390,7 +391,7 @@ def test_more_messages_fall_due_at_once_than_are_placed_at_once(engine):
     with outbox.begin() as session:
         outbox.send_all(session, [Message("t", str(n), key=f"k{n % 2}", delay=timedelta(hours=1)) for n in range(35)])
     relay_to(destination, outbox, settings=SMALL).until_empty()
-    table = outbox.database.tables.parked
+    table = tables_of(outbox.database).parked
     with engine.begin() as connection:
         for n in range(35):
             due_at = datetime(2026, 1, 1, tzinfo=UTC) - timedelta(seconds=n)

@@ -20,6 +20,7 @@ from outbox.store.database import Database
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.locking import begin_immediate
 from outbox.store.log.log import Log
+from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.worker import partition
 from outbox.worker.polling import Polling
@@ -157,7 +158,7 @@ def test_pauses_grow_while_nothing_comes_and_begin_again_when_something_does(eng
     """An idle log costs little, a busy one waits for little."""
     outbox, handler = Outbox(engine), Collector()
     patient = worker(outbox.database, handler, settings=BRISK)
-    log = outbox.database.tables.message
+    log = tables_of(outbox.database).message
 
     def sent_unheard() -> bool:
         with engine.begin() as connection:
@@ -187,7 +188,7 @@ def test_after_many_messages_the_pauses_stay_short(engine, monkeypatch, number, 
     monkeypatch.setattr("outbox.worker.polling._UNHINTED", 1)
     outbox, handler = Outbox(engine), Collector()
     eager = worker(outbox.database, handler, settings=BRISK)
-    log = outbox.database.tables.message
+    log = tables_of(outbox.database).message
 
     def sent_unheard() -> bool:
         with engine.begin() as connection:

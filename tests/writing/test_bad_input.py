@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, event, text
 
 from outbox import InvalidMessageError, Message, Outbox
+from outbox.store.operations.check import tables_of
 from tests.support.bad_input import (
     BAD_BODIES,
     BAD_DELAYS,
@@ -90,11 +91,11 @@ def arrived(outbox: Outbox) -> list[dict[str, object]]:
     """What a worker hands over or parks, in the order of the log."""
     found = {message.id or 0: said(message) for message in delivered(outbox.database)}
     with outbox.engine.begin() as connection:
-        for row in connection.execute(outbox.database.tables.parked.select()).mappings():
+        for row in connection.execute(tables_of(outbox.database).parked.select()).mappings():
             moments = {name: in_utc(row[name]) for name in ("deliver_at", "expires_at")}
             fields = {name: row[name] for name in FIELDS} | moments
             found[row["id"]] = fields | {"headers": json.loads(row["headers"] or "{}")}
-        connection.execute(outbox.database.tables.parked.delete())
+        connection.execute(tables_of(outbox.database).parked.delete())
     return [found[id] for id in sorted(found)]
 
 
@@ -188,7 +189,7 @@ def test_a_delay_counts_from_the_insert_by_the_clock_of_the_database(engine):
     attempts = run(outbox, [message("delay", delay) for delay in (*delays, *BAD_DELAYS)])
 
     assert len(attempts.refused) == len(BAD_DELAYS)
-    log = outbox.database.tables.message
+    log = tables_of(outbox.database).message
     with engine.connect() as connection:
         rows = connection.execute(log.select().order_by(log.c.id)).all()
     assert [row.deliver_at - row.created_at for row in rows] == delays

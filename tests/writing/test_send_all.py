@@ -13,6 +13,7 @@ from sqlalchemy import Engine, event, text
 
 from outbox import InvalidMessageError, Message, Outbox, create_engine
 from outbox.model.message import MessageFields
+from outbox.store.operations.check import tables_of
 from tests.scenarios.matrix.held import play
 from tests.scenarios.matrix.homes import KINDS, Home
 from tests.support.handles import awaited
@@ -234,7 +235,7 @@ FIELDS: dict[str, list[MessageFields]] = {
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
 def test_rows_hold_what_was_given_at_every_length(engine, fields):
     outbox = Outbox(engine)
-    table = outbox.database.tables.message
+    table = tables_of(outbox.database).message
     given: list[Message] = []
     for length in (1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 49, 50, 51, 120):
         some = [Message("orders", f"{length} {n}", **fields[n % len(fields)]) for n in range(length)]

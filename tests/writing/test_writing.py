@@ -14,7 +14,8 @@ from sqlalchemy import Engine, Table, event, make_url, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox import DatabaseError, Message, Outbox, SchemaError, create_engine, migrate
-from outbox.model.message import slot_of
+from outbox.model.slots import slot_of
+from outbox.store.operations.check import tables_of
 from tests.support.orders import Order, customers
 from tests.support.readers import bodies, delivered, in_utc
 from tests.support.waiting import eventually
@@ -35,7 +36,7 @@ def statements(engine: Engine) -> Iterator[list[str]]:
 
 def log_of(outbox: Outbox) -> Table:
     """The table of the log."""
-    return outbox.database.tables.message
+    return tables_of(outbox.database).message
 
 
 # What a row holds

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from sqlalchemy import Column
 from sqlalchemy.types import TypeEngine
-
-from outbox.errors import DatabaseError
-from outbox.store.dialects.kinds import KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +27,3 @@ class Native:
     name: Callable[[], TypeEngine[str]]
     #: The options of an index on the rows that fulfil a condition; none where an index is on all rows.
     partial: Callable[[str], dict[str, Any]]
-
-
-def native_of(kind: str) -> Native:
-    """Return the parts for a kind of database, by SQLAlchemy's name for it.
-
-    Raises:
-        DatabaseError: no outbox can be there.
-    """
-    if kind not in KINDS:
-        raise DatabaseError(f"no tables for {kind!r} yet; the dialect is one of {', '.join(KINDS)}")
-    found: Native = import_module(f"outbox.store.dialects.{kind}.native").NATIVE
-    return found

@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from outbox.model.limits import HALF_TOPIC
-from outbox.model.message import TRANSACTION_ID, Message, slot_of, stored_message
+from outbox.model.message import TRANSACTION_ID, Message, stored_message
+from outbox.model.slots import slot_of
 from outbox.store.database import Database
 from outbox.store.dialects.statements import Script, Statement
 

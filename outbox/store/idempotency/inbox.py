@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
+from outbox.schema import tables
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Script, Statement
 
@@ -40,7 +41,7 @@ class InboxRows:
     def __init__(self, database: Database, retention: timedelta) -> None:
         self._handled = database.sql(_HANDLED)
         self._retention = retention.total_seconds()
-        kind = database.tables.inbox.c.message_id.type
+        kind = tables(database.schema, database.dialect.name).inbox.c.message_id.type
         self._bound = kind.dialect_impl(database.engine.dialect).bind_processor(database.engine.dialect)
 
     def handle(self, consumer: str, message_id: UUID) -> Script[bool]:

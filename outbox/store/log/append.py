@@ -9,16 +9,14 @@ from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from outbox.model.message import Message, slot_of
+from outbox.model.message import LogRef, Message
+from outbox.model.slots import slot_of
 from outbox.model.subscription import compensation_of
 from outbox.model.topics import EVERY_TOPIC, Topics
 from outbox.model.trace_context import trace_headers
 from outbox.store.database import Database
 from outbox.store.dialects.statements import Script, Statement
 from outbox.store.idempotency.dedup import Dedup
-
-#: A message's place in the log, and its id.
-LogRef = tuple[int, UUID]
 
 #: The most rows and bytes of bodies that one statement carries. (One larger body still goes alone.)
 _MOST_ROWS = 5_000

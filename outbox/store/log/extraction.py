@@ -23,7 +23,8 @@ from sqlalchemy.types import Integer, TypeEngine
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import Window
 from outbox.schema import PREFIX, tables
-from outbox.store.dialects.extraction import Speech, speech_of
+from outbox.store.dialects import part_of
+from outbox.store.dialects.speech import Speech
 
 Kind = Literal["long", "integer", "short", "boolean", "timestamp", "binary", "uuid", "string"]
 
@@ -156,7 +157,7 @@ class Extraction:
 
     def statement(self, after: Sequence[object] | None = None) -> str:
         """Return the statement that reads the rows; with `after`, the key of a row, only the rows that follow."""
-        speech = speech_of(self.dialect)
+        speech = part_of(self.dialect, Speech)
         shown = ", ".join(f'{_shown(speech, self.table, name)} AS "{name}"' for name in self.selected)
         return self._rows(shown, after=after)
 
@@ -165,7 +166,7 @@ class Extraction:
         return f"{self._rows('r.id')} LIMIT {int(limit)}"
 
     def _rows(self, shown: str, *, after: Sequence[object] | None = None) -> str:
-        speech = speech_of(self.dialect)
+        speech = part_of(self.dialect, Speech)
         conditions = list(_narrowed(speech, self.table, self.narrowing))
         if self.span is not None:
             conditions += _in_span(speech, self.span)
@@ -213,12 +214,12 @@ def server(dialect: str, schema: str | None) -> str:
 
     The timeline is NULL on a standby.
     """
-    return f"SELECT s.*, m.installation FROM ({speech_of(dialect).server}) AS s, {_meta(schema)} AS m"
+    return f"SELECT s.*, m.installation FROM ({part_of(dialect, Speech).server}) AS s, {_meta(schema)} AS m"
 
 
 def replayed(dialect: str, lsn: str) -> str:
     """Return the statement that reads True if a server has replayed the primary's log up to `lsn`, or is no standby."""
-    found = speech_of(dialect)
+    found = part_of(dialect, Speech)
     return found.replayed.format(lsn=found.text(lsn))
 
 

@@ -23,8 +23,8 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from outbox.errors import DatabaseError
-from outbox.model.message import slot_of
-from outbox.schema import VERSION, Tables
+from outbox.model.slots import slot_of
+from outbox.schema import VERSION, Tables, tables
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding
 from outbox.store.identity import is_elsewhere, stored_identity
@@ -59,7 +59,7 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
     """
     database = channel.database
     with database.engine.connect() as connection:
-        present = tables_there(connection, database.tables)
+        present = tables_there(connection, tables_of(database))
         if not present:
             return [Finding("tables", "are not there", f"run: {database.upgrade_command}"), *_of_server(channel)]
         found = of_tables(connection, database)
@@ -79,7 +79,7 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
 def holds_inbox_alone(channel: Channel) -> bool:
     """Return whether of our tables there is only the inbox, as in the database of a consumer without an outbox."""
     with channel.database.engine.connect() as connection:
-        return tables_there(connection, channel.database.tables) == INBOX_ALONE
+        return tables_there(connection, tables_of(channel.database)) == INBOX_ALONE
 
 
 def findings_of_one(channel: Channel, metadata: MetaData) -> list[Finding]:
@@ -96,21 +96,26 @@ def findings_of_one(channel: Channel, metadata: MetaData) -> list[Finding]:
     return [*found, *_of_server(channel)]
 
 
-def tables_there(connection: Connection, tables: Tables) -> set[str]:
+def tables_of(database: Database) -> Tables:
+    """Return the tables that a database should have."""
+    return tables(database.schema, database.dialect.name)
+
+
+def tables_there(connection: Connection, wanted: Tables) -> set[str]:
     """Return the names of the tables that are there."""
-    needed = {table.name for table in tables.metadata.tables.values()}
-    return needed.intersection(inspect(connection).get_table_names(schema=tables.metadata.schema))
+    needed = {table.name for table in wanted.metadata.tables.values()}
+    return needed.intersection(inspect(connection).get_table_names(schema=wanted.metadata.schema))
 
 
 def of_tables(connection: Connection, database: Database) -> list[Finding]:
     """Return the defects of the tables, their columns and indexes."""
-    inspector = inspect(connection)
-    present, dialect = tables_there(connection, database.tables), database.dialect.name
-    needed = {table.name: table for table in database.tables.metadata.tables.values()}
+    inspector, ours = inspect(connection), tables_of(database)
+    present, dialect = tables_there(connection, ours), database.dialect.name
+    needed = {table.name: table for table in ours.metadata.tables.values()}
     found = [Finding(name, _MISSING, _table_made(needed[name], dialect)) for name in sorted(set(needed) - present)]
     for name in sorted(present):
         found += _of_table(inspector, needed[name], dialect)
-    found += database.dialect.home.check_tables(connection, database.tables.metadata, present)
+    found += database.dialect.home.check_tables(connection, ours.metadata, present)
     return found
 
 

@@ -96,8 +96,7 @@ class SubscriptionStatus:
     @property
     def unsent(self) -> Count:
         """The messages that wait: in the log, and parked without need of a person or a later moment."""
-        counts = [self.backlog, *(self.parked[state] for state in UNSENT)]
-        return Count(sum(each.number for each in counts), about=any(each.about for each in counts))
+        return Count.total([self.backlog, *(self.parked[state] for state in UNSENT)])
 
     @property
     def behind(self) -> timedelta:
@@ -156,7 +155,7 @@ def standings(channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
 
 def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
     """Return the number of messages in a log that no subscription reads, without half messages; 0 if one does."""
-    if any(each.subscription.kind in ("relay", "extract") for each in found):
+    if any(each.subscription.kind not in ("compensation", "check") for each in found):
         return Count(0)
     return Count.upto(channel.rows(_WRITTEN, half=HALF_TOPIC, limit=MOST_COUNTED + 1)[0][0])
 
@@ -173,9 +172,7 @@ def _standing(channel: Channel, subscription: Subscription, now: datetime) -> Su
         oldest, about = parked_since, False
     return SubscriptionStatus(
         subscription=subscription,
-        backlog=Count(
-            sum(each.backlog.number for each in partitions), about=any(each.backlog.about for each in partitions)
-        ),
+        backlog=Count.total(each.backlog for each in partitions),
         lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
         lag_about=about,
         parked=parked.counts,

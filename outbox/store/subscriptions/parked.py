@@ -10,7 +10,7 @@ from typing import Any, Literal
 from outbox.errors import DatabaseError
 from outbox.model.lease import Partition
 from outbox.model.message import Message
-from outbox.model.parking import NOTHING_HELD, Held, Parking, State
+from outbox.model.parking import NOTHING_HELD, STATES, Held, Parking, State
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
@@ -75,8 +75,8 @@ _EARLIER = """
 #: True if an earlier message of the key still waits for something. By the partial index of rows that block others and
 #: are not blocked themselves; even a key with many thousands of messages has few of these.
 _UNREADY = f"""
-    (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{moment}} OR {{sick_e}}))
-     OR CASE WHEN :some_sick THEN EXISTS ({_EARLIER} AND {{sick_e}}) ELSE false END)
+    (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{moment}} OR {{untried_e}}))
+     OR CASE WHEN :some_untried THEN EXISTS ({_EARLIER} AND {{untried_e}}) ELSE false END)
 """
 #: Keys with blocked messages that nothing holds back. This is read once, when a lease is taken; after that the lease
 #: holder keeps the list in memory.
@@ -94,8 +94,8 @@ _READY = f"""
                  sum(size) OVER (ORDER BY place, id) AS cut
           FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
                 WHERE p.subscription = :subscription {{of_slots}}
-                  AND NOT {{sick_p}}
-                  AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{moment}})
+                  AND NOT {{untried_p}}
+                  AND ((p.state IN {{due_states}} AND p.due_at <= {{moment}})
                        OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
                   AND NOT {_UNREADY}
                   AND (p.state = 'blocked' OR NOT EXISTS ({_EARLIER} AND e.state = 'blocked') OR {{released}})
@@ -112,8 +112,8 @@ _CROWDED = """
 #: The moment up to which due messages are looked at first: `:limit` ready ones have been due for longer than that.
 _HORIZON = f"""
     SELECT p.due_at FROM {{parked}} AS p
-    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state <> 'delayed'
-      AND p.due_at <= {{now}} {{of_slots}} AND NOT {{sick_p}} AND NOT {_UNREADY}
+    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state IN {{due_states}}
+      AND p.due_at <= {{now}} {{of_slots}} AND NOT {{untried_p}} AND NOT {_UNREADY}
     ORDER BY p.due_at LIMIT 1 OFFSET :limit
 """
 #: Delayed messages that are due take a place in their key's order, in the order in which they fell due. They come
@@ -148,6 +148,9 @@ _NEXT_DUE = """
     WHERE TRUE {of_slots} ORDER BY due_at LIMIT 1
 """
 _FEW = 500
+_SOME_RETRY = """
+    SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'retry' {of_slots} LIMIT 1
+"""
 _WAITING = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' {of_slots} LIMIT :limit) AS w
@@ -159,10 +162,11 @@ _REQUESTS = """
 """
 #: A replayed message does not expire any more, because a person wants it delivered.
 _REPLAY = """
-    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
+    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = {blocks}, expires_at = NULL,
            request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
     WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
 """
+_CLEAR = "DELETE FROM {parked} WHERE subscription = :subscription AND state = :state"
 #: The messages of some topics, with the requests on them, become those of another subscription.
 _GIVE = "UPDATE {parked} SET subscription = :other WHERE subscription = :subscription AND {of_topics}"
 
@@ -183,9 +187,14 @@ class Parked:
     partition's.
     """
 
-    def __init__(self, channel: Channel, subscription: str, partition: Partition | None = None) -> None:
-        """`partition`: the partition whose lease the caller holds; None: all of them."""
+    def __init__(
+        self, channel: Channel, subscription: str, partition: Partition | None = None, *, ordered: bool = True
+    ) -> None:
+        """`partition`: the partition whose lease the caller holds; None: all of them. `ordered`: a message waits for
+        earlier messages of its key.
+        """
         self.subscription = subscription
+        self.ordered = ordered
         self._channel = channel
         self._database = channel.database
         slots = slots_of(partition)
@@ -226,23 +235,23 @@ class Parked:
         statement = self._database.sql(_BLOCKED_AMONG, chosen=self._database.among("key", texts="keys"))
         return {row[0] for row in self._channel.rows(statement, **self._common, keys=self._database.bind(keys))}
 
-    def released_keys(self, sick: Collection[str] = ()) -> set[str]:
+    def released_keys(self, refused: Collection[str] = ()) -> set[str]:
         """Return the keys with blocked messages that nothing holds back."""
-        parts = {"sick_e": self._is_sick("e"), "of_slots": self._of_slots_p}
+        parts = {"untried_e": self._is_untried("e"), "of_slots": self._of_slots_p}
         statement = self._database.sql(_RELEASED, **parts, moment=self._database.dialect.clock.now)
-        return {row[0] for row in self._channel.rows(statement, **self._common, **self._sick(sick))}
+        return {row[0] for row in self._channel.rows(statement, **self._common, **self._untried(refused))}
 
     def ready(
-        self, released: Collection[str], sick: Collection[str], rows: int, bytes: int, *, held: Held = NOTHING_HELD
+        self, released: Collection[str], refused: Collection[str], rows: int, bytes: int, *, held: Held = NOTHING_HELD
     ) -> list[Ready]:
         """Return messages whose turn has come, in the order of their keys, at most `rows`, and `bytes` of bodies.
 
-        `released`: keys whose blocked messages may be tried. `sick`: topics, and `held`: messages, that are not to be
-        tried.
+        `released`: keys whose blocked messages may be tried. `refused`: topics that are not tried, and
+        `held`: messages.
         """
         bound = {
             **self._common,
-            **self._sick(sick, held),
+            **self._untried(refused, held),
             "released": self._database.bind(released),
             "limit": rows,
             "bytes": bytes,
@@ -261,39 +270,46 @@ class Parked:
 
         Of each key they come before the others that are ready now.
         """
-        sick = {"sick_e": self._is_sick("e"), "sick_p": self._is_sick("p")}
-        parts = {**sick, "of_slots": self._of_slots_p, "moment": self._database.dialect.clock.now}
+        untried = {"untried_e": self._is_untried("e"), "untried_p": self._is_untried("p")}
+        moment = self._database.dialect.clock.now
+        parts = {**untried, "of_slots": self._of_slots_p, "due_states": self._due_states, "moment": moment}
         horizon = self._channel.rows(self._database.sql(_HORIZON, **parts), **bound)
         if not horizon:
             return []
-        moment = self._database.dialect.clock.bind(self._database.moment(horizon[0][0]))
-        return self._ready({**bound, "moment": moment}, ":moment")
+        bound_moment = self._database.dialect.clock.bind(self._database.moment(horizon[0][0]))
+        return self._ready({**bound, "moment": bound_moment}, ":moment")
 
     def _ready(self, bound: dict[str, Any], moment: str) -> list[Row]:
         statement = self._database.sql(
             _READY,
-            sick_e=self._is_sick("e"),
-            sick_p=self._is_sick("p"),
+            untried_e=self._is_untried("e"),
+            untried_p=self._is_untried("p"),
             released=self._database.among("p.key", texts="released"),
             of_slots=self._of_slots_p,
+            due_states=self._due_states,
             moment=moment,
         )
         return self._channel.rows(statement, **bound)
 
-    def _is_sick(self, row: str) -> str:
+    @property
+    def _due_states(self) -> str:
+        """The states in which a message that is due is ready, if nothing holds it back."""
+        return "('waiting', 'retry')" if self.ordered else "('waiting', 'retry', 'delayed')"
+
+    def _is_untried(self, row: str) -> str:
         among = self._database.among
         key, id = f"coalesce({row}.key, '')", f"{row}.id"  # no key is empty
         held = f"{among(key, texts='held_keys')} AND NOT {among(id, numbers='held_but')}"
-        return f"({among(f'{row}.topic', texts='sick')} OR {among(id, numbers='held_ids')} OR ({held}))"
+        return f"({among(f'{row}.topic', texts='refused')} OR {among(id, numbers='held_ids')} OR ({held}))"
 
-    def _sick(self, topics: Collection[str], held: Held = NOTHING_HELD) -> dict[str, Any]:
+    def _untried(self, topics: Collection[str], held: Held = NOTHING_HELD) -> dict[str, Any]:
         bind = self._database.bind
         return {
-            "sick": bind(topics),
+            "refused": bind(topics),
             "held_ids": bind(held.ids),
             "held_keys": bind(held.keys),
             "held_but": bind(held.but),
-            "some_sick": bool(topics or held.ids or held.keys),
+            "some_untried": bool(topics or held.ids or held.keys),
         }
 
     def some_fell_due(self) -> bool:
@@ -316,6 +332,10 @@ class Parked:
         rows = self._channel.rows(statement, few=_FEW if self._of_slots else 1, **self._common)
         return rows[0][0] if rows else None
 
+    def some_retry(self) -> bool:
+        """Return whether a message waits for another try."""
+        return bool(self._rows(_SOME_RETRY))
+
     def waiting(self, limit: int) -> int:
         """Return how many messages wait for their destination, counted up to `limit`."""
         return int(self._rows(_WAITING, limit=limit)[0][0])
@@ -332,11 +352,18 @@ class Parked:
     def replay(self, ids: Collection[int]) -> None:
         """Make dead letters due now whose replay a person has requested; attempts begin at 0 again."""
         if ids:
-            self._run(_REPLAY, ids=ids)
+            self._run(self._database.sql(_REPLAY, blocks="key IS NOT NULL" if self.ordered else "FALSE"), ids=ids)
 
     def unblock_dead(self) -> None:
         """Let dead letters no longer hold back keys; for use inside the transaction that alters the policy."""
         self._channel.run(_UNBLOCK, **self._common)
+
+    def clear(self) -> dict[str, int]:
+        """Delete all messages, with the requests on them; return how many there were, by state.
+
+        For use inside the transaction in which the subscription begins again.
+        """
+        return {state: self._channel.run(_CLEAR, **self._common, state=state) for state in STATES}
 
     def give(self, other: str, topics: Topics) -> int:
         """Move the messages of these topics to another subscription; return the number of messages.

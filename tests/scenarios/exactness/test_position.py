@@ -19,6 +19,7 @@ from outbox.store.database import Channel, Database
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
+from outbox.store.operations.check import tables_of
 from tests.support.readers import selection_of
 
 #: Numbers of transactions in these tests lie below.
@@ -176,7 +177,7 @@ class Rows:
         return rows
 
     def _insert(self) -> None:
-        own = "xact_id" in self._database.tables.message.c
+        own = "xact_id" in tables_of(self._database).message.c
         values = [
             {"id": row.id, "message_id": uuid7(), "topic": row.topic, "slot": 0, "body": row.size * b"x"}
             | ({"xact_id": row.number} if own else {})
@@ -184,7 +185,7 @@ class Rows:
         ]
         with self._engine.begin() as connection:
             connection.execute(text("DELETE FROM outbox_message"))
-            table = self._database.tables.message
+            table = tables_of(self._database).message
             connection.execute(insert(table), values)
 
     def window(self) -> Window:

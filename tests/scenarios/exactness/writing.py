@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from sqlalchemy import text
 
+from outbox.store.operations.check import tables_of
 from tests.scenarios.exactness.actors import WRITES, Open, Write
 from tests.scenarios.exactness.model import Model, Sent
 from tests.scenarios.exactness.worlds import World
@@ -56,7 +57,7 @@ class Writers(RuleBasedStateMachine):
         self.sent += 1
         connection, name = transaction.connection, f"m{self.sent}"
         message_id = self.world.outbox.send(connection, topic, name, key=key, **more)
-        table = self.world.database.tables.message
+        table = tables_of(self.world.database).message
         id = connection.execute(table.select().where(table.c.message_id == message_id)).one().id
         transaction.frames[-1].append(Sent(id, name, key, topic))
         transaction.keys |= {key} if key else set()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC
 
-from outbox.store.dialects.extraction import Speech
 from outbox.store.dialects.postgresql.filtering import FILTERING
+from outbox.store.dialects.speech import Speech
 
 
 def _quoted(text: str) -> str:

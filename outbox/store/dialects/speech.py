@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import import_module
 from uuid import UUID
 
 from outbox.store.dialects.filtering import Filtering
@@ -37,9 +36,3 @@ class Speech:
     patience: str | None
     #: Reads whether the server has replayed its primary's log up to `{lsn}`, or is no standby.
     replayed: str
-
-
-def speech_of(kind: str) -> Speech:
-    """Return the SQL for a kind of database, by SQLAlchemy's name for it."""
-    found: Speech = import_module(f"outbox.store.dialects.{kind}.extraction").SPEECH
-    return found
