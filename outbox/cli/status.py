@@ -231,6 +231,7 @@ def _as_json(standing: SubscriptionStatus, look: Look) -> dict[str, object]:
         "kind": standing.subscription.kind,
         "topics": standing.subscription.topics,
         "tags": standing.subscription.tags,
+        "filter": standing.subscription.filter,
         "destination": standing.subscription.destination,
         "backlog": standing.backlog.number,
         "backlog_is_estimate": standing.backlog.about,

@@ -3,8 +3,7 @@
 import pytest
 
 from outbox.errors import FilterError
-from outbox.model.filter.condition import Filter
-from outbox.model.filter.parser import MAX_DEPTH, MAX_LENGTH
+from outbox.model.filter.sql92 import MAX_DEPTH, MAX_LENGTH, Filter
 from outbox.model.filter.tags import chosen_tags, tag_expression
 from outbox.model.message import Message
 

@@ -8,7 +8,6 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from outbox.model.filter.condition import SYSTEM_PROPERTIES, Filter
 from outbox.model.filter.expression import (
     Among,
     Equal,
@@ -22,6 +21,7 @@ from outbox.model.filter.expression import (
     Property,
     Truth,
 )
+from outbox.model.filter.sql92 import SYSTEM_PROPERTIES, Filter
 from outbox.store.dialects.filtering import Filtering
 
 #: Conditions on the text `{value}`, which holds the text `{text}` there. LIKE would take marks of its own for patterns.
@@ -52,7 +52,7 @@ def condition_of(text: str, filtering: Filtering) -> Condition:
     def bind(value: str) -> str:
         name = f"f{len(parameters)}"
         parameters[name] = value
-        return f"CAST(:{name} AS text)"
+        return filtering.parameter.format(name=f":{name}")
 
     return Condition(condition(text, filtering, bind), parameters)
 

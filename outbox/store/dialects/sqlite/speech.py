@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from outbox.store.dialects.sqlite.filtering import FILTERING
 from outbox.store.dialects.speech import Speech
+from outbox.store.dialects.sqlite.filtering import FILTERING
 
 
 def _quoted(text: str) -> str:

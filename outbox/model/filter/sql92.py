@@ -1,4 +1,4 @@
-"""The parser of filters: RocketMQ's grammar of SQL92, in which NOT binds tighter than a comparison.
+"""Filters in RocketMQ's SQL92: their grammar, in which NOT binds tighter than a comparison, and what they match.
 
 condition  := all { OR all }
 all        := equality { AND equality }
@@ -12,9 +12,11 @@ primary    := text | number | TRUE | FALSE | NULL | property | '(' condition ')'
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import NamedTuple, NoReturn, cast
+from functools import lru_cache
+from typing import NamedTuple, NoReturn, Protocol, cast
 
 from outbox.errors import FilterError
 from outbox.model.filter.expression import (
@@ -64,6 +66,78 @@ class _Token(NamedTuple):
     what: str
     shown: str
     at: int
+
+
+#: Properties that are no headers, as RocketMQ calls them (which has no TOPIC), and their columns.
+SYSTEM_PROPERTIES = {"TAGS": "tags", "KEYS": "key", "TOPIC": "topic"}
+
+
+class Filterable(Protocol):
+    """The parts of a message that a filter may name."""
+
+    topic: str
+    key: str | None
+    tags: str | None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A condition on messages in RocketMQ's SQL92."""
+
+    text: str
+    expression: Expression
+
+    @classmethod
+    def of(cls, text: str) -> Filter:
+        """Return the filter of a text.
+
+        Raises:
+            FilterError: the text is no condition, or too long or too deep; the error shows the place.
+        """
+        return _compiled(text)
+
+    def matches(self, message: Filterable) -> bool:
+        """Return True if the condition is true for the message, and not false or unknown."""
+        headers: Mapping[str, object] | None = None
+
+        def properties(name: str) -> str | None:
+            nonlocal headers
+            if name in SYSTEM_PROPERTIES:
+                found: object = getattr(message, SYSTEM_PROPERTIES[name])
+            else:
+                # Decoded once, and not for a filter of tags, keys and topics.
+                headers = _headers_of(message) if headers is None else headers
+                found = headers.get(name)
+            return found if isinstance(found, str) else None
+
+        return self.expression.value(properties) is True
+
+
+@lru_cache(maxsize=128)
+def _compiled(text: str) -> Filter:
+    return Filter(text, parse(text))
+
+
+def chosen_filter(text: str | None) -> str | None:
+    """Return a filter as stored. None and `TRUE` mean every message.
+
+    Raises:
+        FilterError: the text is no condition, or too long or too deep; the error shows the place.
+    """
+    return None if text is None or Filter.of(text).expression == Literal(True) else text.strip()
+
+
+def _headers_of(message: Filterable) -> Mapping[str, object]:
+    """Return the headers; none where a row of another hand holds no JSON object."""
+    try:
+        headers: object = message.headers
+    except ValueError:
+        return {}
+    return headers if isinstance(headers, Mapping) else {}
 
 
 def parse(text: str) -> Expression:
