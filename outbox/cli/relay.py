@@ -94,8 +94,8 @@ def relay(
 
     With --route or --config there is a relay for each route, with a subscription of its own: NAME for '*', NAME:TOPIC
     for the others. The file of --config also says how a destination gets its messages: prefix, rename, envelope,
-    deadline; which messages
-    of its topics are sent: tags, filter; and for all routes attempts, batch_size and batch_bytes.
+    deadline. It also narrows the topics of a route, by tags and filter, and has attempts, batch_size and batch_bytes
+    for all routes.
     """
     if not reading.name or not reading.name.isprintable():
         raise click.UsageError("--name must be one or more characters that can be printed")
