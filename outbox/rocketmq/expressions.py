@@ -1,0 +1,103 @@
+"""Subscriptions of a consumer group: an expression for each topic, joined to the one selection that a group has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outbox.errors import MQClientError
+from outbox.model.filter.condition import chosen_filter
+from outbox.model.filter.tags import chosen_tags
+from outbox.rocketmq.limits import checked_subscribed
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSelector:
+    """A choice of the messages of a topic: by tags, or by a condition on properties in SQL92."""
+
+    tags: tuple[str, ...] | None = None
+    filter: str | None = None
+
+    @classmethod
+    def by_tag(cls, expression: str | None) -> MessageSelector:
+        """Choose by an expression such as "TagA || TagB"; None, "" and "*" are all messages.
+
+        Raises:
+            FilterError: the expression names no tag.
+        """
+        return cls(tags=chosen_tags(expression))
+
+    @classmethod
+    def by_sql(cls, condition: str) -> MessageSelector:
+        """Choose by a condition such as "region = 'eu' AND amount > 100".
+
+        Raises:
+            FilterError: the text is no condition; the error shows the place.
+        """
+        if not condition:
+            raise MQClientError("Expression can't be null! SQL92")
+        return cls(filter=chosen_filter(condition))
+
+    def condition(self) -> str | None:
+        """Return the choice as a condition in SQL92; None: all messages."""
+        if self.tags is not None:
+            return f"TAGS IN ({', '.join(map(_quoted, self.tags))})"
+        return self.filter
+
+
+#: The expression of a topic; a text is one of tags.
+Expression = MessageSelector | str | None
+
+
+def selector_of(expression: Expression) -> MessageSelector:
+    """Return the choice that an expression stands for."""
+    return expression if isinstance(expression, MessageSelector) else MessageSelector.by_tag(expression)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The selection of a group: topics, and either tags or a filter."""
+
+    topics: tuple[str, ...]
+    tags: tuple[str, ...] | None
+    filter: str | None
+
+    @classmethod
+    def of(cls, subscribed: Mapping[str, MessageSelector]) -> Choice:
+        """Join the choices of all topics.
+
+        Topics with different choices are joined to one filter that names the topics, because the members of a group
+        share one position in the log.
+
+        Raises:
+            MQClientError: no topic is subscribed.
+        """
+        if not subscribed:
+            raise MQClientError("subscription is null: subscribe to a topic before the start")
+        topics = tuple(sorted(subscribed))
+        choices = set(subscribed.values())
+        if len(choices) == 1:
+            (choice,) = choices
+            return cls(topics, choice.tags, choice.filter)
+        return cls(topics, None, chosen_filter(" OR ".join(_of_topic(each, subscribed[each]) for each in topics)))
+
+
+def subscribed_to(subscriptions: Mapping[str, Expression]) -> dict[str, MessageSelector]:
+    """Return the choice for each topic.
+
+    Raises:
+        MQClientError: RocketMQ would refuse a topic.
+        FilterError: an expression cannot be read.
+    """
+    return {checked_subscribed(topic): selector_of(expression) for topic, expression in subscriptions.items()}
+
+
+def _of_topic(topic: str, choice: MessageSelector) -> str:
+    condition = choice.condition()
+    own = f"TOPIC = {_quoted(topic)}"
+    # A line break, because a comment at the end of the condition would hide the bracket.
+    return own if condition is None else f"({own} AND ({condition}\n))"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,202 @@
+"""RocketMQ's consumer that asks for messages, and acknowledges each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Self
+
+from outbox.errors import MQClientError
+from outbox.model.message import Message
+from outbox.model.retry import RetryPolicy
+from outbox.model.subscription import Declaration, Start
+from outbox.model.verdict import Reject, Retry, Verdict
+from outbox.outbox import Outbox
+from outbox.rocketmq.connections import Connections
+from outbox.rocketmq.expressions import Choice, Expression, subscribed_to
+from outbox.rocketmq.limits import checked_consumer_group
+from outbox.rocketmq.message_ext import MessageExt
+from outbox.runtime.clock import clock
+from outbox.runtime.stop import Stop
+from outbox.store.log.limits import Limits
+from outbox.store.subscriptions.receipts import Receipts
+from outbox.telemetry.events import Event, Listeners, Parked
+from outbox.worker.job import Job
+from outbox.worker.policy import HandlerPolicy
+from outbox.worker.polling import Polling
+from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.worker import Worker
+
+#: The most messages that RocketMQ's broker hands out at once.
+MAX_MESSAGES = 32
+_HANDED_OUT = "handed out"
+_POLL_SECONDS = (0.05, 1.0)
+
+
+class SimpleConsumer:
+    """Hands messages out, each for a time; a message that is not acknowledged by then is handed out again.
+
+    Any number of consumers may share a group, in any process; `receive` may be called by several threads. A call takes
+    the lease of the group for a moment, so a group can be asked some ten times a second.
+
+    Args:
+        group: the consumer group, which has a position of its own in the log.
+        outbox: where the messages are.
+        subscriptions: for each topic an expression: tags such as "TagA || TagB", "*" for all, or a `MessageSelector`.
+        await_duration: for how long `receive` waits for a message.
+        fifo: a key is handed out in order; its next message comes after the `ack` of the last.
+        max_attempts: deliveries, after which a message becomes a dead letter.
+        start: where a new group begins: "earliest", "latest" or a moment.
+
+    Raises:
+        MQClientError: RocketMQ would refuse the group or a topic.
+        FilterError: an expression cannot be read.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        outbox: Outbox,
+        subscriptions: Mapping[str, Expression],
+        *,
+        await_duration: timedelta = timedelta(seconds=20),
+        fifo: bool = False,
+        max_attempts: int = 17,
+        start: Start = "earliest",
+    ) -> None:
+        self.group = checked_consumer_group(group)
+        choice = Choice.of(subscribed_to(subscriptions))
+        declared = Declaration(
+            name=group,
+            destination=None,
+            kind="consumer",
+            topics=choice.topics,
+            tags=choice.tags,
+            filter=choice.filter,
+            on_dead="continue",
+            ordered=fifo,
+        )
+        self._outbox = outbox
+        self._await_seconds = await_duration.total_seconds()
+        self._max_attempts = max_attempts
+        self._stop = Stop()
+        #: One step at a time. Between the steps of a `receive` others have their turn.
+        self._step = threading.Lock()
+        self._handing = _Handing(0, timedelta(0))
+        listeners = Listeners(outbox.listeners)
+        listeners.listen(self._told)
+        # The handler counts the deliveries, because the last one is to be acknowledged like any other.
+        policy = HandlerPolicy(retry=RetryPolicy(attempts=max_attempts + 1), portion=1)
+        job = Job(declared=declared, handler=self._hand_out, policy=policy, start=start)
+        # Each step is short, so old progress is deleted in each.
+        settings = Settings(limits=Limits(rows=MAX_MESSAGES), upkeep=Upkeep(prune_progress=0.0))
+        self._worker = Worker(outbox.database, [job], settings, stop=self._stop, listeners=listeners)
+        self._connections = Connections(outbox.database.open, 2)
+
+    def receive(self, max_message_num: int, invisible_duration: timedelta) -> list[MessageExt]:
+        """Return messages, which nobody else gets for `invisible_duration`; wait for the first one.
+
+        Args:
+            max_message_num: 1 to 32.
+            invisible_duration: the time to handle the messages and to acknowledge them.
+
+        Returns:
+            At most so many messages; none after `await_duration`, also if the database did not answer until then.
+
+        Raises:
+            ValueError: a number or a time is outside its limits.
+            SubscriptionError: the group has other subscriptions, or another order.
+        """
+        if not 1 <= max_message_num <= MAX_MESSAGES:
+            raise ValueError(f"max_message_num is a number from 1 to {MAX_MESSAGES}, not {max_message_num}")
+        require_duration(invisible_duration, timedelta(milliseconds=1))
+        polling = Polling(*_POLL_SECONDS)
+        hints = self._outbox.notifier.listen(self._worker.wake.set)
+        until = clock() + self._await_seconds
+        while True:
+            taken = self._one_step(_Handing(max_message_num, invisible_duration), until)
+            left = until - clock()
+            if taken or left <= 0:
+                del hints
+                return [MessageExt(message) for message in taken]
+            self._worker.wake.wait(min(left, polling.pause()))
+
+    def ack(self, message: MessageExt) -> None:
+        """Acknowledge a message, which is done then.
+
+        Raises:
+            MQClientError: "receipt handle is expired": the time is over, and the message is handed out again.
+        """
+        self._use(message, Receipts.ack)
+
+    def change_invisible_duration(self, message: MessageExt, invisible_duration: timedelta) -> None:
+        """Have a message for `invisible_duration` from now on; 0: hand it out again at once.
+
+        Raises:
+            MQClientError: "receipt handle is expired": the time is over, and the message is handed out again.
+        """
+        require_duration(invisible_duration, timedelta(0))
+        self._use(message, Receipts.postpone, invisible_duration)
+
+    def close(self) -> None:
+        """Close the connections; messages that were not acknowledged are handed out again when their time is over."""
+        self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def _one_step(self, handing: _Handing, until: float) -> list[Message]:
+        """Let the worker handle a batch; return the messages that were handed out, and are stored as such."""
+        with self._step:
+            self._handing = handing
+            # A step waits for the lease, and for a database that is away.
+            timer = threading.Timer(max(0.0, until - clock()), self._stop.ask)
+            timer.start()
+            try:
+                self._worker.work("once")
+            finally:
+                timer.cancel()
+                timer.join()
+                self._stop.withdraw()
+            return handing.taken
+
+    def _hand_out(self, messages: Sequence[Message]) -> list[Verdict]:
+        """Answer for a portion of one message, which is parked until its time is over; stop when all are found."""
+        (message,) = messages
+        if message.attempt > self._max_attempts:
+            return [Reject(f"not acknowledged after {self._max_attempts} deliveries")]
+        self._handing.room -= 1
+        if self._handing.room <= 0:
+            self._stop.ask()
+        return [Retry(_HANDED_OUT, after=self._handing.invisible)]
+
+    def _told(self, event: Event) -> None:
+        """Take note of messages that are stored as handed out; without that, another consumer may get them."""
+        if isinstance(event, Parked):
+            self._handing.taken += [each for each, parking in event.messages if parking.error == _HANDED_OUT]
+
+    def _use(self, message: MessageExt, use: Callable[..., bool], *more: timedelta) -> None:
+        id, attempt = message.message.id, message.message.attempt
+        if not self._connections.call(lambda channel: use(Receipts(channel, self.group), id, attempt, *more)):
+            raise MQClientError("receipt handle is expired")
+        # The next message of its key may be handed out now, or the message itself.
+        self._worker.wake.set()
+
+
+class _Handing:
+    """The messages for one `receive`: room for so many more, and those that are taken."""
+
+    def __init__(self, room: int, invisible: timedelta) -> None:
+        self.room = room
+        self.invisible = invisible
+        self.taken: list[Message] = []
+
+
+def require_duration(duration: timedelta, least: timedelta) -> None:
+    """Refuse what is no time, or less than `least`."""
+    if not isinstance(duration, timedelta) or duration < least:
+        raise ValueError(f"invisible_duration is a timedelta of at least {least}, not {duration!r:.40}")
