@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 
-from outbox.admin.borrowing import LENGTH, WAIT, borrowed, changing
+from outbox.admin.borrowing import LENGTH, WAIT, WorkerAliveError, borrowed, changing
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.subscription import Subscription, compensation_of
 from outbox.store import identity
@@ -20,25 +20,22 @@ from outbox.worker.parked import MOST_REQUESTS, carry_out
 from outbox.worker.settle import Settlement
 
 
-def carry_out_without_worker(channel: Channel, subscription: Subscription) -> int:
-    """Carry out the requests on dead letters, in place of a worker; return how many.
-
-    Raises:
-        WorkerAliveError: a worker holds the lease, and will carry out the requests.
-    """
+def carry_out_without_worker(channel: Channel, name: str) -> str | None:
+    """Carry out the requests on dead letters of a subscription; if a worker is alive and will, return its name."""
     identity.verify(channel)
     incarnation = Log().now(channel).incarnation
-    granted = 0
-    with borrowed(channel, [subscription]) as leases:
-        for lease in leases:
-            parked = Parked(channel, subscription.name, lease.partition)
-            settlement = Settlement(channel, lease, incarnation)
-            while requests := parked.requests(MOST_REQUESTS):
-                carry_out(requests, parked, settlement)
-                granted += len(requests)
-                if not all(Leases(channel).renew(each, LENGTH) for each in leases):
-                    raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
-    return granted
+    try:
+        with borrowed(channel, [Subscriptions(channel).get(name)]) as leases:
+            for lease in leases:
+                parked = Parked(channel, name, lease.partition)
+                settlement = Settlement(channel, lease, incarnation)
+                while requests := parked.requests(MOST_REQUESTS):
+                    carry_out(requests, parked, settlement)
+                    if not all(Leases(channel).renew(each, LENGTH) for each in leases):
+                        raise LeaseLostError(f"{name}: a worker took the lease; it carries out the rest")
+    except WorkerAliveError as error:
+        return error.holder.owner
+    return None
 
 
 def alter(

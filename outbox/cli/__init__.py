@@ -21,8 +21,8 @@ from outbox.cli.output import scrubbed
 _VERBS = {
     "relay": ("outbox.cli.relay:relay", "Send the messages of the log to a destination."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
-    "half": ("outbox.cli.decisions:half", "Look at pending transactions, decide on them, ask about them."),
-    "dead": ("outbox.cli.decisions:dead", "Look at dead letters, and decide on them."),
+    "half": ("outbox.cli.half:half", "Look at pending transactions, decide on them, ask about them."),
+    "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
     "subscriptions": ("outbox.cli.subscriptions:subscriptions", "List, alter, split and drop the readers of the log."),
     "extract": ("outbox.cli.extract:extract", "Write messages to Parquet files, by Spark."),
     "report": ("outbox.cli.report:report", "Look at the log with Spark: delivery, transactions, order."),

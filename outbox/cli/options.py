@@ -253,6 +253,7 @@ def as_given(name: str) -> str:
 
 
 as_json = option("--json", "json", is_flag=True, help="Machine-readable output.")
+at_most = option("--limit", type=click.IntRange(1), default=100, help="Show at most so many.")
 by_whom = option("--by", help="The person; otherwise the user of the process.")
 
 

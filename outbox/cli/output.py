@@ -67,6 +67,14 @@ def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
     click.echo(json.dumps(document, default=_plain, separators=(",", ":")))
 
 
+def say_the_end(found: Sequence[object], limit: int, none: str, options: str) -> None:
+    """Say that nothing was found, or that there is more than `limit`, and by which options to choose."""
+    if not found:
+        say(none)
+    if len(found) > limit:
+        say(f"there are more; choose by {options}, or raise --limit above {limit}")
+
+
 def show_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
     """Write a table: as wide as the terminal, and one line a row elsewhere. `numbers` are aligned right."""
     cells = [[Alarm(printable(each)) if isinstance(each, Alarm) else printable(each) for each in row] for row in rows]

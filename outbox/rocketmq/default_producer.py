@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+from uuid import UUID
+
+from sqlalchemy.orm import Session
 
 from outbox.errors import MQClientError
 from outbox.model.message import Message
 from outbox.model.slots import slot_of
-from outbox.outbox import Outbox
 from outbox.rocketmq.limits import checked_batch, checked_group, checked_message, size_of
 from outbox.rocketmq.selectors import Selector, key_of, selected
 from outbox.rocketmq.states import MessageQueue, SendResult
-
-if TYPE_CHECKING:
-    from outbox.writing.handles import Handle
+from outbox.store.database import Database
+from outbox.writing.handles import Handle
+from outbox.writing.scopes import Propagation
 
 #: Of the splitter in RocketMQ's examples; RocketMQ advises 1 MiB, and refuses more than 4 MiB.
 _SPLIT_BYTES = 1_000_000
+
+
+class Writes(Protocol):
+    """The part of an `Outbox` that writes."""
+
+    database: Database
+
+    def begin(self, propagation: Propagation = ...) -> AbstractContextManager[Session]:
+        """Do as `Outbox.begin`."""
+
+    def send_all(self, handle: Handle, messages: Iterable[Message]) -> list[UUID]:
+        """Do as `Outbox.send_all`."""
 
 
 class DefaultMQProducer:
@@ -31,7 +45,7 @@ class DefaultMQProducer:
         MQClientError: RocketMQ would refuse the name of the group.
     """
 
-    def __init__(self, group: str, outbox: Outbox) -> None:
+    def __init__(self, group: str, outbox: Writes) -> None:
         self.group = checked_group(group)
         self._outbox = outbox
 

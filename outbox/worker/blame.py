@@ -2,7 +2,7 @@
 
 A handler that raises, or comes back too late, does not name the cause. So a failure counts against a message only when
 the message was alone in its call, and the destination has accepted another message since the previous failure.
-Therefore a sick destination causes no dead letters, and a message that crashes its handler does not stop the rest.
+Therefore an outage causes no dead letters, and a message that crashes its handler does not stop the rest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Findings:
         if self.some_accepted:
             self.refused.add(message.topic)
 
-    def is_sick(self, topic: str, pending: Iterable[Message]) -> bool:
+    def is_refused(self, topic: str, pending: Iterable[Message]) -> bool:
         """Return whether a topic was refused while others were accepted, or two messages of the topic have failed
         alone.
 

@@ -37,7 +37,7 @@ _RENEWED_SECONDS = 0.02
 class Look:
     """Asks the stepping partition to set `others`: whether other messages could be tried.
 
-    They could show whether the destination is sick, or a message crashes its handler.
+    They could show whether the destination is away, or a message crashes its handler.
     """
 
     others: bool = False
@@ -137,7 +137,7 @@ class BatchHandler:
         A batch that takes long comes in parts, so that each part can be settled before the next. A `Wait` is yielded
         while there is nothing to do, and a `Look` before messages are parked because no other could be tried. While the
         destination accepts nothing of the log, the batch waits, with growing pauses; `parked` messages stay open, and
-        their topics count as sick.
+        their topics count as refused.
 
         `quota`: how many messages may be parked as waiting. `parked`: the messages were read from where they are
         parked. `now`: by the database's clock; messages expire meanwhile. None: they do not.
@@ -210,7 +210,7 @@ class BatchHandler:
         if not chunk:
             batch.leave_topics(tried)
             return True
-        if len(chunk) == 1 and batch.findings.is_sick(chunk[0].topic, batch.messages):
+        if len(chunk) == 1 and batch.findings.is_refused(chunk[0].topic, batch.messages):
             batch.leave_topics(chunk)
         return False
 
@@ -235,12 +235,12 @@ class BatchHandler:
             batch.resolve([], [(message, self.policy.waiting(message, error_of(message))) for message in heads])
 
     def _tell_what_waits(self, batch: Pending) -> None:
-        if batch.outcome.parked or batch.outcome.sick:
+        if batch.outcome.parked or batch.outcome.refused:
             waiting = {
                 m.topic: parking.error or "" for m, parking in batch.outcome.parked if parking.state == "waiting"
             }
-            sick = batch.findings.errors_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.sick)
-            self._tell(batch, sick | waiting)
+            refused = batch.findings.errors_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.refused)
+            self._tell(batch, refused | waiting)
 
     def _tell(self, batch: Pending, errors: dict[str, str], *, pauses: bool = False) -> None:
         by_all = (batch.findings.away or batch.findings.error_of_all(errors.values())) if errors else None

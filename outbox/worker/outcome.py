@@ -35,14 +35,14 @@ class Finished(Protocol):
 class Outcome:
     """The result of a batch, or of a part of a batch.
 
-    `open`: without a result, because the worker was stopped or the topic is in `sick`. `next`: the first message
+    `open`: without a result, because the worker was stopped or the topic is in `refused`. `next`: the first message
     without a result; None in the last part.
     """
 
     done: list[Message] = field(default_factory=list)
     parked: list[tuple[Message, Parking]] = field(default_factory=list)
     open: list[Message] = field(default_factory=list)
-    sick: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     #: True when the destination accepts nothing at the end.
     away: bool = False
     next: Message | None = None
@@ -51,7 +51,7 @@ class Outcome:
     def accepted_topics(self) -> set[str]:
         """The topics that the destination accepts, as far as known at the end of the batch."""
         waiting = {message.topic for message, parking in self.parked if parking.state == "waiting"}
-        return set() if self.away else {message.topic for message in self.done} - waiting - self.sick
+        return set() if self.away else {message.topic for message in self.done} - waiting - self.refused
 
 
 class Pending:
@@ -80,7 +80,7 @@ class Pending:
         part, self._part_began = self.outcome, time.monotonic()
         part.away = away
         part.next = self.messages[0] if self.messages else None
-        self.outcome = Outcome(open=list(part.open), sick=set(part.sick))
+        self.outcome = Outcome(open=list(part.open), refused=set(part.refused))
         return part
 
     def in_turn(self, identities: Container[Identity]) -> list[Message]:
@@ -148,9 +148,9 @@ class Pending:
 
     def leave_topics(self, messages: Iterable[Message]) -> None:
         """Leave all messages of the topics of some messages open, and other messages of the same keys."""
-        self.outcome.sick.update(message.topic for message in messages)
-        left = [message for message in self.messages if message.topic in self.outcome.sick]
+        self.outcome.refused.update(message.topic for message in messages)
+        left = [message for message in self.messages if message.topic in self.outcome.refused]
         keys = {message.key for message in left if message.key is not None}
         self.outcome.open.extend(left)
-        self.outcome.open.extend(m for m in self.messages if m.topic not in self.outcome.sick and m.key in keys)
-        self.messages = [m for m in self.messages if m.topic not in self.outcome.sick and m.key not in keys]
+        self.outcome.open.extend(m for m in self.messages if m.topic not in self.outcome.refused and m.key in keys)
+        self.messages = [m for m in self.messages if m.topic not in self.outcome.refused and m.key not in keys]

@@ -30,7 +30,7 @@ _LOOK_SECONDS = 1.0
 _BURY_SECONDS = 5.0
 #: Seconds between two probes of a topic that was refused. A probe costs one message. When the topic is accepted again,
 #: its waiting messages go on within this time.
-_SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
+_REFUSED_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
 
 
 class ParkedKeys:
@@ -79,7 +79,7 @@ class ParkedKeys:
 
 
 @dataclass(slots=True)
-class _Sick:
+class _Refusal:
     until: float
     failures: int
 
@@ -91,8 +91,8 @@ class _Round:
     worked: bool = False
     done: list[Message] = field(default_factory=list)
     changed: Parkings = field(default_factory=list)
-    well: set[str] = field(default_factory=set)
-    sick: set[str] = field(default_factory=set)
+    accepted: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
 
 
 def carry_out(requests: Sequence[Request], parked: Parked, settlement: Settlement) -> None:
@@ -127,7 +127,7 @@ class ParkedQueue:
         self._finished = finished
         self._bury_at = 0.0
         self.keys = ParkedKeys(parked, settings.upkeep.most_keys)
-        self._sick: dict[str, _Sick] = {}
+        self._refused: dict[str, _Refusal] = {}
         self._look_at = 0.0
         #: Whether messages may wait for their destination, with or without keys.
         self._some_wait = True
@@ -162,7 +162,7 @@ class ParkedQueue:
         worked = self._carry_out_requests() + self._bury() + self._fall_due() > 0
         self._round = _Round(worked)
         ready = self._parked.ready(
-            self.keys.released, self._sick_topics(), self._limits.rows, self._limits.bytes, held=self._hung.held()
+            self.keys.released, self._refused_topics(), self._limits.rows, self._limits.bytes, held=self._hung.held()
         )
         return self._sorted_out(ready) if ready else None
 
@@ -182,8 +182,8 @@ class ParkedQueue:
         done, changed = self._round.done + outcome.done, self._round.changed
         # Messages that are blocked by their key are parked as blocked already.
         changed += [each for each in outcome.parked if each[1] is not BLOCKED]
-        self._round.well |= {message.topic for message in outcome.done}
-        self._round.sick, self._round.done, self._round.changed = outcome.sick, [], []
+        self._round.accepted |= {message.topic for message in outcome.done}
+        self._round.refused, self._round.done, self._round.changed = outcome.refused, [], []
         if done or changed:
             self._write(done, changed)
             self._round.worked = True
@@ -201,13 +201,13 @@ class ParkedQueue:
 
     def end(self) -> bool:
         """Note when to look again; return whether there was anything to do."""
-        for topic in self._round.sick:
+        for topic in self._round.refused:
             # Some messages of the topic are accepted, so it is only slow: its pauses do not grow.
-            again = topic in self._sick and topic not in self._round.well
-            failures = self._sick[topic].failures + 1 if again else 1
-            self._sick[topic] = _Sick(time.monotonic() + seconds_to_wait(_SICK_PAUSE, failures), failures)
-        for topic in self._round.well - self._round.sick:
-            self._sick.pop(topic, None)
+            again = topic in self._refused and topic not in self._round.accepted
+            failures = self._refused[topic].failures + 1 if again else 1
+            self._refused[topic] = _Refusal(time.monotonic() + seconds_to_wait(_REFUSED_PAUSE, failures), failures)
+        for topic in self._round.accepted - self._round.refused:
+            self._refused.pop(topic, None)
         self._look_at = time.monotonic() if self._round.worked else self._next_look()
         return self._round.worked
 
@@ -217,7 +217,7 @@ class ParkedQueue:
         Messages that are due, and could not be handled, count for nothing: they wait for a change.
         """
         now, due = time.monotonic(), self._parked.next_due()
-        moments = [sick.until for sick in self._sick.values() if sick.until > now]
+        moments = [refusal.until for refusal in self._refused.values() if refusal.until > now]
         if due is not None:
             moments.append(now + max(0.02, due))
         return min([now + _LOOK_SECONDS, *moments])
@@ -252,5 +252,5 @@ class ParkedQueue:
             self.keys.fell_due(key)
         return len(keys)
 
-    def _sick_topics(self) -> list[str]:
-        return [topic for topic, sick in self._sick.items() if sick.until > time.monotonic()]
+    def _refused_topics(self) -> list[str]:
+        return [topic for topic, refusal in self._refused.items() if refusal.until > time.monotonic()]

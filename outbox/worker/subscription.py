@@ -43,9 +43,10 @@ from outbox.worker.lease_search import LeaseSearch, lease_logger
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Finished
-from outbox.worker.partition import PartitionWorker, Turn
+from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
+from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
 

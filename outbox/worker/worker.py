@@ -22,9 +22,9 @@ from outbox.worker.connection import Connection, ConnectionLostError, Heartbeat
 from outbox.worker.failures import passes, pause
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
-from outbox.worker.partition import Turn
 from outbox.worker.settings import Settings, Until
 from outbox.worker.subscription import SubscriptionWorker
+from outbox.worker.turn import Turn
 from outbox.writing.bare import BareOutbox
 
 logger = logging.getLogger("outbox")

@@ -136,28 +136,28 @@ def test_a_database_that_is_away_delays_no_other_and_is_served_when_it_is_back(t
     What was sent but not settled when the network failed comes again, so only first copies are compared.
     """
     out = tmp_path / "out"
-    well, sick = two
+    well, away = two
 
     def came() -> list[str]:
         return list(dict.fromkeys(bodies(out)))
 
-    with TcpProxy("127.0.0.1", postgres.port) as proxy, behind(proxy, sick) as far:
+    with TcpProxy("127.0.0.1", postgres.port) as proxy, behind(proxy, away) as far:
         proxy.refuse()
         urls = [url_of(far), url_of(well)]
         with running(urls, tmp_path / "log", "--to", f"file://{out}", *QUICK) as process:
             send(well, "1")
-            send(sick, "sick 1")
+            send(away, "away 1")
             assert eventually(lambda: came() == ["1"])
             proxy.pass_through()
-            assert eventually(lambda: came() == ["1", "sick 1"])
+            assert eventually(lambda: came() == ["1", "away 1"])
 
             proxy.black_hole()
-            send(sick, "sick 2")
+            send(away, "away 2")
             send(well, "2")
-            assert eventually(lambda: came() == ["1", "sick 1", "2"])
+            assert eventually(lambda: came() == ["1", "away 1", "2"])
             proxy.reset_all()
             proxy.pass_through()
-            assert eventually(lambda: came() == ["1", "sick 1", "2", "sick 2"])
+            assert eventually(lambda: came() == ["1", "away 1", "2", "away 2"])
             code = process.ended(signal.SIGTERM)
 
     place = label_of(far.url)
@@ -182,11 +182,11 @@ def test_what_is_missing_is_said_and_made_while_it_runs(sqlite_engine, tmp_path)
 
 def test_a_database_that_does_not_answer_cannot_hold_up_the_end(two, postgres, tmp_path):
     """The other is drained; the exit code says that not all were."""
-    well, sick = two
-    with TcpProxy("127.0.0.1", postgres.port) as proxy, behind(proxy, sick) as far:
+    well, away = two
+    with TcpProxy("127.0.0.1", postgres.port) as proxy, behind(proxy, away) as far:
         urls = [url_of(far), url_of(well)]
         with running(urls, tmp_path / "log", "--to", f"file://{tmp_path / 'out'}", *QUICK) as process:
-            assert eventually(lambda: leases(well) != [None] and leases(sick) != [None])
+            assert eventually(lambda: leases(well) != [None] and leases(away) != [None])
             proxy.black_hole()
 
             code = process.ended(signal.SIGTERM)
@@ -333,12 +333,12 @@ def test_a_line_of_the_file_that_holds_something_else_is_refused(tmp_path):
 
 def test_the_second_signal_ends_all_at_once(two, postgres, tmp_path):
     """Also while a database that does not answer is waited for."""
-    well, sick = two
+    well, away = two
     with ExitStack() as stack:
         proxy = stack.enter_context(TcpProxy("127.0.0.1", postgres.port))
-        urls = [url_of(well), url_of(stack.enter_context(behind(proxy, sick)))]
+        urls = [url_of(well), url_of(stack.enter_context(behind(proxy, away)))]
         process = stack.enter_context(running(urls, tmp_path / "log", "--to", "stdout:", "--lease", "60s"))
-        assert eventually(lambda: leases(well) != [None] and leases(sick) != [None])
+        assert eventually(lambda: leases(well) != [None] and leases(away) != [None])
         proxy.black_hole()
         process.send(signal.SIGTERM)
         assert eventually(lambda: leases(well) == [None], 30)

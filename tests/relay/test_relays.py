@@ -107,20 +107,20 @@ def silent_from_the_start(proxy: TcpProxy) -> None:
 
 @pytest.mark.parametrize("trouble", [down_from_the_start, silent_from_the_start])
 def test_a_database_that_is_not_there_at_first_is_served_when_it_is(postgres, pg_template, trouble):
-    to_well, to_sick = Destination(), Destination()
+    to_well, to_away = Destination(), Destination()
     with ExitStack() as stack:
-        well, sick = stack.enter_context(new_databases(postgres, pg_template, 2))
+        well, away = stack.enter_context(new_databases(postgres, pg_template, 2))
         proxy = stack.enter_context(TcpProxy("127.0.0.1", postgres.port))
         trouble(proxy)
-        far = stack.enter_context(behind(proxy, sick))
-        stack.enter_context(running(relays_of((Outbox(far), to_sick), (Outbox(well), to_well))))
+        far = stack.enter_context(behind(proxy, away))
+        stack.enter_context(running(relays_of((Outbox(far), to_away), (Outbox(well), to_well))))
         send(well, "1")
-        send(sick, "2")
+        send(away, "2")
 
         assert arrives(to_well, "1")
-        before = to_sick.bodies
+        before = to_away.bodies
         proxy.pass_through()
-        assert arrives(to_sick, "2")
+        assert arrives(to_away, "2")
 
     assert (before, to_well.bodies) == ([], [b"1"])
 
@@ -128,27 +128,27 @@ def test_a_database_that_is_not_there_at_first_is_served_when_it_is(postgres, pg
 @pytest.mark.parametrize("trouble", [TcpProxy.refuse, TcpProxy.black_hole])
 def test_a_database_that_goes_away_in_the_middle_holds_up_no_other(postgres, pg_template, trouble):
     """For longer than its lease."""
-    to_well, to_sick = Destination(), Destination()
+    to_well, to_away = Destination(), Destination()
     with ExitStack() as stack:
-        well, sick = stack.enter_context(new_databases(postgres, pg_template, 2))
+        well, away = stack.enter_context(new_databases(postgres, pg_template, 2))
         proxy = stack.enter_context(TcpProxy("127.0.0.1", postgres.port))
-        far = stack.enter_context(behind(proxy, sick))
-        stack.enter_context(running(relays_of((Outbox(far), to_sick), (Outbox(well), to_well))))
+        far = stack.enter_context(behind(proxy, away))
+        stack.enter_context(running(relays_of((Outbox(far), to_away), (Outbox(well), to_well))))
         send(well, "1")
-        send(sick, "2")
+        send(away, "2")
         assert arrives(to_well, "1")
-        assert arrives(to_sick, "2")
+        assert arrives(to_away, "2")
 
         trouble(proxy)
-        send(sick, "4")
+        send(away, "4")
         for n in range(8):
             send(well, f"during {n}")
             time.sleep(0.5)
         assert eventually(lambda: len(to_well.bodies) == 9, 40)
         proxy.pass_through()
-        assert eventually(lambda: b"4" in to_sick.bodies, 40)
+        assert eventually(lambda: b"4" in to_away.bodies, 40)
 
-    assert (to_well.bodies[1:], set(to_sick.bodies)) == ([f"during {n}".encode() for n in range(8)], {b"2", b"4"})
+    assert (to_well.bodies[1:], set(to_away.bodies)) == ([f"during {n}".encode() for n in range(8)], {b"2", b"4"})
 
 
 def test_a_database_without_its_tables_is_served_once_it_has_them(postgres, sqlite_engine, caplog):
@@ -257,14 +257,14 @@ def test_a_destination_that_hangs_ends_no_relay_and_the_others_hear_nothing_of_i
 def test_a_stop_drains_what_answers_and_leaves_behind_what_does_not(postgres, pg_template, caplog):
     destination = Destination()
     with ExitStack() as stack:
-        well, sick = stack.enter_context(new_databases(postgres, pg_template, 2))
+        well, away = stack.enter_context(new_databases(postgres, pg_template, 2))
         proxy = stack.enter_context(TcpProxy("127.0.0.1", postgres.port))
-        far = stack.enter_context(behind(proxy, sick))
+        far = stack.enter_context(behind(proxy, away))
         relays = relays_of((Outbox(far), Destination()), (Outbox(well), destination), drain=timedelta(seconds=3))
         with running(relays):
             send(well, "1")
             assert arrives(destination, "1")
-            assert eventually(lambda: lease_holders(sick) != [], 20)
+            assert eventually(lambda: lease_holders(away) != [], 20)
             proxy.black_hole()
             time.sleep(1)
         unfinished, held = relays.unfinished, lease_holders(well)

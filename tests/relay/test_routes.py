@@ -1,4 +1,4 @@
-"""Routes: the first that matches takes a message, each is a relay of its own, and a sick one delays no other."""
+"""Routes: the first that matches takes a message, each is a relay of its own, and one that is away delays no other."""
 
 import re
 import shlex

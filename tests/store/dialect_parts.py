@@ -182,7 +182,7 @@ class ParkedContract:
         assert _ready(parked, released=["a", "b"]) == [(ids[2], 1), (ids[4], 2)]
         parked.change({Parking(state="retry", blocks=True, attempts=3, delay=now): [ids[1]]})
         assert _ready(parked, released=["a", "b"]) == [(ids[1], 4), (ids[2], 1), (ids[3], 1), (ids[4], 2)]
-        assert _ready(parked, released=["a", "b"], sick=["alpha"]) == []
+        assert _ready(parked, released=["a", "b"], refused=["alpha"]) == []
         assert _ready(parked, released=["a", "b"], rows=2) == [(ids[1], 4), (ids[2], 1)]
 
     def test_parked_copies_are_exact_and_outlive_the_log(self, outbox: Outbox, channel: Channel) -> None:
@@ -437,8 +437,8 @@ def _appended(outbox: Outbox, channel: Channel, keys: Sequence[str | None]) -> l
 
 
 def _ready(
-    parked: Parked, released: Sequence[str] = (), sick: Sequence[str] = (), rows: int = 10
+    parked: Parked, released: Sequence[str] = (), refused: Sequence[str] = (), rows: int = 10
 ) -> list[tuple[int, int]]:
     """Return the ids of what may be tried now, each with the number of its attempt."""
-    found = parked.ready(released, sick, rows, 1_000_000)
+    found = parked.ready(released, refused, rows, 1_000_000)
     return [(each.message.id or 0, each.message.attempt) for each in found]

@@ -200,14 +200,14 @@ def test_two_messages_that_raise_do_not_hide_behind_each_other():
 
 
 @pytest.mark.parametrize("answer", [raising(*range(100)), lambda _: Unavailable("away")], ids=["raises", "unavailable"])
-def test_a_sick_destination_counts_nothing(answer):
+def test_a_destination_that_is_away_counts_nothing(answer):
     """A stop comes after a while: nothing was moved."""
     outcome = Stage(Handler(answer), looks=400).run(messages(*"abcdefgh"))
 
     assert seen(outcome) == {"done": [], "aside": [], "open": list(range(1, 9))}
 
 
-def test_a_sick_destination_that_heals_gets_everything_in_order():
+def test_a_destination_that_comes_back_gets_everything_in_order():
     handler, tries = Handler(), 0
 
     def answer(message: Message) -> Verdict:
@@ -235,7 +235,7 @@ def test_some_unavailable_messages_wait_and_the_rest_goes_on():
 
 
 def test_a_message_of_a_missing_topic_waits_also_when_it_is_the_last_of_its_batch():
-    """Others of the batch were accepted, so it is not the whole destination that is sick."""
+    """Others of the batch were accepted, so it is not the whole destination that is away."""
     (missing,) = messages("b", topic="gone", first=2)
     handler = Handler(lambda message: Unavailable("no stream") if message.topic == "gone" else DONE)
 
@@ -322,7 +322,7 @@ def test_without_room_the_rest_pauses():
     assert (len(outcome.parked), len(outcome.open), ids(outcome.done)) == (1, 1, [1, 4])
 
 
-# Beside the log: nobody waits for a sick destination there
+# Beside the log: nobody waits for a destination that is away there
 
 
 def test_a_message_that_raises_does_not_keep_others_of_its_topic_from_their_turn():
@@ -340,7 +340,7 @@ def test_a_missing_topic_is_left_and_the_others_go_on():
     outcome = Stage(handler).run([*missing, *present], parked=True, quota=0)
 
     assert seen(outcome) == {"done": [10, 11], "aside": [], "open": [1, 2, 3]}
-    assert outcome.sick == {"gone"}
+    assert outcome.refused == {"gone"}
     assert len(handler.calls) < 8
 
 

@@ -72,22 +72,22 @@ def test_pauses_are_counted_until_something_is_accepted():
     assert blame.pauses == 0
 
 
-def test_a_topic_is_sick_when_it_was_refused_while_others_were_accepted_or_two_of_its_messages_failed():
+def test_a_topic_is_refused_after_one_failure_beside_accepted_topics_or_two_failures():
     one, two, other = *messages("a", "b", topic="gone"), messages("c", first=3)[0]
     all, findings = [one, two, other], Findings()
     findings.failed(one, "no")
-    with_one = findings.is_sick("gone", all)
+    with_one = findings.is_refused("gone", all)
     findings.failed(two, "no")
-    with_two = findings.is_sick("gone", all)
+    with_two = findings.is_refused("gone", all)
     findings.accepted()
-    healed = findings.is_sick("gone", all)
+    healed = findings.is_refused("gone", all)
     findings.refused_alone(one)
 
-    assert (with_one, with_two, healed, findings.is_sick("gone", all)) == (False, True, False, True)
-    assert not findings.is_sick("orders", all)
+    assert (with_one, with_two, healed, findings.is_refused("gone", all)) == (False, True, False, True)
+    assert not findings.is_refused("orders", all)
 
 
-def test_a_topic_that_is_refused_while_nothing_is_accepted_does_not_look_sick_alone():
+def test_a_topic_that_is_refused_while_nothing_is_accepted_does_not_count_as_refused_alone():
     findings = Findings()
     findings.refused_alone(FIRST)
 

@@ -188,12 +188,12 @@ def test_the_contract_catches_a_sender_that(broken, test):
 
 
 def test_none_means_done_and_a_verdict_stays_what_it_is():
-    answers = {"1": None, "2": Done(), "3": Retry("later"), "4": Reject("never"), "5": Unavailable("sick")}
+    answers = {"1": None, "2": Done(), "3": Retry("later"), "4": Reject("never"), "5": Unavailable("away")}
     sender = FunctionSender(lambda message: answers[message.body.decode()])
 
     verdicts = sender.send([a_message("alpha", n) for n in range(1, 6)])
 
-    assert verdicts == [DONE, Done(), Retry("later"), Reject("never"), Unavailable("sick")]
+    assert verdicts == [DONE, Done(), Retry("later"), Reject("never"), Unavailable("away")]
 
 
 def test_a_message_that_raises_stops_its_key_and_nothing_else():

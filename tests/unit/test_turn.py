@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from typing import cast
 
 import pytest
 
@@ -15,9 +14,9 @@ from outbox.runtime.stop import Stop
 from outbox.store.dialects.dialect import Hint
 from outbox.worker.calls import Call, HeldLease
 from outbox.worker.hung import HungCalls
-from outbox.worker.partition import PartitionWorker, Turn
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Until
+from outbox.worker.turn import Turn
 from outbox.worker.waiting import Wait
 
 FAR = 1e9
@@ -58,7 +57,7 @@ class Script:
 def turn_of(work: Script, until: Until = "stopped", *, hears: bool = True, hung: HungCalls | None = None) -> Turn:
     """A turn under a lease that nobody wants."""
     held = HeldLease(Lease(Partition("relay"), 1, "us"), FAR, Stop())
-    return Turn(held, cast("PartitionWorker", work), hung or HungCalls(), Polling(60.0, 60.0), until=until, hears=hears)
+    return Turn(held, work, hung or HungCalls(), Polling(60.0, 60.0), until=until, hears=hears)
 
 
 def steps(turn: Turn, most: int = 20) -> int:

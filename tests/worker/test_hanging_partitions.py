@@ -15,8 +15,8 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
-from outbox.worker.partition import Turn
 from outbox.worker.subscription import SubscriptionWorker
+from outbox.worker.turn import Turn
 from outbox.worker.worker import Worker
 from tests.support.destination import Destination, relay_to
 from tests.support.partitions import apart

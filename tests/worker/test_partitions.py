@@ -178,7 +178,7 @@ def test_a_command_has_the_lease_of_one_subscription_while_the_other_goes_on(eng
 
 def test_a_settle_that_fails_holds_back_no_other_subscription(engine, monkeypatch):
     """What was sent of the one that fails is not sent again with each try."""
-    outbox, sick, well, settle = Outbox(engine), Collector(), Collector(), ProgressLog.settle
+    outbox, failing, well, settle = Outbox(engine), Collector(), Collector(), ProgressLog.settle
     fails = [True]
 
     def refused(self: ProgressLog, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
@@ -186,18 +186,18 @@ def test_a_settle_that_fails_holds_back_no_other_subscription(engine, monkeypatc
             raise PermissionError("refused")
         return settle(self, lease, n, progress, incarnation)
 
-    with at_work(both(outbox, sick, well)):
+    with at_work(both(outbox, failing, well)):
         send(outbox, "1")
-        assert eventually(lambda: (texts(sick.messages), texts(well.messages)) == (["1"], ["1"]))
+        assert eventually(lambda: (texts(failing.messages), texts(well.messages)) == (["1"], ["1"]))
         monkeypatch.setattr(ProgressLog, "settle", refused)
         send(outbox, "2")
         assert eventually(lambda: texts(well.messages) == ["1", "2"])
         time.sleep(1)
         send(outbox, "3")
         meanwhile = eventually(lambda: texts(well.messages) == ["1", "2", "3"])
-        before = texts(sick.messages)
+        before = texts(failing.messages)
         fails.clear()
-        arrived = eventually(lambda: texts(sick.messages) == ["1", "2", "3"])
+        arrived = eventually(lambda: texts(failing.messages) == ["1", "2", "3"])
 
     assert (meanwhile, before, arrived) == (True, ["1", "2"], True)
 

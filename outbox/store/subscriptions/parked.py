@@ -75,8 +75,8 @@ _EARLIER = """
 #: True if an earlier message of the key still waits for something. By the partial index of rows that block others and
 #: are not blocked themselves; even a key with many thousands of messages has few of these.
 _UNREADY = f"""
-    (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{moment}} OR {{sick_e}}))
-     OR CASE WHEN :some_sick THEN EXISTS ({_EARLIER} AND {{sick_e}}) ELSE false END)
+    (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{moment}} OR {{untried_e}}))
+     OR CASE WHEN :some_untried THEN EXISTS ({_EARLIER} AND {{untried_e}}) ELSE false END)
 """
 #: Keys with blocked messages that nothing holds back. This is read once, when a lease is taken; after that the lease
 #: holder keeps the list in memory.
@@ -94,7 +94,7 @@ _READY = f"""
                  sum(size) OVER (ORDER BY place, id) AS cut
           FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
                 WHERE p.subscription = :subscription {{of_slots}}
-                  AND NOT {{sick_p}}
+                  AND NOT {{untried_p}}
                   AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{moment}})
                        OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
                   AND NOT {_UNREADY}
@@ -113,7 +113,7 @@ _CROWDED = """
 _HORIZON = f"""
     SELECT p.due_at FROM {{parked}} AS p
     WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state <> 'delayed'
-      AND p.due_at <= {{now}} {{of_slots}} AND NOT {{sick_p}} AND NOT {_UNREADY}
+      AND p.due_at <= {{now}} {{of_slots}} AND NOT {{untried_p}} AND NOT {_UNREADY}
     ORDER BY p.due_at LIMIT 1 OFFSET :limit
 """
 #: Delayed messages that are due take a place in their key's order, in the order in which they fell due. They come
@@ -226,23 +226,23 @@ class Parked:
         statement = self._database.sql(_BLOCKED_AMONG, chosen=self._database.among("key", texts="keys"))
         return {row[0] for row in self._channel.rows(statement, **self._common, keys=self._database.bind(keys))}
 
-    def released_keys(self, sick: Collection[str] = ()) -> set[str]:
+    def released_keys(self, refused: Collection[str] = ()) -> set[str]:
         """Return the keys with blocked messages that nothing holds back."""
-        parts = {"sick_e": self._is_sick("e"), "of_slots": self._of_slots_p}
+        parts = {"untried_e": self._is_untried("e"), "of_slots": self._of_slots_p}
         statement = self._database.sql(_RELEASED, **parts, moment=self._database.dialect.clock.now)
-        return {row[0] for row in self._channel.rows(statement, **self._common, **self._sick(sick))}
+        return {row[0] for row in self._channel.rows(statement, **self._common, **self._untried(refused))}
 
     def ready(
-        self, released: Collection[str], sick: Collection[str], rows: int, bytes: int, *, held: Held = NOTHING_HELD
+        self, released: Collection[str], refused: Collection[str], rows: int, bytes: int, *, held: Held = NOTHING_HELD
     ) -> list[Ready]:
         """Return messages whose turn has come, in the order of their keys, at most `rows`, and `bytes` of bodies.
 
-        `released`: keys whose blocked messages may be tried. `sick`: topics, and `held`: messages, that are not to be
-        tried.
+        `released`: keys whose blocked messages may be tried. `refused`: topics that are not tried, and
+        `held`: messages.
         """
         bound = {
             **self._common,
-            **self._sick(sick, held),
+            **self._untried(refused, held),
             "released": self._database.bind(released),
             "limit": rows,
             "bytes": bytes,
@@ -261,8 +261,8 @@ class Parked:
 
         Of each key they come before the others that are ready now.
         """
-        sick = {"sick_e": self._is_sick("e"), "sick_p": self._is_sick("p")}
-        parts = {**sick, "of_slots": self._of_slots_p, "moment": self._database.dialect.clock.now}
+        untried = {"untried_e": self._is_untried("e"), "untried_p": self._is_untried("p")}
+        parts = {**untried, "of_slots": self._of_slots_p, "moment": self._database.dialect.clock.now}
         horizon = self._channel.rows(self._database.sql(_HORIZON, **parts), **bound)
         if not horizon:
             return []
@@ -272,28 +272,28 @@ class Parked:
     def _ready(self, bound: dict[str, Any], moment: str) -> list[Row]:
         statement = self._database.sql(
             _READY,
-            sick_e=self._is_sick("e"),
-            sick_p=self._is_sick("p"),
+            untried_e=self._is_untried("e"),
+            untried_p=self._is_untried("p"),
             released=self._database.among("p.key", texts="released"),
             of_slots=self._of_slots_p,
             moment=moment,
         )
         return self._channel.rows(statement, **bound)
 
-    def _is_sick(self, row: str) -> str:
+    def _is_untried(self, row: str) -> str:
         among = self._database.among
         key, id = f"coalesce({row}.key, '')", f"{row}.id"  # no key is empty
         held = f"{among(key, texts='held_keys')} AND NOT {among(id, numbers='held_but')}"
-        return f"({among(f'{row}.topic', texts='sick')} OR {among(id, numbers='held_ids')} OR ({held}))"
+        return f"({among(f'{row}.topic', texts='refused')} OR {among(id, numbers='held_ids')} OR ({held}))"
 
-    def _sick(self, topics: Collection[str], held: Held = NOTHING_HELD) -> dict[str, Any]:
+    def _untried(self, topics: Collection[str], held: Held = NOTHING_HELD) -> dict[str, Any]:
         bind = self._database.bind
         return {
-            "sick": bind(topics),
+            "refused": bind(topics),
             "held_ids": bind(held.ids),
             "held_keys": bind(held.keys),
             "held_but": bind(held.but),
-            "some_sick": bool(topics or held.ids or held.keys),
+            "some_untried": bool(topics or held.ids or held.keys),
         }
 
     def some_fell_due(self) -> bool:

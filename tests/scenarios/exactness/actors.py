@@ -36,7 +36,7 @@ PARTITION = Partition("relay")
 LIMITS = Limits(rows=ROWS)
 FATES = {
     "retry": Parking(state="retry", blocks=True, attempts=1, error="failed", delay=RETRY),
-    "waiting": Parking(state="waiting", blocks=True, error="sick", delay=timedelta(0)),
+    "waiting": Parking(state="waiting", blocks=True, error="away", delay=timedelta(0)),
     "dead": Parking(state="dead", blocks=True, attempts=1, error="failed"),
 }
 
