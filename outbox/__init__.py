@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outbox.consumer.consumer import Consumer
     from outbox.consumer.inbox import Inbox
     from outbox.errors import (
         DatabaseError,
@@ -37,16 +38,17 @@ if TYPE_CHECKING:
     from outbox.writing.engines import create_async_engine, create_engine
 
 __all__ = [
-    "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox", "InvalidMessageError",
-    "LeaseLostError", "Limits", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError",
-    "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender",
-    "SenderError", "Settings", "StandbyError", "SubscriptionError", "TransactionAbortedError", "Unavailable",
-    "Verdict", "create_async_engine", "create_engine", "routes",
+    "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox",
+    "InvalidMessageError", "LeaseLostError", "Limits", "Message", "MissingExtraError", "NoTransactionError",
+    "Outbox", "OutboxError", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route",
+    "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "SubscriptionError",
+    "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
 _HOMES = {
     "Destination": "outbox.senders.opening",
+    "Consumer": "outbox.consumer.consumer",
     "Inbox": "outbox.consumer.inbox",
     "Limits": "outbox.store.log.limits",
     "Message": "outbox.model.message",

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncSession
 
+    from outbox.consumer.consumer import Consumer
+    from outbox.consumer.options import ConsumerOptions
     from outbox.direct.sends import DirectSends
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
@@ -197,6 +199,22 @@ class Outbox(BareOutbox):
     def unlisten(self, function: Listener) -> None:
         """Stop calling a function of `listen`."""
         self.listeners.unlisten(function)
+
+    # Handling
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        topics: Iterable[str] | None = None,
+        tags: str | None = None,
+        ordered: bool | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer:
+        """Return a consumer of this outbox's messages, for the functions of `@consumer.on(…)`; see `Consumer`."""
+        from outbox.consumer.consumer import Consumer
+
+        return Consumer(self, name, topics=topics, tags=tags, ordered=ordered, **options)
 
     # Relaying within the application
 

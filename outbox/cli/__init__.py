@@ -20,6 +20,7 @@ from outbox.cli.output import scrubbed
 #: The object of each verb, and its purpose in a sentence.
 _VERBS = {
     "relay": ("outbox.cli.relay:relay", "Send the messages of the log to a destination."),
+    "consume": ("outbox.cli.consume:consume", "Handle messages of the log by functions of an application."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
     "half": ("outbox.cli.half:half", "Look at pending transactions, decide on them, ask about them."),
     "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),

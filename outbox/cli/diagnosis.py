@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from shlex import quote
 
 from outbox.cli.output import age, counted, moment
-from outbox.model.subscription import base_of
+from outbox.model.subscription import base_of, place_of
 from outbox.runtime.text import labelled, without_server
 from outbox.store.database import Channel
 from outbox.store.operations.half_status import HalfStatus, half_standings
@@ -97,7 +97,7 @@ class Look:
         since, number = self._since(trouble.since), trouble.messages
         is_check, name = standing.subscription.kind == "check", standing.subscription.name
         if trouble.state == "waiting":
-            place = "an answer" if is_check else standing.subscription.destination or "their destination"
+            place = "an answer" if is_check else place_of(standing.subscription, "their")
             why = without_server(trouble.error or "no reason given", place)
             return f"{counted(number, 'message', _WAITS)} for {place} since {since}: {why}"
         if trouble.state == "retry":
@@ -141,7 +141,7 @@ class Look:
             return _of_extract(name, standing.hold, standing.idle or 0.0)
         if standing.is_run:
             return []
-        if subscription.destination is None:
+        if not subscription.is_used:
             unneeded = self._others_are_used(name) and not self._is_refused(name)
             advice = f"; if nobody is to, run: outbox subscriptions drop {quote(name)}" if unneeded else ""
             return [f"nobody has run {name} yet; it keeps every message from being purged{advice}"]
@@ -170,7 +170,7 @@ class Look:
     def _others_are_used(self, name: str) -> bool:
         """Return whether another subscription is in use, besides the compensation of direct writers."""
         others = [each.subscription for each in self.standings if each.subscription.name != name]
-        return any(each.destination is not None and each.direct != name for each in others if each.kind != "check")
+        return any(each.is_used and each.direct != name for each in others if each.kind != "check")
 
 
 def look_at(channel: Channel, limits: Limits) -> Look:
@@ -208,6 +208,8 @@ def _of_extract(name: str, hold: Hold, idle: float) -> list[str]:
 def _start(standing: SubscriptionStatus) -> str:
     """Return how to start the worker of a subscription; a worker that sends to a function is in an application."""
     subscription = standing.subscription
+    if subscription.kind in ("consumer", "broadcast"):
+        return "start the application that runs it, or run outbox consume with its module and name"
     destination = subscription.destination or ""
     if "://" not in destination and destination != "stdout:":
         return "start the application that runs it"

@@ -172,18 +172,26 @@ def about_databases(function: F, *, several: bool = True, unless: str | None = N
         database: tuple[str, ...],
         database_file: Path | None,
         schema: tuple[str, ...],
-        verbose: int,
-        log_format: str,
         **rest: Any,
     ) -> Any:
-        logs.set_up(verbose, log_format)
         urls = _urls("database", database, database_file)
         if not urls and not _unneeded(unless, rest):
             raise click.UsageError("no database: set OUTBOX_DATABASE, or give --database URL or --database-file PATH")
         targets = tuple(Target(url, name) for url in urls for name in schema or (None,))
         return function(*args, targets=targets, **rest)
 
-    return together(*_names_of_databases(several=several), *_LOGGED)(command)  # type: ignore[return-value]
+    return together(*_names_of_databases(several=several), logged)(command)  # type: ignore[return-value]
+
+
+def logged(function: F) -> F:
+    """Give a command the options for its log, and set the log up."""
+
+    @functools.wraps(function)
+    def command(*args: Any, verbose: int, log_format: str, **rest: Any) -> Any:
+        logs.set_up(verbose, log_format)
+        return function(*args, **rest)
+
+    return together(*_LOGGED)(command)  # type: ignore[return-value]
 
 
 def _unneeded(unless: str | None, given: Mapping[str, Any]) -> bool:

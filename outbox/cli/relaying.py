@@ -201,19 +201,9 @@ class Relaying:
             with self._refusal_notice.noted(channel, me()):
                 Subscriptions(channel).check(self._declared)
             topics = "all topics" if self._declared.topics is None else ", ".join(self._declared.topics)
-            self._say(f"{self.name}: {topics} to {self._sender.destination}, {self._beginning(channel)}")
+            begin = beginning(channel, self.name, self._pace.start)
+            self._say(f"{self.name}: {topics} to {self._sender.destination}, {begin}")
             self._spoke = True
-
-    def _beginning(self, channel: Channel) -> str:
-        known, start = Subscriptions(channel).find(self.name), self._pace.start
-        if known is None:
-            return f"a new subscription that begins at {start}"
-        settled = ProgressLog(channel).newest(known.partition(0))
-        if known.destination is None:
-            ignored = "" if start == "earliest" else f"; --from {start} is for a name that is not there yet"
-            return f"from the earliest message on{ignored}"
-        since = "" if settled is None else f" {age(max(0.0, time.time() - settled.settled_at.timestamp()))} ago"
-        return f"going on where it was{since}"
 
     def _say(self, text: str, code: int = 0) -> None:
         self.code = code
@@ -221,6 +211,19 @@ class Relaying:
 
     def _labelled(self, text: str) -> str:
         return labelled(self.label, self.name, text) if self.label else text
+
+
+def beginning(channel: Channel, name: str, start: Start) -> str:
+    """Return in words where a worker of a subscription begins."""
+    known = Subscriptions(channel).find(name)
+    if known is None:
+        return f"a new subscription that begins at {start}"
+    settled = ProgressLog(channel).newest(known.partition(0))
+    if known.kind == "relay" and known.destination is None:
+        ignored = "" if start == "earliest" else f"; --from {start} is for a name that is not there yet"
+        return f"from the earliest message on{ignored}"
+    since = "" if settled is None else f" {age(max(0.0, time.time() - settled.settled_at.timestamp()))} ago"
+    return f"going on where it was{since}"
 
 
 def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace) -> int:

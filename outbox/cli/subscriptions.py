@@ -271,6 +271,8 @@ def _destination(subscription: Subscription) -> str:
         return "(check-back)"
     if subscription.hold is not None:
         return f"archive {subscription.destination}"
+    if subscription.kind in ("consumer", "broadcast"):
+        return f"({subscription.kind})"
     return subscription.destination or "(none yet)"
 
 

@@ -73,7 +73,7 @@ class Inbox:
         retention: timedelta = timedelta(days=7),
     ) -> None:
         require_window("retention", retention)
-        self._consumer = _checked(consumer)
+        self._consumer = checked_consumer(consumer)
         self._scopes: Home | Scopes
         if isinstance(bind, Home):
             if schema not in (None, bind.database.schema):
@@ -195,7 +195,8 @@ def _kept(answer: R) -> R:
     return answer
 
 
-def _checked(consumer: str) -> str:
+def checked_consumer(consumer: str) -> str:
+    """Return the name of a consumer; refuse a name that cannot be stored or shown."""
     if not isinstance(consumer, str):
         raise TypeError(f"consumer must be a str, not {type(consumer).__name__}")
     storable = consumer.isprintable() and 1 <= len(consumer) <= MAX_CONSUMER

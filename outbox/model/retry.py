@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tenacity import RetryCallState
-from tenacity.wait import wait_base, wait_random_exponential
+from tenacity.wait import wait_base, wait_chain, wait_fixed, wait_random_exponential
+
+#: RocketMQ's retry levels: the pauses after the 1st to the 16th failure, from 10 s to 2 h.
+RETRY_LEVELS: wait_base = wait_chain(
+    *map(wait_fixed, (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,6 +124,11 @@ class Subscription:
     compact: bool = False
 
     @property
+    def is_used(self) -> bool:
+        """True when a worker has declared the subscription; the first migration creates a relay for nobody yet."""
+        return self.destination is not None or self.kind in ("consumer", "broadcast")
+
+    @property
     def direct(self) -> str | None:
         """The subscription of this compensation; None for every other kind."""
         return subscription_of(self.name) if self.kind == "compensation" else None
@@ -146,6 +151,12 @@ class Subscription:
     def all_partitions(self) -> list[Partition]:
         """Return all partitions, in the order of their numbers."""
         return [self.partition(number) for number in range(self.partitions)]
+
+
+def place_of(each: Declaration | Subscription, whose: str = "its") -> str:
+    """Return in words where messages of a subscription go. `whose`: its or their, of the messages."""
+    called = each.kind in ("consumer", "broadcast")
+    return each.destination or f"{whose} {'consumer' if called else 'destination'}"
 
 
 def base_of(name: str, known: Iterable[Subscription]) -> str:

@@ -35,9 +35,10 @@ class LifeCycle:
     _what: str
 
     def __init__(self, outbox: BareOutbox, name: str, settings: Settings | None) -> None:
-        self._outbox = outbox
+        #: Where the messages are.
+        self.outbox = outbox
         self._name = name
-        self._settings = settings
+        self.settings = settings or Settings()
         self._stop = Stop()
         self._supervisor: Supervisor | None = None
         self._reset()
@@ -64,7 +65,7 @@ class LifeCycle:
     @property
     def label(self) -> str:
         """The database of the messages: host, name and schema, for people to read."""
-        return label_of(self._outbox.database.engine.url, self._outbox.database.schema)
+        return label_of(self.outbox.database.engine.url, self.outbox.database.schema)
 
     @property
     def stopping(self) -> bool:
@@ -119,7 +120,7 @@ class LifeCycle:
 
     def _work(self, until: Until, outer: Stop | None = None) -> None:
         worker = self._worker
-        listener = self._outbox.notifier.listen(worker.hint) if until == "stopped" else None
+        listener = self.outbox.notifier.listen(worker.hint) if until == "stopped" else None
         try:
             worker.work(until)
         finally:

@@ -100,7 +100,7 @@ class Relay(LifeCycle):
             # Writers create the compensation, at a position before their first row.
             Job(declared=left_behind, handler=send, caller=caller, policy=policy, start=None),
         ]
-        return Worker.of(self._outbox, jobs, self._settings, stop=self._stop)
+        return Worker.of(self.outbox, jobs, self.settings, stop=self._stop)
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` closes it as well. A shared sender stays open."""

@@ -6,19 +6,18 @@ A connection of such a destination is made within a call, because the connection
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from outbox.model.message import Message
 from outbox.model.verdict import Unavailable, Verdict, describe
 from outbox.runtime.event_loop import BackgroundLoop
+from outbox.runtime.tasks import NoAnswerError, end, gave_no_answer, guarded, in_time, result_of
 from outbox.senders.function import checked_verdict, unfit_headers
 from outbox.senders.key_order import Chains
 from outbox.senders.port import concurrency_of, deadline_of, destination_of
-
-R = TypeVar("R")
 
 #: The share of its deadline after which a call is cancelled. The rest is for the loop to notice. A loop that does not
 #: is given up, with every connection that the destination has made there.
@@ -97,15 +96,15 @@ class AsyncFunctionSender:
         calls: dict[asyncio.Task[Verdict], int] = {}
         while chains.left:
             while (index := chains.take()) is not None:
-                calls[asyncio.create_task(_guarded(self._ask(messages[index])))] = index
+                calls[asyncio.create_task(guarded(self._ask(messages[index])))] = index
             left = until - asyncio.get_running_loop().time()
             done, _ = await asyncio.wait(calls, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
             for call in done:
                 chains.settle(calls.pop(call), _verdict_of(call))
             if not done:
-                await _end(calls)
+                await end(calls)
                 for call, index in calls.items():
-                    if not _gave_no_answer(call):
+                    if not gave_no_answer(call):
                         chains.settle(index, _verdict_of(call))
                 chains.give_up(f"no answer within {seconds:g} s")
         return chains.verdicts()
@@ -150,55 +149,15 @@ async def _in_time(
     call: Coroutine[Any, Any, Sequence[Verdict]], messages: Sequence[Message], seconds: float
 ) -> Sequence[Verdict]:
     """Return the result of a call, or `Unavailable` after the call was cancelled because of its time."""
-    # In a task of its own, so that whatever it does to its task does nothing to this one.
-    task = asyncio.create_task(_guarded(call))
     try:
-        done, _ = await asyncio.wait({task}, timeout=seconds * _SHARE)
-        if not done:
-            await _end({task})
-            if _gave_no_answer(task):
-                return _no_answer(messages, seconds)
-    finally:
-        task.cancel()
-    return _result_of(task)
-
-
-async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel calls, and wait for their end.
-
-    Messages that a call stores while it handles the cancellation must not come behind later messages.
-    """
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-
-
-def _gave_no_answer(task: asyncio.Task[Any]) -> bool:
-    """Return whether the cancellation has ended a call."""
-    return task.cancelled() or isinstance(task.exception(), TimeoutError)
-
-
-class EndedError(RuntimeError):
-    """Raised when a destination raised an exception that would end its task, the loop or the process."""
-
-
-async def _guarded(call: Coroutine[Any, Any, R]) -> R:
-    try:
-        return await call
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise EndedError(f"it raised {describe(error)}") from error
-
-
-def _result_of(task: asyncio.Task[R]) -> R:
-    """Return the result of a task that is over, or raise its exception. A cancellation is the task's own."""
-    if task.cancelled():
-        raise EndedError("it raised CancelledError")
-    return task.result()
+        return await in_time(call, seconds * _SHARE)
+    except NoAnswerError:
+        return _no_answer(messages, seconds)
 
 
 def _verdict_of(task: asyncio.Task[Verdict]) -> Verdict:
     try:
-        return _result_of(task)
+        return result_of(task)
     except BaseException as error:
         return Unavailable(describe(error))
 

@@ -9,7 +9,7 @@ from shlex import quote
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
-from outbox.model.subscription import Declaration
+from outbox.model.subscription import Declaration, place_of
 from outbox.runtime.clock import clock as monotonic
 from outbox.runtime.text import age, counted, one_line, without_server
 from outbox.runtime.throttled_log import Throttle
@@ -144,4 +144,4 @@ def words_of(declared: Declaration) -> Words:
     """Return the sentences for a subscription."""
     if declared.kind == "check" and declared.tags:
         return CheckingBack(declared.tags[0])
-    return Sending(declared.name, declared.destination or "its destination")
+    return Sending(declared.name, place_of(declared))

@@ -52,7 +52,7 @@ class Declaring:
                 subscription = subscriptions.store_hosts(subscriptions.declare(declared, self._start), declared)
                 self.known = True
                 self._say_if_partitions_differ(subscription)
-        if found is None or (found.destination is None and found.direct is None):
+        if found is None or not (found.is_used or found.direct is not None):
             logger.info("subscription %s begins at %s", subscription.name, self._start if found is None else "earliest")
         return subscription
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.lease import Lease, Partition
-from outbox.model.subscription import Subscription
+from outbox.model.subscription import Subscription, place_of
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import counted
 from outbox.store.database import Channel, Database
@@ -81,7 +81,7 @@ class SubscriptionWorker:
         for told in (FailureLog(name, words).told, self._activity.told, notice.told):
             own.listen(told)
         self._teller = Teller(own, {"database": database, "subscription": name})
-        self._outages = Outages(self._teller, declared.destination or "its destination")
+        self._outages = Outages(self._teller, place_of(declared))
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
 

@@ -21,12 +21,11 @@ LIGHT = {
 }
 
 PUBLIC = [
-    "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox", "InvalidMessageError",
-    "LeaseLostError",
-    "Limits", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "PositionError",
-    "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError", "Settings",
-    "StandbyError", "SubscriptionError", "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine",
-    "create_engine", "routes",
+    "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox",
+    "InvalidMessageError", "LeaseLostError", "Limits", "Message", "MissingExtraError", "NoTransactionError",
+    "Outbox", "OutboxError", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route",
+    "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "SubscriptionError",
+    "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 

@@ -94,19 +94,24 @@ BRIEFLY = timedelta(seconds=3)
 LONG_LEASE = timedelta(minutes=5)
 
 
+def briskly(*, upkeep: Upkeep = UPKEEP, lease: timedelta = BRIEFLY) -> Settings:
+    """The pace of a worker with short pauses."""
+    return Settings(
+        limits=Limits(rows=200),
+        poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
+        lease=lease,
+        renew_every=timedelta(milliseconds=500),
+        upkeep=upkeep,
+    )
+
+
 def relay_to(
     destination: Destination, outbox: Outbox, *, upkeep: Upkeep = UPKEEP, lease: timedelta = BRIEFLY, **options: Any
 ) -> Relay:
     """A relay with short pauses, and a short lease unless it is given another one."""
     chosen: dict[str, object] = {
         "retry": RetryPolicy(attempts=3, wait=wait_fixed(0.05)),
-        "settings": Settings(
-            limits=Limits(rows=200),
-            poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
-            lease=lease,
-            renew_every=timedelta(milliseconds=500),
-            upkeep=upkeep,
-        ),
+        "settings": briskly(upkeep=upkeep, lease=lease),
         **options,
     }
     return Relay(outbox, destination, **chosen)  # type: ignore[arg-type]  # the test knows the names

@@ -15,7 +15,8 @@ import pytest
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Retry, Unavailable, Verdict
-from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender, EndedError
+from outbox.runtime.tasks import EndedError
+from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender
 from outbox.senders.function import FunctionSender
 from outbox.senders.key_order import EARLIER
 from outbox.senders.opening import open_sender

@@ -156,7 +156,7 @@ def standings(channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
 
 def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
     """Return the number of messages in a log that no subscription reads, without half messages; 0 if one does."""
-    if any(each.subscription.kind in ("relay", "extract") for each in found):
+    if any(each.subscription.kind not in ("compensation", "check") for each in found):
         return Count(0)
     return Count.upto(channel.rows(_WRITTEN, half=HALF_TOPIC, limit=MOST_COUNTED + 1)[0][0])
 

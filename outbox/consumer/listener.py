@@ -1,0 +1,163 @@
+"""Listeners: the functions of a consumer, each for some topics; what they raise or return becomes a verdict."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import isasyncgenfunction, iscoroutine, iscoroutinefunction, isgeneratorfunction
+from itertools import groupby
+from typing import Any
+
+from outbox.model.message import Message
+from outbox.model.topics import Topics
+from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
+from outbox.runtime.event_loop import BackgroundLoop
+from outbox.runtime.tasks import NoAnswerError, in_time
+from outbox.runtime.throttled_log import Throttle
+from outbox.senders.key_order import EARLIER, in_order
+from outbox.senders.port import destination_of
+
+logger = logging.getLogger("outbox")
+
+#: The listeners of so many topics are kept in mind.
+_MOST_TOPICS = 1_000
+_VERDICTS = "None, Done(), Retry(…), Reject(…) or Unavailable(…)"
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A function for the messages of some topics. `name`: for errors. `awaited`: the function is written with async."""
+
+    topics: Topics
+    function: Callable[..., Any]
+    name: str
+    awaited: bool
+
+    @classmethod
+    def of(cls, topics: Topics, function: Callable[..., Any]) -> Listener:
+        """Return the listener for a function.
+
+        Raises:
+            TypeError: nothing that can be called, or a class or a generator.
+        """
+        if not callable(function) or isinstance(function, type):
+            raise TypeError(f"a handler is a function of a message, not {function!r:.60}")
+        call = type(function).__call__
+        name = destination_of(function).removeprefix("callable:")
+        if any(isgeneratorfunction(each) or isasyncgenfunction(each) for each in (function, call)):
+            raise TypeError(f"{name} is a generator; write the handler without yield")
+        return cls(topics, function, name, iscoroutinefunction(function) or iscoroutinefunction(call))
+
+    def verdict(self, answer: object) -> Verdict:
+        """Return the verdict for an answer of the function; None means `Done`."""
+        if answer is None:
+            return DONE
+        if isinstance(answer, Done | Retry | Reject | Unavailable):
+            return answer
+        if iscoroutine(answer):
+            answer.close()
+            return Retry(f"{self.name} returned a coroutine, which nobody awaits; write async def")
+        return Retry(f"{self.name} returned {type(answer).__name__}; let the handler return {_VERDICTS}")
+
+    def verdicts(self, answer: object, messages: Sequence[Message]) -> list[Verdict]:
+        """Return a verdict for each message of a list, for an answer about all or a list of answers."""
+        if isinstance(answer, Collection) and not isinstance(answer, str | bytes):
+            if len(answer) == len(messages):
+                return list(map(self.verdict, answer))
+            text = f"{self.name} returned {len(answer)} answers for {len(messages)} messages; return one for each"
+            return [Retry(text)] * len(messages)
+        return [self.verdict(answer)] * len(messages)
+
+
+class Dispatch:
+    """The handler of a consumer: calls the first listener that fits. No exception of a listener comes through.
+
+    Coroutines run in a loop of the consumer's own, each waited for by the thread that called; cancelled at the
+    deadline.
+    """
+
+    def __init__(
+        self, consumer: str, listeners: Sequence[Listener], *, seconds: float, batches: bool, ordered: bool
+    ) -> None:
+        """`seconds`: the deadline of a coroutine. `batches`: listeners get lists. `ordered`: nothing is handled behind
+        a failed message of the key.
+        """
+        self._consumer = consumer
+        self._listeners = listeners
+        self._seconds = seconds
+        self._batches = batches
+        self._ordered = ordered
+        self._listener_of = lru_cache(_MOST_TOPICS)(self._find)
+        self._loop = BackgroundLoop("outbox-consumer", make=lambda: None, close=_nothing, sees_end=True)
+        self._throttle = Throttle()
+
+    def handle(self, messages: Sequence[Message]) -> list[Verdict]:
+        """Call the listeners, and return a verdict for each message, in their order."""
+        if self._batches:
+            return self._handle_lists(messages)
+        return in_order(messages, self._handle_one) if self._ordered else list(map(self._handle_one, messages))
+
+    def close(self) -> None:
+        """End the loop."""
+        self._loop.stop()
+
+    def _find(self, topic: str) -> Listener | None:
+        return next((each for each in self._listeners if each.topics.matches(topic)), None)
+
+    def _handle_one(self, message: Message) -> Verdict:
+        listener = self._listener_of(message.topic)
+        if listener is None:
+            return self._nobody(message.topic)
+        try:
+            return listener.verdict(self._called(listener, message))
+        except BaseException as error:
+            # Also SystemExit and a CancelledError: the failure is the message's, and ends no thread of the worker.
+            return self._failure(listener, error)
+
+    def _handle_lists(self, messages: Sequence[Message]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        failed: set[str | None] = set()
+        for listener, group in groupby(messages, key=lambda message: self._listener_of(message.topic)):
+            of_listener = list(group)
+            asked = [message for message in of_listener if message.key not in failed]
+            answers = dict(zip([message.id for message in asked], self._handle_list(listener, asked), strict=True))
+            verdicts += [answers.get(message.id, EARLIER) for message in of_listener]
+            if self._ordered:
+                failed.update(m.key for m in asked if m.key is not None and answers[m.id] is not DONE)
+        return verdicts
+
+    def _handle_list(self, listener: Listener | None, messages: list[Message]) -> list[Verdict]:
+        if listener is None:
+            return [self._nobody(message.topic) for message in messages]
+        if not messages:
+            return []
+        try:
+            return listener.verdicts(self._called(listener, messages), messages)
+        except BaseException as error:
+            return [self._failure(listener, error)] * len(messages)
+
+    def _called(self, listener: Listener, given: Message | list[Message]) -> object:
+        if not listener.awaited:
+            return listener.function(given)
+        # Without a limit here: until its coroutine has ended, a message is held, whatever became of its deadline.
+        return self._loop.run(lambda _: in_time(listener.function(given), self._seconds), timeout=threading.TIMEOUT_MAX)
+
+    def _failure(self, listener: Listener, error: BaseException) -> Verdict:
+        if isinstance(error, NoAnswerError):
+            return Retry(str(error))
+        if self._throttle.allows((listener.name, type(error))):
+            logger.warning("%s: %s raised %s", self._consumer, listener.name, describe(error), exc_info=error)
+        return Retry(describe(error))
+
+    def _nobody(self, topic: str) -> Verdict:
+        return Retry(
+            f"consumer {self._consumer} has no handler for topic {topic}: write @consumer.on({topic!r}), or leave the"
+            " topic out of topics="
+        )
+
+
+async def _nothing(_kept: object) -> None:
+    return

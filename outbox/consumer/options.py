@@ -1,0 +1,89 @@
+"""The options of a consumer, checked before anything is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, TypedDict, get_args
+
+from outbox.model.retry import RETRY_LEVELS, RetryPolicy
+from outbox.model.subscription import OnDead, Start
+from outbox.worker.settings import Settings
+
+#: The handling of a partition after a failure. key: only the message's key waits. queue: everything of the partition.
+Suspend = Literal["key", "queue"]
+#: RocketMQ's for a consumer group: 16 retries, so 17 deliveries, and then a dead letter.
+RETRIES = RetryPolicy(attempts=17, wait=RETRY_LEVELS)
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The rarer options of a consumer; see `Consumer`."""
+
+    start: Start
+    partitions: int | None
+    concurrency: int
+    batch_size: int | None
+    inbox: bool
+    deadline: timedelta
+    retry: RetryPolicy
+    suspend: Suspend
+    on_dead: OnDead | None
+    compact: bool | None
+    broadcast: bool
+    instance: str | None
+    settings: Settings | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options with their defaults.
+
+    Raises:
+        TypeError, ValueError: an option is wrong, or does not go with another one.
+    """
+
+    start: Start | None = None
+    partitions: int | None = None
+    concurrency: int = 1
+    batch_size: int | None = None
+    inbox: bool = False
+    deadline: timedelta = timedelta(seconds=30)
+    retry: RetryPolicy = RETRIES
+    suspend: Suspend = "key"
+    on_dead: OnDead | None = None
+    compact: bool | None = None
+    broadcast: bool = False
+    instance: str | None = None
+    settings: Settings | None = None
+
+    def __post_init__(self) -> None:
+        _require_numbers(concurrency=self.concurrency, partitions=self.partitions or 1, batch_size=self.batch_size or 1)
+        _require_words(suspend=(self.suspend, get_args(Suspend)), on_dead=(self.on_dead or "block", get_args(OnDead)))
+        if isinstance(self.start, datetime):
+            if self.start.tzinfo is None:
+                raise ValueError(f"start must have a time zone, unlike {self.start}; write datetime(…, tzinfo=UTC)")
+        elif self.start not in (None, "earliest", "latest"):
+            raise ValueError(f"start must be 'earliest', 'latest' or a moment, not {self.start!r:.40}")
+        if not isinstance(self.retry, RetryPolicy):
+            raise TypeError(f"retry must be a RetryPolicy(attempts=…, wait=…), not {type(self.retry).__name__}")
+        if self.inbox and self.batch_size is not None:
+            raise ValueError(
+                "inbox=True has a transaction for each message, and batch_size hands over lists; leave batch_size out,"
+                " or leave inbox out and call Inbox.once(session, message) in a transaction of the function's own"
+            )
+        if self.broadcast and self.partitions not in (None, 1):
+            raise ValueError("partitions: an instance of a broadcast consumer has one partition; leave partitions out")
+        if self.instance is not None and not self.broadcast:
+            raise ValueError("instance is for broadcast=True; leave instance out, the members of a group need no names")
+
+
+def _require_numbers(**numbers: object) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ValueError(f"{name} must be a whole number from 1 on, not {number!r:.40}")
+
+
+def _require_words(**words: tuple[object, tuple[str, ...]]) -> None:
+    for name, (word, known) in words.items():
+        if word not in known:
+            raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, not {word!r:.40}")
