@@ -66,7 +66,7 @@ def close_if_unpaid(session: Session, message: Message) -> None:
         order.state = "closed"
 
 
-def consume(messages: list[MessageExt], context: ConsumeConcurrentlyContext) -> ConsumeConcurrentlyStatus:
+def consume(messages: list[MessageExt], _context: ConsumeConcurrentlyContext) -> ConsumeConcurrentlyStatus:
     """Look at the orders; what is raised makes the message come again later."""
     for each in messages:
         close_if_unpaid(each.message)

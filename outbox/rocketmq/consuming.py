@@ -76,13 +76,11 @@ class ConsumeOrderlyContext:
 class MessageListenerConcurrently:
     """Handles messages of any order. Override `consume_message`, or pass a function with these arguments."""
 
-    def __init__(
-        self, function: Callable[[Sequence[MessageExt], ConsumeConcurrentlyContext], Any] | None = None
-    ) -> None:
+    def __init__(self, function: Callable[[list[MessageExt], ConsumeConcurrentlyContext], Any] | None = None) -> None:
         self._function = function
 
     def consume_message(
-        self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
+        self, messages: list[MessageExt], context: ConsumeConcurrentlyContext
     ) -> ConsumeConcurrentlyStatus:
         """Handle a batch, of one message unless the consumer says otherwise."""
         if self._function is None:
@@ -94,10 +92,10 @@ class MessageListenerConcurrently:
 class MessageListenerOrderly:
     """Handles the messages of a key in order. Override `consume_message`, or pass a function with these arguments."""
 
-    def __init__(self, function: Callable[[Sequence[MessageExt], ConsumeOrderlyContext], Any] | None = None) -> None:
+    def __init__(self, function: Callable[[list[MessageExt], ConsumeOrderlyContext], Any] | None = None) -> None:
         self._function = function
 
-    def consume_message(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    def consume_message(self, messages: list[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
         """Handle a batch, of one message unless the consumer says otherwise."""
         if self._function is None:
             raise NotImplementedError(f"{type(self).__name__} has no consume_message(messages, context)")
@@ -112,8 +110,9 @@ def consume_concurrently(listener: MessageListenerConcurrently, messages: Sequen
     """Call a listener; return the verdicts that its answer and its context stand for."""
     context, why = ConsumeConcurrentlyContext(), "the listener returned RECONSUME_LATER"
     status: object = None
+    consume: Callable[..., object] = listener.consume_message
     try:
-        status = listener.consume_message([MessageExt(each) for each in messages], context)
+        status = consume([MessageExt(each) for each in messages], context)
         if not isinstance(status, ConsumeConcurrentlyStatus):
             why = f"the listener returned {status!r:.60}, which counts as RECONSUME_LATER"
     except Exception as error:
@@ -130,8 +129,9 @@ def consume_concurrently(listener: MessageListenerConcurrently, messages: Sequen
 def consume_orderly(listener: MessageListenerOrderly, messages: Sequence[Message], millis: int) -> list[Verdict]:
     """Call a listener; return the verdicts. `millis`: the pause after a failure, unless the context has another."""
     context, why = ConsumeOrderlyContext(), "the listener returned SUSPEND_CURRENT_QUEUE_A_MOMENT"
+    consume: Callable[..., object] = listener.consume_message
     try:
-        status: object = listener.consume_message([MessageExt(each) for each in messages], context)
+        status = consume([MessageExt(each) for each in messages], context)
         if status is ConsumeOrderlyStatus.SUCCESS:
             return [DONE] * len(messages)
         if not isinstance(status, ConsumeOrderlyStatus):

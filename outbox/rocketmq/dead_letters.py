@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 
 from outbox.errors import MQClientError
-from outbox.outbox import Outbox
 from outbox.rocketmq.limits import DLQ
 from outbox.rocketmq.message_ext import MessageExt
 from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
+from outbox.writing.bare import BareOutbox
 
 
-def dead_letters(outbox: Outbox, topic: str, *, limit: int = 100, after: int = -1) -> list[MessageExt]:
+def dead_letters(outbox: BareOutbox, topic: str, *, limit: int = 100, after: int = -1) -> list[MessageExt]:
     """Return the dead letters of a consumer group, in the order of the log.
 
     Args:

@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Self
 
-from outbox.consumer.consumer import Consumer, Suspend
+from outbox.consumer.consumer import Consumer
+from outbox.consumer.options import Suspend
 from outbox.errors import MQClientError
 from outbox.model.filter.tags import tag_expression
 from outbox.model.message import Message
 from outbox.model.retry import RETRY_LEVELS, RetryPolicy
 from outbox.model.subscription import Start
 from outbox.model.verdict import Verdict
-from outbox.outbox import Outbox
 from outbox.rocketmq.consuming import (
     ConsumeFromWhere,
     MessageListener,
@@ -26,6 +26,7 @@ from outbox.rocketmq.consuming import (
 )
 from outbox.rocketmq.expressions import Choice, Expression, MessageSelector, subscribed_to
 from outbox.rocketmq.limits import checked_consumer_group
+from outbox.writing.bare import BareOutbox
 
 #: Retries without another number: of a concurrent consumer, and of an orderly one, which has no end.
 _RETRIES, _ENDLESS = 16, 2**31 - 2
@@ -60,7 +61,7 @@ class DefaultMQPushConsumer:
     """
 
     group: str
-    outbox: Outbox
+    outbox: BareOutbox
     _: KW_ONLY
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET

@@ -12,7 +12,6 @@ from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, Start
 from outbox.model.verdict import Reject, Retry, Verdict
-from outbox.outbox import Outbox
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import Choice, Expression, subscribed_to
 from outbox.rocketmq.limits import checked_consumer_group
@@ -27,6 +26,7 @@ from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings, Upkeep
 from outbox.worker.worker import Worker
+from outbox.writing.bare import BareOutbox
 
 #: The most messages that RocketMQ's broker hands out at once.
 MAX_MESSAGES = 32
@@ -57,7 +57,7 @@ class SimpleConsumer:
     def __init__(
         self,
         group: str,
-        outbox: Outbox,
+        outbox: BareOutbox,
         subscriptions: Mapping[str, Expression],
         *,
         await_duration: timedelta = timedelta(seconds=20),

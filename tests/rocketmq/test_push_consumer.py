@@ -1,10 +1,10 @@
 """Listeners in RocketMQ's shape: their answers and contexts, retries and dead letters, order, and who gets what."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -45,7 +45,13 @@ def message(attempt: int = 1, **fields) -> Message:
 
 @pytest.mark.parametrize(
     ("level", "after"),
-    [(0, None), (1, timedelta(seconds=1)), (16, timedelta(minutes=30)), (18, timedelta(hours=2)), (19, timedelta(hours=2))],
+    [
+        (0, None),
+        (1, timedelta(seconds=1)),
+        (16, timedelta(minutes=30)),
+        (18, timedelta(hours=2)),
+        (19, timedelta(hours=2)),
+    ],
 )
 def test_the_level_of_the_context_says_when_a_message_comes_again(level, after):
     def consume(messages, context):
@@ -73,7 +79,10 @@ def test_level_minus_one_makes_a_dead_letter_at_once():
         (LATER, "the listener returned RECONSUME_LATER"),
         (None, "the listener returned None, which counts as RECONSUME_LATER"),
         (True, "the listener returned True, which counts as RECONSUME_LATER"),
-        (DONE_IN_ORDER, "the listener returned <ConsumeOrderlyStatus.SUCCESS: 'SUCCESS'>, which counts as RECONSUME_LATER"),
+        (
+            DONE_IN_ORDER,
+            "the listener returned <ConsumeOrderlyStatus.SUCCESS: 'SUCCESS'>, which counts as RECONSUME_LATER",
+        ),
     ],
 )
 def test_only_success_is_a_success(answer, why):
@@ -94,7 +103,8 @@ def test_messages_behind_the_ack_index_of_a_batch_come_again(index, done):
 
 
 @pytest.mark.parametrize(
-    ("millis", "pause"), [(-1, 1000), (1, 10), (10, 10), (500, 500), (30_000, 30_000), (30_001, 30_000), (0, 10), (-2, 10)]
+    ("millis", "pause"),
+    [(-1, 1000), (1, 10), (10, 10), (500, 500), (30_000, 30_000), (30_001, 30_000), (0, 10), (-2, 10)],
 )
 def test_a_queue_is_suspended_for_ten_milliseconds_to_half_a_minute(millis, pause):
     def consume(messages, context):
@@ -162,6 +172,7 @@ class Noted:
         self._lock = threading.Lock()
 
     def __call__(self, messages, context) -> object:
+        """Note, and answer."""
         with self._lock:
             self.sizes.append(len(messages))
             self.got += [(each.body.decode(), each.reconsume_times) for each in messages]
@@ -246,16 +257,18 @@ def test_a_call_has_at_most_so_many_messages(outbox):
 def test_members_of_a_group_share_its_messages_or_each_gets_all(outbox):
     """A group that broadcasts begins with what is committed from then on."""
     shared, all_of_one, all_of_other = (Noted(lambda each: SUCCESS) for _ in range(3))
-    broadcasting = {"message_model": MessageModel.BROADCASTING, "consume_from_where": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET}
-    one, other = (DefaultMQPushConsumer("news", outbox, instance_name=name, **broadcasting) for name in ("one", "other"))
+    one, other = (
+        DefaultMQPushConsumer("news", outbox, instance_name=name, message_model=MessageModel.BROADCASTING)
+        for name in ("one", "other")
+    )
     for consumer, noted in ((one, all_of_one), (other, all_of_other)):
         consumer.subscribe("orders")
         consumer.register_message_listener(MessageListenerConcurrently(noted))
         consumer.consumer.until_empty()
     send(outbox, Message("orders", "1"), Message("orders", "2"))
-    with one, other, consuming(outbox, MessageListenerConcurrently(shared)):
-        with consuming(outbox, MessageListenerConcurrently(shared)):
-            assert eventually(lambda: all(len(each.got) >= 2 for each in (shared, all_of_one, all_of_other)))
+    listener = MessageListenerConcurrently(shared)
+    with one, other, consuming(outbox, listener), consuming(outbox, listener):
+        assert eventually(lambda: all(len(each.got) >= 2 for each in (shared, all_of_one, all_of_other)))
 
     assert [sorted(each.got) for each in (shared, all_of_one, all_of_other)] == [[("1", 0), ("2", 0)]] * 3
 
@@ -304,7 +317,7 @@ def test_a_second_subscription_to_a_topic_replaces_the_first_and_each_topic_has_
 # What is refused
 
 
-def started(outbox: Outbox, *, topic: str = "orders", listener: object = None, group: str = "billing", **options) -> None:
+def started(outbox: Outbox, *, topic="orders", listener: Any = None, group="billing", **options) -> None:
     """Make and start a consumer."""
     consumer = DefaultMQPushConsumer(group, outbox, **options)
     if topic:
@@ -314,6 +327,7 @@ def started(outbox: Outbox, *, topic: str = "orders", listener: object = None, g
     consumer.start()
 
 
+NO_LISTENER = "messageListener must be instanceof MessageListenerOrderly or MessageListenerConcurrently"
 CONCURRENTLY = MessageListenerConcurrently(lambda messages, context: SUCCESS)
 
 
@@ -323,8 +337,7 @@ CONCURRENTLY = MessageListenerConcurrently(lambda messages, context: SUCCESS)
         ({}, "messageListener is null"),
         (
             {"listener": print},
-            "messageListener must be instanceof MessageListenerOrderly or MessageListenerConcurrently: for a function"
-            " write MessageListenerOrderly(function)",
+            f"{NO_LISTENER}: for a function write MessageListenerOrderly(function)",
         ),
         ({"topic": "", "listener": CONCURRENTLY}, "subscription is null: subscribe to a topic before the start"),
         ({"topic": "a.b"}, "The specified topic[a.b] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"),
