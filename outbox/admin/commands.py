@@ -25,9 +25,10 @@ def carry_out_without_worker(channel: Channel, name: str) -> str | None:
     identity.verify(channel)
     incarnation = Log().now(channel).incarnation
     try:
-        with borrowed(channel, [Subscriptions(channel).get(name)]) as leases:
+        subscription = Subscriptions(channel).get(name)
+        with borrowed(channel, [subscription]) as leases:
             for lease in leases:
-                parked = Parked(channel, name, lease.partition)
+                parked = Parked(channel, name, lease.partition, ordered=subscription.ordered)
                 settlement = Settlement(channel, lease, incarnation)
                 while requests := parked.requests(MOST_REQUESTS):
                     carry_out(requests, parked, settlement)

@@ -76,8 +76,8 @@ class Call:
     A finished call has verdicts, or an error, or was too `late` to be made.
     """
 
-    __slots__ = ("_back", "_ended", "_held", "_needs", "_until", "_wake", "awaited", "deadline", "error", "finished",
-                 "late", "messages", "started", "verdicts")  # fmt: skip
+    __slots__ = ("_back", "_began", "_ended", "_held", "_needs", "_until", "_wake", "awaited", "deadline", "error",
+                 "finished", "late", "messages", "started", "verdicts")  # fmt: skip
 
     def __init__(
         self,
@@ -100,6 +100,8 @@ class Call:
         self._until = until
         self._wake = wake
         #: The moment when its turn came, by `time.monotonic`; None while it waits.
+        self._began: float | None = None
+        #: From when the deadline counts: the beginning of the turn, or of the portion under way.
         self.started: float | None = None
         self._ended: float | None = None
         self._back = threading.Lock()
@@ -117,7 +119,7 @@ class Call:
     def seconds(self) -> float:
         """Seconds from the turn until the call came back, or until now."""
         now = time.monotonic()
-        return 0.0 if self.started is None else (self._ended or now) - self.started
+        return 0.0 if self._began is None else (self._ended or now) - self._began
 
     @property
     def due(self) -> float:
@@ -132,7 +134,8 @@ class Call:
     @property
     def hangs(self) -> bool:
         """True when the call has not come back after three deadlines."""
-        return not self.finished and self.seconds >= _HOPELESS * self.deadline
+        started = self.started
+        return not self.finished and started is not None and time.monotonic() - started >= _HOPELESS * self.deadline
 
     @property
     def answers(self) -> list[tuple[Message, Verdict]]:
@@ -141,7 +144,7 @@ class Call:
 
     def begin(self, *, waited: bool) -> None:
         """Begin the turn. `waited`: the turn did not come at once."""
-        self.started = time.monotonic()
+        self._began = self.started = time.monotonic()
         if waited and self._wake is not None:
             self._wake()
 
@@ -149,14 +152,21 @@ class Call:
         """Call the handler, and keep the verdicts or the error."""
         try:
             # Checked here, right before the call: another thread began it, and both may have been suspended since.
-            now = clock()
-            self.late = now >= self._until or (self._held is not None and now + self._needs >= self._held.until)
+            self.late = self._is_late()
             if not self.late:
                 self.verdicts = handler(self.messages)
         except BaseException as error:
             # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
             self.error = error
         self._ended = time.monotonic()
+
+    def _is_late(self) -> bool:
+        now = clock()
+        return now >= self._until or (self._held is not None and now + self._needs >= self._held.until)
+
+    def leave_behind(self) -> bool:
+        """Go on without the call, which is past its deadline; return False if the call has come back meanwhile."""
+        return not self.finished
 
     def finish(self) -> None:
         """Tell the thread that waits that the call has come back."""
@@ -193,7 +203,7 @@ class Caller:
 
     def __init__(self, concurrency: int = 1) -> None:
         """`concurrency`: so many calls may have a turn at once."""
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._reset()
         in_child(self._reset)
 
@@ -271,7 +281,7 @@ class Caller:
         if any(call.over for call in self._under_way):
             self._overdue = [*self.overdue, *(call for call in self._under_way if call.over)]
             self._under_way = [call for call in self._under_way if not call.over]
-        while self._waiting and len(self._under_way) < self._concurrency:
+        while self._waiting and len(self._under_way) < self.concurrency:
             # First the thread, because there may be none: then the call waits on.
             queue = self._idle.pop() if self._idle else self._new_thread()
             call, handler = self._waiting.popleft()

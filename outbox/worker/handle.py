@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
@@ -25,6 +26,7 @@ from outbox.worker.known import identity_of
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.policy import HandlerPolicy
+from outbox.worker.portions import PortionedCall, Portions
 from outbox.worker.waiting import Wait
 
 logger = logging.getLogger("outbox")
@@ -48,7 +50,8 @@ class LeasedCaller:
     """Makes calls under one lease.
 
     `needs`: for so many seconds the lease has to last when a call begins. `deadline`: of a call, in seconds. `wake`:
-    wakes the thread that steps the partition. `teller`: tells of the answers.
+    wakes the thread that steps the partition. `teller`: tells of the answers. `portions`: in which a call hands its
+    messages over; None: all at once.
     """
 
     caller: Caller
@@ -58,6 +61,7 @@ class LeasedCaller:
     deadline: float
     wake: Callable[[], None]
     teller: Teller
+    portions: Portions | None = None
 
     def may_begin(self) -> bool:
         """Return whether the lease lasts long enough for a call; False while a renewal may come in time.
@@ -69,7 +73,11 @@ class LeasedCaller:
 
     def begin(self, messages: Sequence[Message], *, until: float = math.inf) -> Call:
         """Have the handler called with messages when the turn comes, before the moment `until`."""
-        call = Call(messages, self.held, needs=self.needs, until=until, deadline=self.deadline, wake=self.wake)
+        options: dict[str, Any] = {"needs": self.needs, "until": until, "deadline": self.deadline, "wake": self.wake}
+        if self.portions is None:
+            call = Call(messages, self.held, **options)
+        else:
+            call = PortionedCall(messages, self.held, portions=self.portions, **options)
         self.caller.begin(call, self._call)
         return call
 
@@ -116,6 +124,8 @@ class BatchHandler:
         self._outages = outages
         self._size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
         self._blame = Blame()
+        #: The calls that have not come back, and are not past their deadline.
+        self._under_way: list[Call] = []
 
     @property
     def gave_up(self) -> bool:
@@ -148,6 +158,7 @@ class BatchHandler:
             batch.leave_all()
             yield self._part(batch)
         except BaseException:
+            self._leave_calls()
             self.keep(batch.outcome.done, batch.outcome.parked, parked=parked)
             raise
 
@@ -162,25 +173,25 @@ class BatchHandler:
         return part
 
     def _work_through(self, batch: Pending) -> Generator[Wait | Look | Outcome, None, None]:
-        while batch.messages and not self._stop.asked:
+        while batch.messages and (self._under_way or not self._ends(batch)):
             self._look_after_hung(batch)
-            if not batch.messages or self.gave_up:
+            if not self._under_way and (not batch.messages or self.gave_up):
                 break
-            chunk, tried = self._choose(batch), list[Message]()
-            if not chunk:
+            call, tried = (yield from self._next_call(batch)), list[Message]()
+            if call is None:
+                if self._stop.asked:
+                    break
                 # Every remaining message hangs, or was tried since the destination accepted something: start over.
                 tried = [message for message in batch.messages if message.id in batch.findings.tried]
                 batch.findings.tried.clear()
-            elif (call := (yield from self._call(batch, chunk))) is None:
-                break
-            elif call.late:
-                self._let_expire(batch)
-                continue
-            elif self._judge(batch, call):
+            elif call.late or self._judge(batch, call):
                 self._let_expire(batch)
                 if batch.has_part(after=self._part_seconds):
                     yield self._part(batch)
                 continue
+            elif self._under_way:
+                continue
+            chunk = [] if call is None else list(call.messages)
             if not batch.parked:
                 yield from self._wait_for_destination(batch, others_help=not chunk)
             elif self._leaves_all(batch, chunk, tried):
@@ -217,7 +228,8 @@ class BatchHandler:
     def _let_expire(self, batch: Pending) -> None:
         """Park expired messages as dead, unless they may have arrived."""
         if timed := batch.timed():
-            unanswered = self.hung.unanswered(timed, parked=batch.parked)
+            under_way = {message.id for call in self._under_way for message in call.messages}
+            unanswered = self.hung.unanswered(timed, parked=batch.parked) | under_way
             batch.expire(message for message in timed if message.id not in unanswered)
 
     def _let_pass(self, batch: Pending) -> Generator[Look, None, None]:
@@ -246,33 +258,54 @@ class BatchHandler:
         by_all = (batch.findings.away or batch.findings.error_of_all(errors.values())) if errors else None
         self._outages.refused(errors, by_all=by_all, pauses=pauses)
 
-    def _call(self, batch: Pending, chunk: list[Message]) -> Generator[Wait, None, Call | None]:
-        """Call the handler; return the call when it has come back, is past its deadline or is too late.
+    def _ends(self, batch: Pending) -> bool:
+        """Return whether the rest of a batch stays open."""
+        return self._stop.asked or (self.policy.suspend and batch.suspended)
 
-        None: a stop was asked before. Past the deadline, the handler may be called again beside the call.
+    def _next_call(self, batch: Pending) -> Generator[Wait, None, Call | None]:
+        """Begin calls, and return the first that is over; None: no call is under way, and none could begin."""
+        yield from self._begin_calls(batch)
+        return (yield from self._next_over()) if self._under_way else None
+
+    def _begin_calls(self, batch: Pending) -> Generator[Wait, None, None]:
+        """Begin as many calls as may be under way at once, for messages of different keys; none after a stop."""
+        while (chunk := self._choose(batch)) and not (self._under_way and self._stop.asked):
+            while not self._calls.may_begin():
+                if self._stop.asked or self._under_way:
+                    return
+                yield Wait(time.monotonic() + _RENEWED_SECONDS, stop=self._stop)
+            self.hung.known.hand_over(chunk)
+            self._under_way.append(self._calls.begin(chunk, until=clock() + batch.seconds_to_expiry(chunk)))
+
+    def _next_over(self) -> Generator[Wait, None, Call]:
+        """Wait for a call to come back, to pass its deadline or to be withdrawn after a stop; return the call.
+
+        Past the deadline, the handler may be called again beside the call, whose messages are held.
         """
-        calls = self._calls
-        while not calls.may_begin():
-            if self._stop.asked:
-                return None
-            yield Wait(time.monotonic() + _RENEWED_SECONDS, stop=self._stop)
-        self.hung.known.hand_over(chunk)
-        call = calls.begin(chunk, until=clock() + batch.seconds_to_expiry(chunk))
-        try:
-            until = calls.caller.look(call)
-            while not call.over:
-                if call.started is None and self._stop.asked and calls.caller.withdraw(call):
-                    return None
-                yield Wait(until, call, self._stop if call.started is None else None)
-                until = calls.caller.look(call)
-        except BaseException:
-            # Once it has begun, its verdicts count, whether it has come back by now or not.
-            if not calls.caller.withdraw(call):
-                self.hung.add(call, calls.held.lease)
-            raise
-        if not call.finished:
-            self.hung.add(call, calls.held.lease)
-        return call
+        caller = self._calls.caller
+        while True:
+            # First, because a call past its deadline loses its turn by that.
+            until = min([caller.look(call) for call in self._under_way])
+            for call in self._under_way:
+                if call.started is None and self._stop.asked:
+                    caller.withdraw(call)
+                if call.finished or (call.over and call.leave_behind()):
+                    self._under_way.remove(call)
+                    if not call.finished:
+                        self.hung.add(call, self._calls.held.lease, blamed=self._calls.portions is not None)
+                    return call
+            waits = any(call.started is None for call in self._under_way)
+            yield Wait(until, tuple(self._under_way), self._stop if waits else None)
+
+    def _leave_calls(self) -> None:
+        """Hold the messages of the calls under way until the calls come back.
+
+        Once a call has begun, its verdicts count, whether it has come back by now or not.
+        """
+        for call in self._under_way:
+            if not self._calls.caller.withdraw(call):
+                self.hung.add(call, self._calls.held.lease)
+        self._under_way = []
 
     def _choose(self, batch: Pending) -> list[Message]:
         """Return the messages of the next call: none that hangs or was tried already, nor a later message of such a
@@ -282,34 +315,55 @@ class BatchHandler:
         All other messages go first, then the suspect that was tried longest ago. So every message is tried some time,
         although the message in front is never accepted.
         """
-        if len(self._calls.caller.overdue) >= self.policy.max_hung:
+        if len(self._under_way) >= self._most_calls or len(self._calls.caller.overdue) >= self.policy.max_hung:
             return []
-        if not (batch.findings.tried or self.hung or self._blame.some_suspects):
-            return batch.messages[: self._size.next]
+        size = self._next_size(batch)
+        if not (batch.findings.tried or self.hung or self._blame.some_suspects or self._under_way):
+            return batch.messages[:size]
         chunk: list[Message] = []
         suspects: list[Message] = []
-        held, hanging = self.hung.keys, self.hung.ids
+        taken = self.hung.ids.union(message.id for call in self._under_way for message in call.messages)
+        held: set[str | None] = set()
+        if self.policy.ordered:
+            held = self.hung.keys.union(message.key for call in self._under_way for message in call.messages) - {None}
         for message in batch.messages:
-            if message.id in hanging or message.id in batch.findings.tried or message.key in held:
-                held |= {message.key} if message.key else set()
-                continue
-            if self._blame.is_suspect(message):
+            if message.id in taken or message.id in batch.findings.tried or message.key in held:
+                held |= self._ordered_key(message)
+            elif self._blame.is_suspect(message):
                 suspects.append(message)
-                held |= {message.key} if message.key else set()
-                continue
-            chunk.append(message)
-            if len(chunk) == self._size.next:
-                break
+                held |= self._ordered_key(message)
+            else:
+                chunk.append(message)
+                if len(chunk) == size:
+                    break
         return chunk or self._blame.next_suspect(suspects)
+
+    def _next_size(self, batch: Pending) -> int:
+        """Return how many messages the next call may have.
+
+        Calls in portions end by themselves in time. Of several side by side, each has a share, so that all end at about
+        the same time.
+        """
+        if self._calls.portions is None:
+            return self._size.next
+        return max(1, len(batch.messages) // (2 * self._most_calls) if self._most_calls > 1 else len(batch.messages))
+
+    @property
+    def _most_calls(self) -> int:
+        """How many calls for the partition may be under way at once."""
+        return 1 if self._calls.portions is None or self._calls.portions.suspend else self._calls.caller.concurrency
+
+    def _ordered_key(self, message: Message) -> set[str | None]:
+        return {message.key} if self.policy.ordered and message.key is not None else set()
 
     def _judge(self, batch: Pending, call: Call) -> bool:
         """Decide about the messages of a call; return False when none got an outcome."""
+        if isinstance(call, PortionedCall):
+            return self._judge_portions(batch, call)
         if not call.finished:
             logger.warning("a call with %d messages did not come back in time", len(call.messages))
             self._size.hung()
-            return self._nobody_knows(
-                batch, call.messages, f"no answer within {self.policy.deadline.total_seconds()} s"
-            )
+            return self._nobody_knows(batch, call.messages, self._no_answer)
         if call.verdicts is None:
             if isinstance(call.error, StrangeAnswerError):
                 # The handler is wrong, not a message: log it now, because smaller and smaller calls would not show it.
@@ -317,6 +371,23 @@ class BatchHandler:
             return self._nobody_knows(batch, call.messages, describe(call.error))
         self._size.came_back(len(call.messages), call.seconds)
         return self._apply(batch, call.messages, call.verdicts)
+
+    def _judge_portions(self, batch: Pending, call: PortionedCall) -> bool:
+        """Decide about the answered messages, and about those of a portion that did not come back: the listener failed.
+
+        Its messages are tried again when the call has come back.
+        """
+        answers = call.answers if call.finished else call.early
+        decided = self._apply(batch, [message for message, _ in answers], [verdict for _, verdict in answers])
+        if call.finished:
+            return decided
+        logger.warning("a call with %d messages did not come back in time", len(call.messages))
+        batch.resolve([], [(message, self.policy.failed(message, self._no_answer)) for message in call.messages])
+        return True
+
+    @property
+    def _no_answer(self) -> str:
+        return f"no answer within {self.policy.deadline.total_seconds()} s"
 
     def _nobody_knows(self, batch: Pending, messages: Sequence[Message], error: str) -> bool:
         """Decide about a failure without verdicts; return whether a message got an outcome."""
@@ -335,7 +406,7 @@ class BatchHandler:
 
         After the first verdict of a key other than `Done`, later verdicts of the key count only if they are `Done`.
         """
-        if verdicts.count(DONE) == len(messages):
+        if verdicts and verdicts.count(DONE) == len(messages):
             self._accepted(batch, len(messages))
             batch.resolve(messages, [])
             return True
@@ -343,13 +414,13 @@ class BatchHandler:
         if done:
             self._accepted(batch, len(done))
         parked: list[tuple[Message, Parking]] = []
-        failed_keys: set[str] = set()
+        failed_keys: set[str | None] = set()
         for message, verdict in zip(messages, verdicts, strict=True):
             if isinstance(verdict, Done) or message.key in failed_keys:
                 continue
-            if message.key is not None:
-                failed_keys.add(message.key)
-            parking = self._parking(batch, message, verdict, alone=len(messages) == 1)
+            failed_keys |= self._ordered_key(message)
+            alone = len(messages) == 1 or self._calls.portions is not None
+            parking = self._parking(batch, message, verdict, alone=alone)
             if parking is not None:
                 parked.append((message, parking))
         batch.resolve(done, parked)

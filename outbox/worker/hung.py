@@ -45,6 +45,8 @@ class HungCalls:
 
     def __init__(self, earlier: Iterable[Call] = ()) -> None:
         """`earlier`: calls for other partitions, whose keys may be here by now. Their answers do not count."""
+        #: True when no message is handled beside an earlier message of its key.
+        self.ordered = True
         self._reset()
         self._calls.extend(HungCall(call, void=True, blamed=True) for call in earlier)
         in_child(self._reset)
@@ -81,10 +83,12 @@ class HungCalls:
         for hung in self._calls:
             hung.void = True
 
-    def add(self, call: Call, lease: Lease | None = None) -> None:
-        """Hold the messages of a call, and their keys. `lease`: under which the call was made."""
+    def add(self, call: Call, lease: Lease | None = None, *, blamed: bool = False) -> None:
+        """Hold the messages of a call, and their keys. `lease`: under which the call was made. `blamed`: an attempt is
+        counted already.
+        """
         with self._lock:
-            self._calls.append(HungCall(call, lease, void=lease != self._lease))
+            self._calls.append(HungCall(call, lease, void=lease != self._lease, blamed=blamed))
 
     def note(
         self,
@@ -115,6 +119,8 @@ class HungCalls:
     @property
     def keys(self) -> set[str | None]:
         """The held keys."""
+        if not self.ordered:
+            return set()
         return {message.key for hung in self._calls for message in hung.call.messages if message.key is not None}
 
     def held(self) -> Held:

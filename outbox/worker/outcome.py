@@ -67,6 +67,8 @@ class Pending:
         #: The database's clock at the moment 0 of ours.
         self._zero = None if now is None else now - timedelta(seconds=time.monotonic())
         self.findings = Findings()
+        #: True when a message failed that is to be tried again.
+        self.suspended = False
         self.outcome = Outcome()
         self._part_began = time.monotonic()
 
@@ -133,6 +135,7 @@ class Pending:
             self.messages = []
             return
         self.outcome.parked.extend(parked)
+        self.suspended |= any(parking.state == "retry" for _, parking in parked)
         resolved = {message.id for message in done} | {message.id for message, _ in parked}
         blocked_keys = {message.key for message, parking in parked if parking.blocks and message.key is not None}
         rest = [message for message in self.messages if message.id not in resolved]

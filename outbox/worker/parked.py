@@ -133,6 +133,10 @@ class ParkedQueue:
         self._some_wait = True
         self._round = _Round()
 
+    def some_retry(self) -> bool:
+        """Return whether a message waits for another try."""
+        return self._parked.some_retry()
+
     @property
     def due_in(self) -> float:
         """Seconds until there may be something to do."""
@@ -228,7 +232,8 @@ class ParkedQueue:
             # Before the requests are written, because the answer to that may be lost as well.
             self._hung.known.forget({request.id for request in requests})
             carry_out(requests, self._parked, self._settlement)
-            self.keys.hold(request.key for request in requests if request.verb == "replay")
+            if self._parked.ordered:
+                self.keys.hold(request.key for request in requests if request.verb == "replay")
             self.keys.reconsider({request.key for request in requests if request.key is not None})
         return len(requests)
 
@@ -244,7 +249,8 @@ class ParkedQueue:
         return len(found)
 
     def _fall_due(self) -> int:
-        if not self._parked.some_fell_due():
+        if not (self._parked.ordered and self._parked.some_fell_due()):
+            # Without order a message that falls due needs no place, and is ready as it is.
             return 0
         with self._settlement.held():
             keys = self._parked.fall_due(self._limits.rows)

@@ -24,7 +24,7 @@ from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.maintenance import Maintenance
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, sort_out
+from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, newest, sort_out
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Wait
@@ -72,8 +72,11 @@ class PartitionWorker:
         teller: Teller,
         finished: Finished | None = None,
         unsettled: Unsettled | None = None,
+        compact: bool = False,
     ) -> None:
-        """`finished`: knows which messages are done already. `unsettled`: the writes that failed before."""
+        """`finished`: knows which messages are done already. `unsettled`: the writes that failed before. `compact`: of
+        each topic and key in a batch only the newest message is handled.
+        """
         self._channel = channel
         self._batch_handler = batch_handler
         self._incarnation = reading.log.now(channel).incarnation
@@ -83,10 +86,12 @@ class PartitionWorker:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
         self._settlement = Settlement(channel, lease, self._incarnation, unsettled)
         self._settlement.rehearse(newest.progress)
-        parked = Parked(channel, lease.partition.subscription, lease.partition)
+        policy = batch_handler.policy
+        parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
         self._parked_queue = ParkedQueue(parked, self._settlement, batch_handler.hung, settings, teller, finished)
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
+        self._compact, self._suspends = compact, policy.suspend
         self._teller = teller
         self._stored, self._stop = _Stored(newest.progress), reading.stop
         self._handled = _Handled()
@@ -112,8 +117,10 @@ class PartitionWorker:
         return min(self._parked_queue.due_in, self._prefetcher.due_in, settle_in)
 
     def awaits_grace(self) -> bool:
-        """Return whether messages from before the first step still wait for their grace; called after an idle step."""
-        return any(self._left(batch.messages) for batch in self._prefetcher.young())
+        """Return whether messages from before the first step still wait for their grace, or for one that failed; called
+        after an idle step.
+        """
+        return self._is_suspended() or any(self._left(batch.messages) for batch in self._prefetcher.young())
 
     def step(self, *, postpone: bool = False) -> Generator[Wait, None, int]:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
@@ -125,6 +132,8 @@ class PartitionWorker:
         if self._handled.settle_at <= time.monotonic():
             self.settle_handled()
         worked = (yield from self._handle_parked()) if self._parked_queue.due_in <= 0 else False
+        if self._is_suspended():
+            return int(worked)
         batch = self._prefetcher.read()
         if batch.incarnation not in (None, self._incarnation):
             raise LeaseLostError("the server was restarted: positions in memory are void")
@@ -138,6 +147,10 @@ class PartitionWorker:
             self._store_in_passing(batch)
         self._maintenance.step(self._stored.progress.base)
         return worked + batch.seen
+
+    def _is_suspended(self) -> bool:
+        """Return whether everything waits for a message that failed."""
+        return self._suspends and self._parked_queue.some_retry()
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:
         """Handle parked messages that are due, and requests of people; return whether there were any."""
@@ -153,7 +166,7 @@ class PartitionWorker:
 
     def _waited(self, wait: Wait) -> Generator[Wait, None, None]:
         """Wait. Handled messages are settled in a long wait, because an outage may take hours."""
-        if wait.call is not None:
+        if wait.calls:
             yield wait.at_most(SOON_SECONDS)
         if not wait.over:
             self.settle_handled()
@@ -170,13 +183,14 @@ class PartitionWorker:
             self._store_in_passing(batch)
             return
         to_send, parkings = self._sort_out(messages, batch.now)
+        to_send, replaced = newest(to_send) if self._compact else (to_send, [])
         before, most = self._handled, self._settings.limits
         size = sum(len(message.body) for message in to_send) if before.end or postpone else 0
         if len(before.done) + len(to_send) > most.rows or before.bytes + size > most.bytes:
             # A crash must never repeat more than one batch.
             self.settle_handled()
         settle_at = time.monotonic() + self._settings.settle_within.total_seconds()
-        self._outcome = outcome = Outcome(parked=parkings)
+        self._outcome = outcome = Outcome(done=replaced, parked=parkings)
         if to_send:
             outcome = yield from self._hand_over(to_send, batch)
         if outcome.open:

@@ -11,6 +11,7 @@ from tenacity.wait import wait_base, wait_random_exponential
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
+from outbox.worker.portions import Portions
 
 BLOCKED = Parking(state="blocked", blocks=True)
 DELAYED = Parking(state="delayed", blocks=False)
@@ -22,10 +23,13 @@ _MAX_ERROR = 2000
 class HandlerPolicy:
     """The rules for failures.
 
-    `deadline`: of one call. `least`: messages in a call, however long calls take; after a failure of unknown cause a
-    call has one message all the same. `max_hung`: with so many calls past their deadline no further call is made, and
-    with so many past three deadlines the worker gives up. `max_waiting`: so many messages are parked as waiting before
-    the partition pauses. `pause`: between probes, in seconds.
+    `ordered`: later messages of a key wait for a failed one. `deadline`: of one call. `least`: messages in a call,
+    however long calls take; after a failure of unknown cause a call has one message all the same. `max_hung`: with so
+    many calls past their deadline no further call is made, and with so many past three deadlines the worker gives up.
+    `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
+    seconds. `portion`: so many messages are handed over at once, with the deadline for each portion, and a failure is
+    the message's; None: whole calls, whose failures may be the destination's. `suspend`: nothing of a partition is
+    handled while a message waits for another try.
 
     Raises:
         TypeError: the deadline is no timedelta above 0.
@@ -33,11 +37,14 @@ class HandlerPolicy:
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     block_on_dead: bool = True
+    ordered: bool = True
     deadline: timedelta = timedelta(seconds=5)
     least: int = 1
     max_hung: int = 8
     max_waiting: int = 10_000
     pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
+    portion: int | None = None
+    suspend: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.deadline, timedelta) or self.deadline <= timedelta(0):
@@ -45,9 +52,16 @@ class HandlerPolicy:
                 f"deadline must be a timedelta greater than 0, not {self.deadline!r:.60}; write timedelta(seconds=10)"
             )
 
+    def portions(self, seconds: float) -> Portions | None:
+        """Return the way in which a call hands its messages over; `seconds`: later in a call no portion begins."""
+        if self.portion is None:
+            return None
+        return Portions(size=self.portion, seconds=seconds, in_order=self.ordered, suspend=self.suspend)
+
     def dead(self, message: Message, error: str) -> Parking:
         """Return the parking of a dead letter; with `block_on_dead` the rest of its key waits for a person."""
-        return Parking(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
+        blocks = self.ordered and self.block_on_dead
+        return Parking(state="dead", blocks=blocks, attempts=message.attempt, error=error[:_MAX_ERROR])
 
     def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Parking:
         """Return the parking of a message that failed: `retry`, or `dead` without attempts left.
@@ -58,12 +72,12 @@ class HandlerPolicy:
             return self.dead(message, error)
         delay = self.retry.delay(message.attempt) if after is None else after
         attempts = message.attempt if counts else message.attempt - 1
-        return Parking(state="retry", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+        return Parking(state="retry", blocks=self.ordered, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
 
     def waiting(self, message: Message, error: str) -> Parking:
         """Return the parking of a message that waits until the destination accepts messages; no attempt is counted."""
         attempts, delay = message.attempt - 1, timedelta(0)
-        return Parking(state="waiting", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+        return Parking(state="waiting", blocks=self.ordered, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
 
 
 def sort_out(
@@ -85,3 +99,12 @@ def sort_out(
         else:
             to_send.append(message)
     return to_send, parkings
+
+
+def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """Separate the newest message of each topic and key, and messages without a key, from the messages before."""
+    last = {(message.topic, message.key): message.id for message in messages}
+    found: tuple[list[Message], list[Message]] = ([], [])
+    for message in messages:
+        found[message.key is not None and last[message.topic, message.key] != message.id].append(message)
+    return found

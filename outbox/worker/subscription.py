@@ -274,7 +274,9 @@ class SubscriptionWorker:
         if not grace:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
             connection.channel.listen()
-        policy = replace(self.job.policy, block_on_dead=subscription.on_dead != "continue")
+        block = subscription.on_dead != "continue"
+        policy = replace(self.job.policy, block_on_dead=block, ordered=subscription.ordered)
+        hung.ordered = subscription.ordered
         calls = LeasedCaller(
             caller=self.job.caller,
             handler=self.job.handler,
@@ -283,6 +285,7 @@ class SubscriptionWorker:
             deadline=policy.deadline.total_seconds(),
             wake=connection.wake.set,
             teller=self._teller,
+            portions=policy.portions(settings.upkeep.settle_parts),
         )
         batch_handler = BatchHandler(
             calls,
@@ -304,6 +307,7 @@ class SubscriptionWorker:
             batch_handler,
             settings,
             finished=_finished_of(connection.channel, subscription),
+            compact=subscription.compact,
             unsettled=self._failures.tries(partition).unsettled,
             teller=self._teller.of_partition(partition.partition),
         )

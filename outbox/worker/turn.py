@@ -74,7 +74,7 @@ class Turn:
             self.wait = next(self._steps)
         except StopIteration:
             return False
-        self.pauses = not self.between and (self.pauses or self.wait.call is None)
+        self.pauses = not self.between and (self.pauses or not self.wait.calls)
         return True
 
     @property

@@ -16,18 +16,18 @@ SOON_SECONDS = 0.005
 class Wait:
     """Nothing is to be done before the moment `until`, by `time.monotonic`.
 
-    The wait is over earlier when `call` has come back, or when `stop` is asked; both wake the stepping thread.
+    The wait is over earlier when one of `calls` has come back, or when `stop` is asked; both wake the stepping thread.
     """
 
     until: float
-    call: Call | None = None
+    calls: tuple[Call, ...] = ()
     stop: Stop | None = None
 
     @property
     def over(self) -> bool:
         """True when there is work to do again."""
         return (
-            (self.call is not None and self.call.finished)
+            any(call.finished for call in self.calls)
             or (self.stop is not None and self.stop.asked)
             or time.monotonic() >= self.until
         )

@@ -84,8 +84,8 @@ class Handler:
                 done: list[Any] = step.done
                 handled.done.extend(item.id for item in done)
                 handled.parked.extend(step.parked)  # type: ignore[arg-type]
-            elif step.call is not None:
-                yield step.call
+            elif step.calls:
+                yield step.calls[0]
         return handled
 
 
@@ -115,6 +115,7 @@ class _Calls:
     """The calls of a lease that is good for ever: each is under way until somebody finishes it."""
 
     held = SimpleNamespace(lease=None)
+    portions = None
     overdue: tuple[Call, ...] = ()
 
     @property

@@ -155,12 +155,13 @@ class Stage:
         held: Held | None = None,
         hung: HungCalls | None = None,
         others: bool = False,
+        concurrency: int = 1,
     ) -> None:
         #: Those who are told what comes of the calls.
         self.listeners = Listeners()
         self.stop = StopAfter(looks)
         self.wake = Wake()
-        self.caller = Caller()
+        self.caller = Caller(concurrency)
         self._others = others
         calls = LeasedCaller(
             caller=self.caller,
@@ -170,6 +171,7 @@ class Stage:
             deadline=policy.deadline.total_seconds(),
             wake=self.wake.set,
             teller=teller_to(self.listeners),
+            portions=policy.portions(part_seconds),
         )
         self.batch_handler = BatchHandler(
             calls,

@@ -70,6 +70,8 @@ class ScriptedCall(Call):
 class Line:
     """The way of the handler to the destination, under one lease."""
 
+    portions = None
+
     def __init__(self, machine: Machine, lease: Lease) -> None:
         self._machine = machine
         self.caller, self.held = self, SimpleNamespace(lease=lease)
@@ -350,7 +352,7 @@ class Machine(RuleBasedStateMachine):
     @property
     def call(self) -> ScriptedCall | None:
         """The call that the batch waits for."""
-        return None if self.at is None else cast("ScriptedCall | None", self.at.call)
+        return None if self.at is None else cast("ScriptedCall | None", next(iter(self.at.calls), None))
 
     def _answer(self, call: ScriptedCall, verdicts: Sequence[Verdict] | None) -> None:
         """It comes back with verdicts, or with an error; what it has done has arrived."""

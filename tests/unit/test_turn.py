@@ -101,7 +101,7 @@ def test_it_is_idle_only_if_it_hears_hints(hears):
 def test_a_call_under_way_is_waited_for_also_under_a_lease_that_was_lost():
     """Its step goes on when the call has come back; then the turn ends."""
     made = call()
-    turn = turn_of(Script(([Wait(FAR, made)], 1)))
+    turn = turn_of(Script(([Wait(FAR, (made,))], 1)))
     steps(turn)
     turn.held.lost = True
     before = turn.due
@@ -113,7 +113,7 @@ def test_a_call_under_way_is_waited_for_also_under_a_lease_that_was_lost():
 
 
 def test_a_pause_for_the_destination_is_told_from_a_call():
-    turn = turn_of(Script(([Wait(FAR, call(finished=True)), Wait(0.0), Wait(FAR, call())], 0)))
+    turn = turn_of(Script(([Wait(FAR, (call(finished=True),)), Wait(0.0), Wait(FAR, (call(),))], 0)))
     seen = []
     for _ in range(3):
         turn.step()
@@ -169,7 +169,7 @@ def test_it_is_not_finished_while_a_call_hangs():
 
 
 def test_whatever_it_does_it_can_be_closed():
-    work = Script(([Wait(FAR, call())], 1))
+    work = Script(([Wait(FAR, (call(),))], 1))
     turn = turn_of(work)
     steps(turn)
     turn.close()

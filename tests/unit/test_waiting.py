@@ -18,7 +18,7 @@ LATER = time.monotonic() + 1e6
 
 def test_a_wait_is_over_at_its_moment_by_its_call_or_by_its_stop():
     call, stop, now = Call(messages("a")), Stop(), time.monotonic()
-    waits = [Wait(now), Wait(LATER), Wait(LATER, call), Wait(LATER, stop=stop)]
+    waits = [Wait(now), Wait(LATER), Wait(LATER, (call,)), Wait(LATER, stop=stop)]
     before = [wait.over for wait in waits]
     call.finish()
     stop.ask()
@@ -44,7 +44,7 @@ def test_a_generator_is_driven_to_its_end_and_its_calls_wake_the_one_who_drives(
             caller.begin(call, handler)
             while not call.finished:
                 caller.look(call)
-                yield Wait(LATER, call)
+                yield Wait(LATER, (call,))
         return "done"
 
     assert (drive(steps(), wake), handler.calls) == ("done", [[0], [1], [2]])

@@ -95,7 +95,7 @@ _READY = f"""
           FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
                 WHERE p.subscription = :subscription {{of_slots}}
                   AND NOT {{untried_p}}
-                  AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{moment}})
+                  AND ((p.state IN {{due_states}} AND p.due_at <= {{moment}})
                        OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
                   AND NOT {_UNREADY}
                   AND (p.state = 'blocked' OR NOT EXISTS ({_EARLIER} AND e.state = 'blocked') OR {{released}})
@@ -112,7 +112,7 @@ _CROWDED = """
 #: The moment up to which due messages are looked at first: `:limit` ready ones have been due for longer than that.
 _HORIZON = f"""
     SELECT p.due_at FROM {{parked}} AS p
-    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state <> 'delayed'
+    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state IN {{due_states}}
       AND p.due_at <= {{now}} {{of_slots}} AND NOT {{untried_p}} AND NOT {_UNREADY}
     ORDER BY p.due_at LIMIT 1 OFFSET :limit
 """
@@ -148,6 +148,9 @@ _NEXT_DUE = """
     WHERE TRUE {of_slots} ORDER BY due_at LIMIT 1
 """
 _FEW = 500
+_SOME_RETRY = """
+    SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'retry' {of_slots} LIMIT 1
+"""
 _WAITING = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' {of_slots} LIMIT :limit) AS w
@@ -159,7 +162,7 @@ _REQUESTS = """
 """
 #: A replayed message does not expire any more, because a person wants it delivered.
 _REPLAY = """
-    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
+    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = {blocks}, expires_at = NULL,
            request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
     WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
 """
@@ -183,9 +186,14 @@ class Parked:
     partition's.
     """
 
-    def __init__(self, channel: Channel, subscription: str, partition: Partition | None = None) -> None:
-        """`partition`: the partition whose lease the caller holds; None: all of them."""
+    def __init__(
+        self, channel: Channel, subscription: str, partition: Partition | None = None, *, ordered: bool = True
+    ) -> None:
+        """`partition`: the partition whose lease the caller holds; None: all of them. `ordered`: a message waits for
+        earlier messages of its key.
+        """
         self.subscription = subscription
+        self.ordered = ordered
         self._channel = channel
         self._database = channel.database
         slots = slots_of(partition)
@@ -262,12 +270,13 @@ class Parked:
         Of each key they come before the others that are ready now.
         """
         untried = {"untried_e": self._is_untried("e"), "untried_p": self._is_untried("p")}
-        parts = {**untried, "of_slots": self._of_slots_p, "moment": self._database.dialect.clock.now}
+        moment = self._database.dialect.clock.now
+        parts = {**untried, "of_slots": self._of_slots_p, "due_states": self._due_states, "moment": moment}
         horizon = self._channel.rows(self._database.sql(_HORIZON, **parts), **bound)
         if not horizon:
             return []
-        moment = self._database.dialect.clock.bind(self._database.moment(horizon[0][0]))
-        return self._ready({**bound, "moment": moment}, ":moment")
+        bound_moment = self._database.dialect.clock.bind(self._database.moment(horizon[0][0]))
+        return self._ready({**bound, "moment": bound_moment}, ":moment")
 
     def _ready(self, bound: dict[str, Any], moment: str) -> list[Row]:
         statement = self._database.sql(
@@ -276,9 +285,15 @@ class Parked:
             untried_p=self._is_untried("p"),
             released=self._database.among("p.key", texts="released"),
             of_slots=self._of_slots_p,
+            due_states=self._due_states,
             moment=moment,
         )
         return self._channel.rows(statement, **bound)
+
+    @property
+    def _due_states(self) -> str:
+        """The states in which a message that is due is ready, if nothing holds it back."""
+        return "('waiting', 'retry')" if self.ordered else "('waiting', 'retry', 'delayed')"
 
     def _is_untried(self, row: str) -> str:
         among = self._database.among
@@ -316,6 +331,10 @@ class Parked:
         rows = self._channel.rows(statement, few=_FEW if self._of_slots else 1, **self._common)
         return rows[0][0] if rows else None
 
+    def some_retry(self) -> bool:
+        """Return whether a message waits for another try."""
+        return bool(self._rows(_SOME_RETRY))
+
     def waiting(self, limit: int) -> int:
         """Return how many messages wait for their destination, counted up to `limit`."""
         return int(self._rows(_WAITING, limit=limit)[0][0])
@@ -332,7 +351,7 @@ class Parked:
     def replay(self, ids: Collection[int]) -> None:
         """Make dead letters due now whose replay a person has requested; attempts begin at 0 again."""
         if ids:
-            self._run(_REPLAY, ids=ids)
+            self._run(self._database.sql(_REPLAY, blocks="key IS NOT NULL" if self.ordered else "FALSE"), ids=ids)
 
     def unblock_dead(self) -> None:
         """Let dead letters no longer hold back keys; for use inside the transaction that alters the policy."""
