@@ -122,7 +122,7 @@ class DefaultMQPushConsumer:
             self.group,
             topics=choice.topics,
             tags=tag_expression(choice.tags),
-            filter=choice.filter,
+            # FILTER
             ordered=ordered,
             start=_start_of(self.consume_from_where, self.consume_timestamp),
             partitions=self.partitions,

@@ -32,13 +32,15 @@ from outbox.writing.bare import BareOutbox
 MAX_MESSAGES = 32
 _HANDED_OUT = "handed out"
 _POLL_SECONDS = (0.05, 1.0)
+#: A step gets so much time, however short the time to wait for messages is.
+_STEP_SECONDS = 10.0
 
 
 class SimpleConsumer:
     """Hands messages out, each for a time; a message that is not acknowledged by then is handed out again.
 
     Any number of consumers may share a group, in any process; `receive` may be called by several threads. A call takes
-    the lease of the group for a moment, so a group can be asked some ten times a second.
+    the lease of the group for a moment, so a group can be asked some twenty times a second.
 
     Args:
         group: the consumer group, which has a position of its own in the log.
@@ -73,7 +75,7 @@ class SimpleConsumer:
             kind="consumer",
             topics=choice.topics,
             tags=choice.tags,
-            filter=choice.filter,
+            # FILTER
             on_dead="continue",
             ordered=fifo,
         )
@@ -89,8 +91,14 @@ class SimpleConsumer:
         # The handler counts the deliveries, because the last one is to be acknowledged like any other.
         policy = HandlerPolicy(retry=RetryPolicy(attempts=max_attempts + 1), portion=1)
         job = Job(declared=declared, handler=self._hand_out, policy=policy, start=start)
-        # Each step is short, so old progress is deleted in each.
-        settings = Settings(limits=Limits(rows=MAX_MESSAGES), upkeep=Upkeep(prune_progress=0.0))
+        # A step is short, and so is its lease, for which others wait if its process is killed; old progress is deleted
+        # in each step, because none lasts until it is time.
+        settings = Settings(
+            limits=Limits(rows=MAX_MESSAGES),
+            lease=timedelta(seconds=3),
+            renew_every=timedelta(seconds=1),
+            upkeep=Upkeep(prune_progress=0.0),
+        )
         self._worker = Worker(outbox.database, [job], settings, stop=self._stop, listeners=listeners)
         self._connections = Connections(outbox.database.open, 2)
 
@@ -102,7 +110,7 @@ class SimpleConsumer:
             invisible_duration: the time to handle the messages and to acknowledge them.
 
         Returns:
-            At most so many messages; none after `await_duration`, also if the database did not answer until then.
+            At most so many messages; none after `await_duration`, or after 10 s while the database does not answer.
 
         Raises:
             ValueError: a number or a time is outside its limits.
@@ -153,8 +161,8 @@ class SimpleConsumer:
         """Let the worker handle a batch; return the messages that were handed out, and are stored as such."""
         with self._step:
             self._handing = handing
-            # A step waits for the lease, and for a database that is away.
-            timer = threading.Timer(max(0.0, until - clock()), self._stop.ask)
+            # A step waits for the lease of another consumer, or for a database that is away.
+            timer = threading.Timer(max(_STEP_SECONDS, until - clock()), self._stop.ask)
             timer.start()
             try:
                 self._worker.work("once")

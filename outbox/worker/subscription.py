@@ -311,7 +311,9 @@ class SubscriptionWorker:
             unsettled=self._failures.tries(partition).unsettled,
             teller=self._teller.of_partition(partition.partition),
         )
-        logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
+        # A consumer that asks again and again takes the lease each time.
+        level = logging.DEBUG if connection.until == "once" else logging.INFO
+        logger.log(level, "subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
         if self.job.deferral is not None:
             self.job.deferral.begin(held.stop if connection.until == "stopped" else None)
         polling = Polling(*(pause.total_seconds() for pause in settings.poll))
