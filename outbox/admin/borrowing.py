@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.lease import Holder, Lease, Partition
+from outbox.model.position import Position
 from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
@@ -80,8 +81,12 @@ def borrowed(
 
 
 @contextmanager
-def changing(channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT) -> Iterator[None]:
+def changing(
+    channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT
+) -> Iterator[Position]:
     """Borrow leases as `borrowed` does, and begin a transaction in which subscriptions and leases are ours alone.
+
+    Yields the position of a moment when no worker had a lease any more.
 
     Raises:
         LeaseLostError: a worker has a lease, or the server was restarted; nothing was changed.
@@ -89,12 +94,14 @@ def changing(channel: Channel, subscriptions: Sequence[Subscription], *, wait: t
     incarnation = Log().now(channel).incarnation
     with borrowed(channel, subscriptions, wait=wait) as leases:
         crash_point("command.before_alter")
+        # Captured before the transaction, because a transaction that locks leases cannot capture.
+        now = Log().now(channel).position
         with Subscriptions(channel).changing():
             for lease in leases:
                 if not Leases(channel).hold(lease, incarnation):
                     lost = "a worker took the lease meanwhile, or the server was restarted; nothing was changed"
                     raise LeaseLostError(f"{lease.partition.subscription}: {lost}")
-            yield
+            yield now
         crash_point("command.after_alter")
 
 

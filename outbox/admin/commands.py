@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 
-from outbox.admin.borrowing import LENGTH, WAIT, WorkerAliveError, borrowed, changing
+from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, WorkerAliveError, borrowed, changing
 from outbox.errors import LeaseLostError, SubscriptionError
-from outbox.model.subscription import Subscription, compensation_of
+from outbox.model.parking import STATES
+from outbox.model.position import Position
+from outbox.model.subscription import Start, Subscription, compensation_of
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
@@ -71,28 +76,41 @@ def alter(
         )
     if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
         raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
-    follower = Subscriptions(channel).find(compensation_of(changed.name))
-    both = [each for each in (changed, follower) if each is not None]
-    with changing(channel, both, wait=wait):
+    with _changing(channel, [stored], wait=wait) as (_, followers):
         now = Subscriptions(channel).get(changed.name)
         if changed.topics not in (stored.topics, now.topics):
             _require_own_topics(channel, now, stored, changed)
         altered = _merged(now, stored, changed)
         Subscriptions(channel).alter(altered)
-        follower = _follower_again(channel, changed.name, follower)
-        if follower is not None:
-            Subscriptions(channel).alter(replace(follower, destination=altered.destination))
+        for each in followers:
+            Subscriptions(channel).alter(replace(each, destination=altered.destination))
         if altered.on_dead == "continue":
             Parked(channel, changed.name).unblock_dead()
     return altered
 
 
-def _follower_again(channel: Channel, name: str, before: Subscription | None) -> Subscription | None:
-    """Return the compensation as stored now. Refuse a new one of a direct writer: the lease is not held."""
-    follower = Subscriptions(channel).find(compensation_of(name))
-    if (follower is None) != (before is None):
-        raise SubscriptionError(f"direct writers of {name} began or were dropped meanwhile; try again")
-    return follower
+@contextmanager
+def _changing(
+    channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT
+) -> Iterator[tuple[Position, list[Subscription]]]:
+    """Do as `changing`, for subscriptions and the compensations of direct writers; yield position and compensations.
+
+    Raises:
+        SubscriptionError: direct writers began or were dropped meanwhile, so not all leases are held.
+    """
+    before = followers_of(channel, subscriptions)
+    with changing(channel, [*before, *subscriptions], wait=wait) as position:
+        followers = followers_of(channel, subscriptions)
+        if [each.name for each in followers] != [each.name for each in before]:
+            names = ", ".join(each.name for each in subscriptions)
+            raise SubscriptionError(f"direct writers of {names} began or were dropped meanwhile; try again")
+        yield position, followers
+
+
+def followers_of(channel: Channel, subscriptions: Sequence[Subscription]) -> list[Subscription]:
+    """Return the compensations of these subscriptions, as far as there are any."""
+    found = (Subscriptions(channel).find(compensation_of(each.name)) for each in subscriptions)
+    return [each for each in found if each is not None]
 
 
 def _require_own_topics(channel: Channel, now: Subscription, stored: Subscription, changed: Subscription) -> None:
@@ -105,21 +123,71 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
 
 def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:
     """Return `now` with the differences between `stored` and `changed`."""
-    wanted = {name: getattr(changed, name) for name in ("topics", "destination", "on_dead", "grace")}
+    wanted = {
+        name: getattr(changed, name) for name in ("topics", "destination", "on_dead", "grace", "ordered", "compact")
+    }
     return replace(now, **{name: value for name, value in wanted.items() if value != getattr(stored, name)})
 
 
-def drop(channel: Channel, subscription: Subscription) -> None:
-    """Delete a subscription and the compensation, with progress and parked messages, while no worker is at work.
+def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAIT) -> Mapping[str, int]:
+    """Let a subscription begin again at `start`; return how many parked messages were deleted, by state.
+
+    In a single transaction all partitions get the position, and the parked messages go, with the requests on them.
+    Workers go on from there. What a worker has handled and not settled, because it was frozen or killed, is not settled
+    any more. An ordered number of partitions counts from then on.
+
+    The compensation of a relay begins again, too, and its acks go. So the relay also sends what direct writers have
+    sent. The inbox of a consumer stays as it is, and passes over the messages that it remembers.
+
+    Args:
+        channel: to the database of the outbox.
+        name: of a relay, or of a consumer; of a broadcast consumer all instances begin again.
+        start: "earliest": the first message that is not purged. "latest": what is committed from now on. A moment: the
+            first message that was created then or later.
+        wait: for how long a worker is asked for the lease; 0: not at all.
+
+    Raises:
+        SubscriptionError: the subscription is of another kind, or direct writers began meanwhile; nothing was changed.
+        WorkerAliveError: a worker holds a lease, and did not give it back in time; nothing was changed.
+        LeaseLostError: a worker took a lease meanwhile; nothing was changed.
+    """
+    meant = Subscriptions(channel).get_all(name)
+    require_resettable(meant[0])
+    parked = Counter[str]()
+    with _changing(channel, meant, wait=wait) as (now, followers):
+        progress = Subscriptions(channel).first_progress(start, now)
+        for each in (*followers, *meant):
+            parked.update(Subscriptions(channel).restart(each.name, progress))
+    return {state: parked[state] for state in STATES if parked[state]}
+
+
+def require_resettable(subscription: Subscription) -> None:
+    """Refuse to let a subscription begin again that follows another one, the verdicts, or an archive."""
+    name = subscription.name
+    why = {
+        "compensation": f"follows {subscription.direct}; reset that one",
+        "check": "asks about transactions, and a verdict stands for ever; those that were given up are asked about"
+        " again by: outbox half resume",
+        "extract": "has the position of its archive; for an archive that begins again run outbox extract with another"
+        " --to and another --register",
+    }.get(subscription.kind)
+    if why is not None:
+        raise SubscriptionError(f"{name} {why}")
+
+
+def drop(channel: Channel, name: str) -> list[str]:
+    """Delete a subscription with progress and parked messages, while no worker is at work; return what was deleted.
+
+    The compensation goes, too; of a broadcast consumer all instances go.
 
     Raises:
         SubscriptionError: direct writers began meanwhile; nothing was dropped.
         WorkerAliveError: a worker or a command holds the lease.
         LeaseLostError: a worker took the lease meanwhile; nothing was dropped.
     """
-    follower = Subscriptions(channel).find(compensation_of(subscription.name))
-    doomed = [each for each in (follower, subscription) if each is not None]
-    with changing(channel, doomed):
-        _follower_again(channel, subscription.name, follower)
-        for each in doomed:
-            Subscriptions(channel).drop(each.name)
+    meant = Subscriptions(channel).get_all(name)
+    with _changing(channel, meant) as (_, followers):
+        dropped = [each.name for each in (*meant, *followers)]
+        for each in dropped:
+            Subscriptions(channel).drop(each)
+    return dropped

@@ -24,7 +24,10 @@ _VERBS = {
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
     "half": ("outbox.cli.half:half", "Look at pending transactions, decide on them, ask about them."),
     "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
-    "subscriptions": ("outbox.cli.subscriptions:subscriptions", "List, alter, split and drop the readers of the log."),
+    "subscriptions": (
+        "outbox.cli.subscriptions:subscriptions",
+        "List, alter, split, reset and drop the readers of the log.",
+    ),
     "extract": ("outbox.cli.extract:extract", "Write messages to Parquet files, by Spark."),
     "report": ("outbox.cli.report:report", "Look at the log with Spark: delivery, transactions, order."),
     "purge": ("outbox.cli.purge:purge", "Delete old messages that every subscription has passed."),

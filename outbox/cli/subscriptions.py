@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,6 +13,7 @@ from outbox.cli.groups import Group
 from outbox.cli.options import (
     DURATION,
     NAMES,
+    START,
     Target,
     about_a_database,
     as_json,
@@ -26,7 +26,9 @@ from outbox.cli.output import age, counted, moment, show_json, show_table, tell
 
 if TYPE_CHECKING:
     from outbox.model.lease import Holder, Partition
-    from outbox.model.subscription import OnDead, Subscription
+    from outbox.model.subscription import OnDead, Start, Subscription
+    from outbox.store.database import Channel
+    from outbox.store.operations.parked_status import Count
     from outbox.store.subscriptions.readers import Hold
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
@@ -38,7 +40,7 @@ _wait_for_lease = option(
 
 @click.group(cls=Group, no_args_is_help=True)
 def subscriptions() -> None:
-    """List, alter, split and drop the readers of the log."""
+    """List, alter, split, reset and drop the readers of the log."""
 
 
 @subscriptions.command("list")
@@ -212,38 +214,89 @@ def split(
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
+@option("--to", type=START, required=True, help="Where to begin again.")
+@option("--force", is_flag=True, help="Ask a worker at work for its lease.")
+@option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json: bool) -> None:
+    """Let a subscription begin again at another position, and delete what it has parked.
+
+    earliest: with the first message that is not purged. latest: with what is committed from now on. A time: with the
+    first message that was created then or later.
+
+    Messages are sent again as they were. What is past its expiry becomes a dead letter. Of a broadcast consumer all
+    instances begin again. The inbox of a consumer stays: the listener is not called for messages that it remembers.
+
+    Direct writers may go on. Their subscription, NAME:compensation, begins again as well, so that the relay also sends
+    what writers have sent. A message that a writer sends at the moment of the reset may come twice.
+
+    Refused while a worker runs. With --force the worker is asked for its lease for 30 s: the worker finishes its calls,
+    gives the lease back, and goes on from the new position.
+    """
+    from outbox.admin import commands
+    from outbox.admin.borrowing import NO_WAIT, WAIT, WorkerAliveError
+    from outbox.errors import SubscriptionError
+
+    with target.open_outbox() as channel:
+        meant, parked = _with_followers(channel, name)
+        commands.require_resettable(meant[0])
+        names, at = " and ".join(each.name for each in meant), to if isinstance(to, str) else moment(to)
+        lost = f" and delete the parked messages ({_by_state(parked)})" if parked else ""
+        confirmed(f"let {names} begin again at {at}{lost}?", yes=yes)
+        try:
+            deleted = commands.reset(channel, name, to, wait=WAIT if force else NO_WAIT)
+        except WorkerAliveError as error:
+            hint = "" if force else ", or give --force: the worker then gives the lease back, and goes on"
+            raise SubscriptionError(f"{error}{hint}") from None
+    gone = f"; {_by_state(deleted)} deleted" if deleted else ""
+    told = f"{names} {'begins' if len(meant) == 1 else 'begin'} again at {at}{gone}"
+    tell(told, {"reset": [each.name for each in meant], "to": to, "parked": deleted}, json=json)
+
+
+@subscriptions.command()
+@about_a_database
+@click.argument("name")
 @option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
     """Forget a subscription, with its position and its parked messages, while no worker runs.
 
     The subscription of direct writers, NAME:compensation, goes as well. Stop the writers first: the messages that
-    writers leave behind are not sent.
+    writers leave behind are not sent. Of a broadcast consumer all instances go.
     """
     from outbox.admin import commands
-    from outbox.model.subscription import compensation_of
-    from outbox.store.operations.parked_status import parked_counts
-    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     with target.open_outbox() as channel:
-        stored = Subscriptions(channel).get(name)
-        dropped = [each for each in (name, compensation_of(name)) if Subscriptions(channel).find(each) is not None]
-        parked = [each for of in dropped for each in parked_counts(channel, of).items() if each[1].number]
-        names = " and ".join(dropped)
-        shown = ", ".join(f"{count} {state}" for state, count in parked)
-        lost = f", with the messages that were parked ({shown})" if parked else ""
+        meant, parked = _with_followers(channel, name)
+        names = " and ".join(each.name for each in meant)
+        lost = f", with the messages that were parked ({_by_state(parked)})" if parked else ""
         then = "A worker of that name would begin anew."
-        if stored.kind == "check":
+        if meant[0].kind == "check":
             then = "Nobody would be asked about its pending transactions any more; decide them before by outbox half."
-        if stored.kind == "extract":
+        if meant[0].kind == "extract":
             then = "Messages that its archive does not have yet may be purged then."
         confirmed(f"drop {names}{lost}? {then}", yes=yes)
-        commands.drop(channel, stored)
-    numbers = Counter[str]()
-    for state, count in parked:
-        numbers[state] += count.number
+        dropped = commands.drop(channel, name)
     told = f"{names} {'is' if len(dropped) == 1 else 'are'} dropped{lost}"
-    tell(told, {"dropped": dropped, "parked": numbers}, json=json)
+    tell(told, {"dropped": dropped, "parked": {state: count.number for state, count in parked.items()}}, json=json)
+
+
+def _with_followers(channel: Channel, name: str) -> tuple[list[Subscription], dict[str, Count]]:
+    """Return the subscriptions that a reset or a drop of `name` changes, and how many messages they have parked."""
+    from outbox.admin.commands import followers_of
+    from outbox.model.parking import STATES
+    from outbox.store.operations.parked_status import Count, parked_counts
+    from outbox.store.subscriptions.subscriptions import Subscriptions
+
+    meant = Subscriptions(channel).get_all(name)
+    meant += followers_of(channel, meant)
+    found = [parked_counts(channel, each.name) for each in meant]
+    parked = {state: Count.total(each[state] for each in found) for state in STATES}
+    return meant, {state: count for state, count in parked.items() if count.number}
+
+
+def _by_state(parked: Mapping[str, object]) -> str:
+    return ", ".join(f"{number} {state}" for state, number in parked.items())
 
 
 def _row(subscription: Subscription, holders: Mapping[Partition, Holder], hold: Hold | None) -> tuple[object, ...]:

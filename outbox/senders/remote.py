@@ -10,9 +10,10 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from datetime import timedelta
+from typing import Any
 
 from outbox.model.message import Message
 from outbox.model.verdict import Unavailable, Verdict
@@ -175,7 +176,7 @@ class _Link:
     async def _carry(self, connection: Connection, call: Call) -> None:
         connection.calls += 1
         try:
-            await connection.carry(call)
+            await _by_driver(connection.carry(call))
         finally:
             connection.calls -= 1
             if connection.is_lost and not connection.calls:
@@ -195,7 +196,7 @@ class _Link:
             share = (deadline - loop.time()) / (len(servers) - asked + 1)
             connection = self._connect(server, self._log)
             try:
-                await connection.open(loop.time() + share)
+                await _by_driver(connection.open(loop.time() + share))
             except Exception as error:  # any program may listen at that port, and answer anything
                 errors.append(f"{server}: {connection.words(error)}")
                 await connection.close()
@@ -213,3 +214,17 @@ class _Link:
         if connection is None:
             return self._log.lost(reason_of(error))
         return self._log.lost(f"{connection.server}: {connection.words(error)}")
+
+
+async def _by_driver(work: Coroutine[Any, Any, None]) -> None:
+    """Await the work of a driver; a cancellation of a future of its own is an error of the driver.
+
+    Only a close of the sender, and another call that ran out of time, cancel the call itself.
+    """
+    try:
+        await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionError("the driver has cancelled its own work") from None

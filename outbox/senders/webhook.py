@@ -255,15 +255,19 @@ class _Posting:
         """
         async with asyncio.timeout_at(self._call.deadline), asyncio.TaskGroup() as group:
             self._offer(group)
-        if self._rest is not None:
-            self.give_up(self._rest)
+        self._give_up_rest()
 
     def give_up(self, verdict: Unavailable) -> None:
-        """Settle messages under way; also the unsent ones if the verdict concerns everything."""
+        """Settle messages under way; also the unsent ones if this verdict, or an earlier one, concerns everything."""
         for index in self._call.chains.under_way():
             self._call.chains.settle(index, verdict)
         if verdict.everything:
-            self._call.chains.give_up(verdict.error)
+            self._rest = self._rest or verdict
+        self._give_up_rest()
+
+    def _give_up_rest(self) -> None:
+        if self._rest is not None:
+            self._call.chains.give_up(self._rest.error)
 
     async def doubted(self) -> set[int]:
         """Return the messages of connections with more answers than requests."""

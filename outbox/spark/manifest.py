@@ -151,10 +151,10 @@ class Archive:
         """Return the newest manifest, whose `until` is where the next window begins; None: there is no manifest yet.
 
         Raises:
-            ArchiveError: the manifest cannot be read, or an earlier manifest is missing.
+            ArchiveError: the manifest cannot be read.
         """
-        numbers = self._numbers()
-        return self._read(numbers[-1]) if numbers else None
+        newest = self._newest()
+        return self._read(newest) if newest else None
 
     def newest(self) -> Manifest:
         """Return the newest manifest; the archive must have one.
@@ -192,7 +192,7 @@ class Archive:
         Raises:
             ArchiveError: a manifest cannot be read or is missing, or does not begin where the manifest before ends.
         """
-        return self._consecutive(self._read(number) for number in self._numbers() if number >= first)
+        return self._consecutive(map(self._read, range(first, self._newest() + 1)))
 
     def since(self, number: int) -> list[Manifest]:
         """Return, in order, the manifests of all windows that may hold messages with this number or a higher number.
@@ -306,32 +306,25 @@ class Archive:
                 if size != file.bytes:
                     yield path, f"has {size} bytes, but {file.bytes} were written"
 
-    def _numbers(self) -> list[int]:
-        """Return the numbers of the committed windows in order.
+    def _newest(self) -> int:
+        """Return the number of the newest committed window; 0: there is none.
 
         Raises:
-            ArchiveError: the folder cannot be read, or a manifest before the last is missing.
+            ArchiveError: the folder cannot be read.
         """
         try:
             names = [_NAME.fullmatch(name) for name in os.listdir(self._folder)]  # noqa: PTH208 - names are enough
         except FileNotFoundError:
-            return []
+            return 0
         except OSError as error:
             self._require_folder()
             raise ArchiveError(f"{self._folder} cannot be read: {_reason(error)}") from error
-        numbers = sorted(int(name[1]) for name in names if name is not None)
-        missing = set(range(1, len(numbers) + 1)).difference(numbers)
-        if missing:
-            raise ArchiveError(
-                f"{self._file(min(missing))} is missing, although a later window is there; restore the file from a"
-                " backup"
-            )
-        return numbers
+        return max((int(name[1]) for name in names if name is not None), default=0)
 
     def _back_to(self, is_first: Callable[[Manifest], bool]) -> list[Manifest]:
         """Read manifests from the newest on backwards, up to the first manifest that is wanted."""
         found: list[Manifest] = []
-        for number in reversed(self._numbers()):
+        for number in range(self._newest(), 0, -1):
             found.append(self._read(number))
             if is_first(found[-1]):
                 break
@@ -351,6 +344,10 @@ class Archive:
         file = self._file(number)
         try:
             manifest = Manifest.from_json(file.read_text())
+        except FileNotFoundError as error:
+            raise ArchiveError(
+                f"{file} is missing, although a later window is there; restore the file from a backup"
+            ) from error
         except (OSError, UnicodeDecodeError) as error:
             raise ArchiveError(f"{file} cannot be read: {_reason(error)}") from error
         except ArchiveError as error:

@@ -26,6 +26,7 @@ COMMANDS = {
     "subscriptions list": [],
     "subscriptions alter": ["relay", "--on-dead", "continue"],
     "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
+    "subscriptions reset": ["relay", "--to", "earliest", "--yes"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
     "db check": [],

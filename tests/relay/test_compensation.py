@@ -345,7 +345,7 @@ def test_it_follows_its_subscription(engine):
             commands.alter(channel, replace(own, destination="elsewhere"))
         commands.alter(channel, replace(main, destination="elsewhere"))
         altered = {each.name: each.destination for each in subscriptions.all()}
-        commands.drop(channel, main)
+        commands.drop(channel, main.name)
         left = subscriptions.all()
 
     assert altered == {"relay": "elsewhere", "relay:compensation": "elsewhere"}

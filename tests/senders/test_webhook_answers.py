@@ -396,6 +396,25 @@ def test_what_is_under_way_when_the_endpoint_asks_for_a_pause_may_still_be_done(
     assert len(endpoint.asked) == 2
 
 
+def test_a_refusal_of_the_whole_endpoint_counts_also_if_another_answer_never_comes(endpoint, to_webhook):
+    """What was not sent is known to be refused, although the call ends by its time."""
+    release = threading.Event()
+
+    def judge(received: Received) -> Answer:
+        if received.body == b"1":
+            release.wait(60)
+        return Answer(503 if received.body == b"2" else 200)
+
+    endpoint.judge = judge
+    verdicts = to_webhook(f"{endpoint.url}?most=2", seconds=3).send([a_message("orders", n) for n in range(5)])
+    release.set()
+
+    away = Unavailable(told(endpoint.url, "HTTP 503 Service Unavailable"), everything=True)
+    late = Unavailable(told(endpoint.url, "no answer within 2.7 s"))
+    assert verdicts == [DONE, late, away, away, away]
+    assert [each.everything for each in verdicts if isinstance(each, Unavailable)] == [False, True, True, True]
+
+
 def test_an_answer_that_cannot_be_judged_concerns_its_message_alone(endpoint, to_webhook, monkeypatch):
     """Whatever an endpoint writes, the others of the call have been taken."""
 

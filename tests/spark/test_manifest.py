@@ -155,7 +155,6 @@ def test_a_file_that_was_cut_short_since_is_found_without_reading_it(archive):
         (1, manifest(2).to_json(), "is the manifest of window 2; the name was changed"),
         (1, manifest(1).to_json().replace('"rows": 0', '"rows": 3'), "the files have 0 rows, not 3"),
         (1, manifest(1).to_json().replace('"10:10:"', '"10"'), "not a position"),
-        (2, manifest(2).to_json(), r"00000001\.json is missing, although a later window is there"),
     ],
 )
 def test_a_manifest_that_cannot_be_right_is_refused(archive, number, text, told):
@@ -165,6 +164,35 @@ def test_a_manifest_that_cannot_be_right_is_refused(archive, number, text, told)
 
     with pytest.raises(ArchiveError, match=told):
         archive.last()
+
+
+def test_a_manifest_that_is_missing_fails_the_reads_that_need_it_and_no_others(archive):
+    for window in range(1, 6):
+        archive.commit(manifest(window, captured_at=datetime(2026, 1, 20 + window, 12, tzinfo=UTC)))
+    (archive.path / FOLDER / "00000002.json").unlink()
+
+    assert archive.newest().window == 5
+    assert [each.window for each in archive.manifests(first=3)] == [3, 4, 5]
+    assert [each.window for each in archive.since(35)] == [4, 5]
+    assert [each.window for each in archive.of_days("2026-01-25", "2026-01-25")] == [3, 4, 5]
+    for needs in (archive.manifests, archive.counted, lambda: archive.since(15), lambda: archive.clean(timedelta(0)),
+                  lambda: archive.of_days("2026-01-22", "2026-01-22")):  # fmt: skip
+        with pytest.raises(
+            ArchiveError, match=r"00000002\.json is missing, although a later .*; restore the file from"
+        ):
+            needs()
+
+
+def test_a_missing_manifest_is_needed_if_its_window_has_a_file_of_the_day(archive):
+    for window in range(1, 6):
+        archive.commit(manifest(window, captured_at=datetime(2026, 1, 20 + window, 12, tzinfo=UTC)))
+    file = archive.path / written(archive, "00000002-0000-x.parquet").path
+    (archive.path / FOLDER / "00000002.json").unlink()
+
+    with pytest.raises(ArchiveError, match=r"00000002\.json is missing"):
+        archive.of_days("2026-01-31", "2026-01-31")
+    file.unlink()
+    assert [each.window for each in archive.of_days("2026-01-31", "2026-01-31")] == [5]
 
 
 def test_windows_before_a_number_are_not_read(archive):

@@ -172,7 +172,7 @@ def test_a_reader_that_is_dropped_holds_nothing_back(outbox):
     register(outbox)
     settle(outbox.engine, Progress(now(outbox)))
     with closing(outbox.database.open()) as channel:
-        commands.drop(channel, Subscriptions(channel).get("nightly"))
+        commands.drop(channel, "nightly")
 
     assert (purge(outbox).rows, positions(outbox)) == (1, [])
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from outbox.model.limits import HALF_TOPIC
+from outbox.model.parking import STATES
 from outbox.model.subscription import check_of
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
-from outbox.store.operations.parked_status import MOST_COUNTED, STATES, Count
+from outbox.store.operations.parked_status import MOST_COUNTED, Count
 from outbox.store.operations.status import UNDECIDED, SubscriptionStatus
 
 #: An estimate reads at so many places of the log, so many rows at each.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from outbox.model.parking import STATES, State
 from outbox.store.database import Channel
 
 #: Rows are counted up to this number; more are estimated.
 MOST_COUNTED = 10_000
-STATES = ("delayed", "waiting", "retry", "blocked", "dead")
-
 #: States whose messages will be sent without a person, as soon as nothing holds them back.
-UNSENT = ("waiting", "retry", "blocked")
+UNSENT: tuple[State, ...] = ("waiting", "retry", "blocked")
 #: The most errors of one state that are listed, and the most characters of each.
 _MOST_TROUBLES = 5
 _MOST_ERROR = 500
@@ -33,6 +33,12 @@ class Count:
     def upto(cls, number: int) -> Count:
         """Return the count of rows, of which at most `MOST_COUNTED` + 1 were read."""
         return cls(min(number, MOST_COUNTED), about=number > MOST_COUNTED)
+
+    @classmethod
+    def total(cls, counts: Iterable[Count]) -> Count:
+        """Return the sum of counts."""
+        each = list(counts)
+        return cls(sum(count.number for count in each), about=any(count.about for count in each))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,8 +96,7 @@ class SubscriptionStatus:
     @property
     def unsent(self) -> Count:
         """The messages that wait: in the log, and parked without need of a person or a later moment."""
-        counts = [self.backlog, *(self.parked[state] for state in UNSENT)]
-        return Count(sum(each.number for each in counts), about=any(each.about for each in counts))
+        return Count.total([self.backlog, *(self.parked[state] for state in UNSENT)])
 
     @property
     def behind(self) -> timedelta:
@@ -173,9 +172,7 @@ def _standing(channel: Channel, subscription: Subscription, now: datetime) -> Su
         oldest, about = parked_since, False
     return SubscriptionStatus(
         subscription=subscription,
-        backlog=Count(
-            sum(each.backlog.number for each in partitions), about=any(each.backlog.about for each in partitions)
-        ),
+        backlog=Count.total(each.backlog for each in partitions),
         lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
         lag_about=about,
         parked=parked.counts,

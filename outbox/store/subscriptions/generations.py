@@ -67,6 +67,14 @@ class Generations:
             stop = str(stop_at(standing))
             self._channel.run(_ORDER, name=subscription.name, stop_at=stop, partitions=partitions)
 
+    def restart(self, subscription: Subscription, start: Progress) -> None:
+        """Begin the next generation at another progress; the caller holds all leases.
+
+        The new partitions have nothing in common with the old ones, whatever a process still knows of these. An ordered
+        number of partitions counts at once, because all partitions stand at the same progress.
+        """
+        self._begin_next(subscription, subscription.next_partitions or subscription.partitions, start)
+
     def take_back(self, subscription: Subscription) -> None:
         """Take the order of another number back. No lease is needed: nobody has passed the position to meet at."""
         self._channel.run(_ORDER, name=subscription.name, stop_at=None, partitions=None)

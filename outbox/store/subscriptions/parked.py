@@ -10,7 +10,7 @@ from typing import Any, Literal
 from outbox.errors import DatabaseError
 from outbox.model.lease import Partition
 from outbox.model.message import Message
-from outbox.model.parking import NOTHING_HELD, Held, Parking, State
+from outbox.model.parking import NOTHING_HELD, STATES, Held, Parking, State
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
@@ -166,6 +166,7 @@ _REPLAY = """
            request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
     WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
 """
+_CLEAR = "DELETE FROM {parked} WHERE subscription = :subscription AND state = :state"
 #: The messages of some topics, with the requests on them, become those of another subscription.
 _GIVE = "UPDATE {parked} SET subscription = :other WHERE subscription = :subscription AND {of_topics}"
 
@@ -356,6 +357,13 @@ class Parked:
     def unblock_dead(self) -> None:
         """Let dead letters no longer hold back keys; for use inside the transaction that alters the policy."""
         self._channel.run(_UNBLOCK, **self._common)
+
+    def clear(self) -> dict[str, int]:
+        """Delete all messages, with the requests on them; return how many there were, by state.
+
+        For use inside the transaction in which the subscription begins again.
+        """
+        return {state: self._channel.run(_CLEAR, **self._common, state=state) for state in STATES}
 
     def give(self, other: str, topics: Topics) -> int:
         """Move the messages of these topics to another subscription; return the number of messages.

@@ -24,6 +24,7 @@ from outbox.store.dialects.statements import Row
 from outbox.store.log.log import Log, ids_before
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.generations import Generations
+from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import require_fitting, require_partitions, require_same
 
 _COLUMNS = (
@@ -85,6 +86,11 @@ class Subscriptions:
             known = ", ".join(s.name for s in self.all()) or "none"
             raise SubscriptionError(f"there is no subscription {name!r}; there are: {known}")
         return found
+
+    def get_all(self, name: str) -> list[Subscription]:
+        """Return the subscription of that name, or all instances of the broadcast consumer; raises as `get`."""
+        instances = [each for each in self.all() if each.kind == "broadcast" and each.name.startswith(f"{name}@")]
+        return [self.get(name)] if not instances or self.find(name) is not None else instances
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -175,6 +181,17 @@ class Subscriptions:
                 Generations(self._channel).take_back(stored)
             return same
 
+    def restart(self, name: str, start: Progress) -> dict[str, int]:
+        """Let all partitions begin again at `start`; delete the parked messages, and return how many, by state.
+
+        For a compensation also the acks go. Call it inside `changing`; the caller must hold all leases.
+        """
+        stored = self.get(name)
+        Generations(self._channel).restart(stored, start)
+        if stored.direct is not None:
+            Acks(self._channel, stored.direct).forget()
+        return Parked(self._channel, name).clear()
+
     def begin_next_generation(self, name: str) -> bool:
         """Begin the ordered generation if all partitions have met; return True if it began."""
         with self.changing():
@@ -212,15 +229,15 @@ class Subscriptions:
         if declared.grace and isinstance(start, datetime):
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
         # The position is captured first, because a transaction that has written cannot capture.
-        place = self._first_progress(start)
+        place = self.first_progress(start, Log().now(self._channel).position)
         if self._channel.run(_CREATE, **_row(declared) | {"on_dead": declared.on_dead or "block"}):
             made = self.get(declared.name)
             Generations(self._channel).begin(made, [place] * made.partitions)
 
-    def _first_progress(self, start: Start) -> Progress:
+    def first_progress(self, start: Start, now: Position) -> Progress:
+        """Return the progress of a partition that begins at `start`; `now`: the position of now."""
         if start == "earliest":
             return Progress(EARLIEST)
-        now = Log().now(self._channel).position
         if start == "latest":
             return Progress(now)
         _, last = ids_before(self._channel, start)

@@ -1,0 +1,110 @@
+"""Beginning again from the command line: what is asked, refused, told and done."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox.model.parking import Parking
+from outbox.model.subscription import Declaration, Kind
+from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from tests.support.command_line import outbox
+from tests.support.destination import fill
+from tests.support.direct import declare_compensation
+from tests.support.parked import request, states
+
+ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def sent(engine, channel, shop, tmp_path):
+    """A relay that has sent ten messages to a file, after which three were parked."""
+    fill(shop, 10)
+    assert outbox(engine, "relay", "--to", f"file://{tmp_path / 'sent'}", "--until-empty").code == 0
+    with channel.transaction():
+        retry = Parking(state="retry", blocks=True, attempts=1, delay=timedelta(hours=1))
+        Parked(channel, "relay").park({Parking(state="dead", blocks=True): [1, 2], retry: [3]})
+    return tmp_path / "sent"
+
+
+def generations(channel):
+    """The generation of the partitions of each subscription."""
+    return {each.name: each.generation for each in Subscriptions(channel).all()}
+
+
+def test_everything_is_sent_again_and_what_was_parked_is_counted(engine, channel, sent):
+    request(engine, "replay")
+
+    ended = outbox(engine, "subscriptions", "reset", "relay", "--to", "earliest", "--yes")
+    again = outbox(engine, "relay", "--to", f"file://{sent}", "--until-empty")
+
+    assert (ended.code, ended.err) == (0, "relay begins again at earliest; 1 retry, 2 dead deleted\n")
+    assert (again.code, len(sent.read_text().splitlines()), states(engine)) == (0, 20, {})
+
+
+@ONE_DATABASE
+def test_a_moment_is_told_in_utc(engine, channel, sent):
+    ended = outbox(engine, "subscriptions", "reset", "relay", "--to", "2026-01-31T12:00:00+01:00", "--yes")
+
+    assert (ended.code, ended.err.startswith("relay begins again at 2026-01-31 11:00:00 UTC; ")) == (0, True)
+
+
+@ONE_DATABASE
+def test_a_reset_needs_a_yes(engine, channel, sent):
+    ended = outbox(engine, "subscriptions", "reset", "relay", "--to", "latest")
+
+    asked = "let relay begin again at latest and delete the parked messages (1 retry, 2 dead)?"
+    assert (ended.code, asked in ended.err, generations(channel)) == (2, True, {"relay": 1})
+
+
+@ONE_DATABASE
+def test_a_worker_at_work_is_in_the_way_and_force_is_named(engine, channel, sent):
+    assert Leases(channel).acquire(Subscriptions(channel).get("relay").partition(0), "w0rker", timedelta(minutes=5))
+
+    ended = outbox(engine, "subscriptions", "reset", "relay", "--to", "earliest", "--yes")
+
+    assert (ended.code, generations(channel), states(engine)) == (2, {"relay": 1}, {"dead": 2, "retry": 1})
+    assert "worker w0rker holds the lease of relay" in ended.err
+    assert ended.err.endswith("; stop it first, or give --force: the worker then gives the lease back, and goes on\n")
+
+
+@ONE_DATABASE
+def test_the_subscription_of_direct_writers_begins_again_too(engine, channel, sent):
+    declare_compensation(engine)
+    before = datetime.now(UTC).isoformat(timespec="seconds")
+
+    ended = outbox(engine, "subscriptions", "reset", "relay", "--to", before, "--yes", "--json")
+
+    assert ended.code == 0, ended.err
+    assert (ended.json["reset"], ended.json["parked"]) == (["relay", "relay:compensation"], {"dead": 2, "retry": 1})
+    assert (ended.json["to"], generations(channel)) == (before, {"relay": 2, "relay:compensation": 2})
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("name", "kind", "why"),
+    [
+        ("relay:compensation", "compensation", "follows relay; reset that one"),
+        ("check:g", "check", "asks about transactions"),
+        ("archive", "extract", "has the position of its archive"),
+    ],
+)
+def test_other_kinds_are_refused_before_anything_is_asked(engine, channel, name, kind: Kind, why):
+    Subscriptions(channel).declare(Declaration(name=name, destination=None, kind=kind))
+
+    ended = outbox(engine, "subscriptions", "reset", name, "--to", "earliest")
+
+    assert (ended.code, f"{name} {why}" in ended.err) == (2, True)
+
+
+@ONE_DATABASE
+def test_a_broadcast_consumer_is_dropped_with_all_its_instances(engine, channel):
+    for name in ("news@a", "news@b", "newsletter@a"):
+        Subscriptions(channel).declare(Declaration(name=name, destination=None, kind="broadcast"), "latest")
+
+    one = outbox(engine, "subscriptions", "drop", "news@a", "--yes", "--json")
+    rest = outbox(engine, "subscriptions", "drop", "news", "--yes", "--json")
+
+    assert (one.json["dropped"], rest.json["dropped"]) == (["news@a"], ["news@b"])
+    assert list(generations(channel)) == ["newsletter@a", "relay"]
