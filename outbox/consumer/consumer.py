@@ -14,7 +14,7 @@ from outbox.consumer.listener import Dispatch, Listener
 from outbox.consumer.options import ConsumerOptions, Options
 from outbox.errors import SubscriptionError
 from outbox.model.filter.tags import chosen_tags
-from outbox.model.subscription import Declaration, Kind, Start, require_own_name
+from outbox.model.subscription import AT, Declaration, Kind, Start, require_own_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.relay.life_cycle import LifeCycle
 from outbox.worker.calls import Caller
@@ -25,8 +25,6 @@ from outbox.writing.bare import BareOutbox
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Separates the name of a broadcast consumer from its instance.
-_AT = "@"
 #: The time after its deadline in which the loop cancels a coroutine, before the worker goes on without an answer.
 _TO_CANCEL = timedelta(seconds=1)
 
@@ -82,12 +80,12 @@ class Consumer(LifeCycle):
         chosen = Options(**options)
         checked_consumer(name)
         require_own_name(name)
-        if _AT in name:
-            raise ValueError(f"consumer {name!r} must have no {_AT}, after which the instance of a broadcast stands")
+        if AT in name:
+            raise ValueError(f"consumer {name!r} must have no {AT}, after which the instance of a broadcast stands")
         if ordered is False and chosen.suspend == "queue":
             raise ValueError("suspend='queue' is for consumers that keep order; leave out suspend, or ordered=False")
         if chosen.broadcast:
-            name = checked_consumer(f"{name}{_AT}{chosen.instance or socket.gethostname()}")
+            name = checked_consumer(f"{name}{AT}{chosen.instance or socket.gethostname()}")
         super().__init__(outbox, name, chosen.settings)
         self._home: Home = outbox
         self._options = chosen
@@ -178,9 +176,13 @@ class Consumer(LifeCycle):
             self._listeners,
             seconds=options.deadline.total_seconds(),
             batches=options.batch_size is not None,
-            ordered=self._ordered is not False,
         )
-        policy = replace(self._policy, deadline=options.deadline + (_TO_CANCEL if awaited else timedelta(0)))
+        policy = replace(
+            self._policy,
+            deadline=options.deadline + (_TO_CANCEL if awaited else timedelta(0)),
+            portion=options.batch_size or 1,
+            suspend=options.suspend == "queue",
+        )
         job = Job(
             declared=declared,
             handler=self._dispatch.handle,

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from inspect import isasyncgenfunction, iscoroutine, iscoroutinefunction, isgeneratorfunction
 from itertools import groupby
@@ -17,13 +18,14 @@ from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict
 from outbox.runtime.event_loop import BackgroundLoop
 from outbox.runtime.tasks import NoAnswerError, in_time
 from outbox.runtime.throttled_log import Throttle
-from outbox.senders.key_order import EARLIER, in_order
 from outbox.senders.port import destination_of
 
 logger = logging.getLogger("outbox")
 
 #: The listeners of so many topics are kept in mind.
 _MOST_TOPICS = 1_000
+#: The verdict on a message whose key has failed in the call of another listener.
+_BEHIND = Retry("an earlier message of its key failed", after=timedelta(0), counts=False)
 _VERDICTS = "None, Done(), Retry(…), Reject(…) or Unavailable(…)"
 
 
@@ -79,26 +81,19 @@ class Dispatch:
     deadline.
     """
 
-    def __init__(
-        self, consumer: str, listeners: Sequence[Listener], *, seconds: float, batches: bool, ordered: bool
-    ) -> None:
-        """`seconds`: the deadline of a coroutine. `batches`: listeners get lists. `ordered`: nothing is handled behind
-        a failed message of the key.
-        """
+    def __init__(self, consumer: str, listeners: Sequence[Listener], *, seconds: float, batches: bool) -> None:
+        """`seconds`: the deadline of a coroutine. `batches`: listeners get lists."""
         self._consumer = consumer
         self._listeners = listeners
         self._seconds = seconds
         self._batches = batches
-        self._ordered = ordered
         self._listener_of = lru_cache(_MOST_TOPICS)(self._find)
         self._loop = BackgroundLoop("outbox-consumer", make=lambda: None, close=_nothing, sees_end=True)
         self._throttle = Throttle()
 
     def handle(self, messages: Sequence[Message]) -> list[Verdict]:
         """Call the listeners, and return a verdict for each message, in their order."""
-        if self._batches:
-            return self._handle_lists(messages)
-        return in_order(messages, self._handle_one) if self._ordered else list(map(self._handle_one, messages))
+        return self._handle_lists(messages) if self._batches else list(map(self._handle_one, messages))
 
     def close(self) -> None:
         """End the loop."""
@@ -124,9 +119,8 @@ class Dispatch:
             of_listener = list(group)
             asked = [message for message in of_listener if message.key not in failed]
             answers = dict(zip([message.id for message in asked], self._handle_list(listener, asked), strict=True))
-            verdicts += [answers.get(message.id, EARLIER) for message in of_listener]
-            if self._ordered:
-                failed.update(m.key for m in asked if m.key is not None and answers[m.id] is not DONE)
+            verdicts += [answers.get(message.id, _BEHIND) for message in of_listener]
+            failed.update(m.key for m in asked if m.key is not None and answers[m.id] is not DONE)
         return verdicts
 
     def _handle_list(self, listener: Listener | None, messages: list[Message]) -> list[Verdict]:

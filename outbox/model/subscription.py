@@ -20,6 +20,8 @@ Kind = Literal["relay", "compensation", "check", "extract", "consumer", "broadca
 Start = Literal["earliest", "latest"] | datetime
 
 _COMPENSATION = ":compensation"
+#: Between the name of a broadcast consumer, and its instance.
+AT = "@"
 
 
 def compensation_of(name: str) -> str:

@@ -77,8 +77,8 @@ class LeasedCaller:
         if self.portions is None:
             call = Call(messages, self.held, **options)
         else:
-            call = PortionedCall(messages, self.held, portions=self.portions, **options)
-        self.caller.begin(call, self._call)
+            call = PortionedCall(messages, self.held, portions=self.portions, tell=self._tell, **options)
+        self.caller.begin(call, self._call if self.portions is None else self.handler)
         return call
 
     def _call(self, messages: Sequence[Message]) -> list[Verdict]:
@@ -96,6 +96,11 @@ class LeasedCaller:
         finally:
             seconds = time.monotonic() - began
             self.teller.tell(HandedOver, messages=messages, verdicts=verdicts, error=error, seconds=seconds)
+
+    def _tell(self, call: PortionedCall) -> None:
+        if call.answered:
+            answers = {"messages": call.answered, "verdicts": call.verdicts, "error": None}
+            self.teller.tell(HandedOver, **answers, seconds=call.seconds)
 
 
 class BatchHandler:
@@ -377,8 +382,7 @@ class BatchHandler:
 
         Its messages are tried again when the call has come back.
         """
-        answers = call.answers if call.finished else call.early
-        decided = self._apply(batch, [message for message, _ in answers], [verdict for _, verdict in answers])
+        decided = self._apply(batch, *((call.answered, call.verdicts) if call.finished else call.early))
         if call.finished:
             return decided
         logger.warning("a call with %d messages did not come back in time", len(call.messages))

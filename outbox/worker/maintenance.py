@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
 from outbox.model.position import Position
+from outbox.model.subscription import AT
 from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
+from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.telemetry.events import Teller, UpkeepRefused
 from outbox.worker.outcome import Finished
@@ -60,6 +62,14 @@ class Maintenance:
             _Task("old progress", upkeep.prune_progress, now + upkeep.prune_progress, settled),
             _Task("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
         ]
+        consumer, at, _instance = lease.partition.subscription.partition(AT)
+        if at:
+
+            def gone(_base: Position) -> bool:
+                drop_gone(channel, consumer + at)
+                return False
+
+            self._tasks.append(_Task("instances that are gone", upkeep.prune_progress, now, gone))
         if finished is not None:
             self._tasks.append(
                 _Task("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))

@@ -278,9 +278,10 @@ class PartitionWorker:
         """Store the progress of a batch without messages for us, only once in a while to save writes."""
         self._stored.passed = self._stored.passed or batch.seen > 0
         upkeep = self._settings.upkeep
-        every = upkeep.store_passed if self._stored.passed else upkeep.store_idle
-        arrives = self._stop is not None and has_arrived(batch.end, self._stop)
-        if batch.end != self._stored.progress and (time.monotonic() - self._stored.at >= every or arrives):
+        moved = batch.end != self._stored.progress
+        every = upkeep.store_passed if self._stored.passed else upkeep.store_idle if moved else upkeep.store_same
+        arrives = moved and self._stop is not None and has_arrived(batch.end, self._stop)
+        if time.monotonic() - self._stored.at >= every or arrives:
             self._store(batch.end)
             if not batch.seen:
                 self._prefetcher.forget().move_to(batch.end)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Retry, Verdict, describe
-from outbox.worker.calls import Call, Handler
+from outbox.worker.calls import Call, Handler, verdicts_of
+
+#: So often a call looks whether it may go on. The lease lasts for much longer after each look.
+_LOOK_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,45 +38,53 @@ class PortionedCall(Call):
     messages of the portion under way, and hands over no others.
     """
 
-    __slots__ = ("_answers", "_left", "_lock", "_portions", "_under_way", "early")
+    __slots__ = ("_left", "_lock", "_portions", "_tell", "_under_way", "answered", "early")
 
-    def __init__(self, *call: Any, portions: Portions, **options: Any) -> None:
-        """`call`, `options`: the arguments of a `Call`."""
+    def __init__(
+        self, *call: Any, portions: Portions, tell: Callable[[PortionedCall], None] = lambda _: None, **options: Any
+    ) -> None:
+        """`call`, `options`: the arguments of a `Call`. `tell`: called at the end, on the handler's thread."""
         super().__init__(*call, **options)
         self._portions = portions
+        self._tell = tell
         #: Held from one portion to the next, and to leave the call behind.
         self._lock = threading.Lock()
         self._under_way: list[Message] = []
         self._left = False
-        self._answers: list[tuple[Message, Verdict]] = []
-        #: The answers from before the call was left behind.
-        self.early: list[tuple[Message, Verdict]] = []
+        #: The answered messages, and their verdicts; after the call was left behind, those with late answers.
+        self.answered: list[Message] = []
+        self.verdicts: list[Verdict] = []
+        #: The messages that were answered before the call was left behind, and their verdicts.
+        self.early: tuple[list[Message], list[Verdict]] = ([], [])
 
     @property
     def answers(self) -> list[tuple[Message, Verdict]]:
         """The answered messages with their verdicts; after the call was left behind, the late answers."""
-        return self._answers
+        return list(zip(self.answered, self.verdicts, strict=True))
 
     def perform(self, handler: Handler) -> None:
         """Hand over one portion after the other, until a stop is asked, or too little time is left for another."""
         failed: set[str | None] = set()
-        until = time.monotonic() + self._portions.seconds
+        began = time.monotonic()
+        look_at = 0.0
         for portion in self._next(failed):
-            if not self._begin(portion, until):
+            now = time.monotonic()
+            if now >= look_at:
+                if not self._may_go_on(now - began):
+                    break
+                look_at = now + _LOOK_SECONDS
+            if not self._begin(portion, now):
                 break
-            try:
-                verdicts = handler(portion)
-            except BaseException as error:
-                # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
-                verdicts = [Retry(describe(error))] * len(portion)
+            verdicts = _answered(handler, portion)
             if not self._answer(portion, verdicts):
                 break
             if verdicts.count(DONE) < len(portion):
                 failed.update(m.key for m, verdict in zip(portion, verdicts, strict=True) if verdict is not DONE)
                 if self._portions.suspend:
                     break
-        self.late = not (self._answers or self._left)
+        self.late = not (self.answered or self._left)
         self._ended = time.monotonic()
+        self._tell(self)
 
     def leave_behind(self) -> bool:
         """Go on without the call; return False if its portion has come back meanwhile."""
@@ -82,7 +93,8 @@ class PortionedCall(Call):
                 return False
             self._left = True
             self.messages = self._under_way
-            self.early, self._answers = self._answers, []
+            self.early = self.answered, self.verdicts
+            self.answered, self.verdicts = [], []
             return True
 
     def _next(self, failed: set[str | None]) -> Iterator[list[Message]]:
@@ -99,20 +111,29 @@ class PortionedCall(Call):
         if portion:
             yield portion
 
-    def _begin(self, portion: list[Message], until: float) -> bool:
-        """Begin a portion, unless it is too late; the first portion may always begin within the lease."""
-        if self._is_late() or (self._held is not None and self._held.stop.asked):
-            return False
-        with self._lock:
-            now = time.monotonic()
-            if self._left or (now > until and self._answers):
-                return False
-            self._under_way = portion
-            self.started = now
-            return True
+    def _may_go_on(self, seconds: float) -> bool:
+        """Return whether another portion may begin; the first may, however long the call has waited for its turn."""
+        stopped = self._held is not None and self._held.stop.asked
+        return not (self._is_late() or stopped or (seconds > self._portions.seconds and self.answered))
 
-    def _answer(self, portion: list[Message], verdicts: Any) -> bool:
+    def _begin(self, portion: list[Message], now: float) -> bool:
+        """Begin a portion; return False if the call was left behind."""
+        with self._lock:
+            if not self._left:
+                self._under_way, self.started = portion, now
+            return not self._left
+
+    def _answer(self, portion: list[Message], verdicts: Sequence[Verdict]) -> bool:
         """Note the verdicts of a portion; return False if the call was left behind."""
         with self._lock:
-            self._answers.extend(zip(portion, verdicts, strict=True))
+            self.answered += portion
+            self.verdicts += verdicts
             return not self._left
+
+
+def _answered(handler: Handler, portion: list[Message]) -> list[Verdict]:
+    try:
+        return verdicts_of(handler, portion)
+    except BaseException as error:
+        # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
+        return [Retry(describe(error))] * len(portion)

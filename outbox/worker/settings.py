@@ -24,6 +24,8 @@ class Upkeep:
     #: It has to be stored, because purge keeps every row from the stored position on.
     store_passed: float = 1.0
     store_idle: float = 30.0
+    #: Progress that is the same as before is stored so often, to show that the subscription has a worker.
+    store_same: float = 3_600.0
     #: A batch that takes longer is settled in parts, so often.
     settle_parts: float = 1.0
     #: Old rows are deleted so often: progress, expired rows of inbox and dedup, and what is known to be done already.

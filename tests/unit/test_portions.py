@@ -188,6 +188,7 @@ def test_no_portion_begins_after_the_lease():
     def ends(message: Message) -> Verdict:
         if message.id == 2:
             held.moments = [0.0] * 2 + [float("inf")]
+            time.sleep(0.01)
         return DONE
 
     handler.answer = ends
@@ -205,6 +206,7 @@ def test_a_stop_is_followed_between_two_portions():
         if message.id == 2:
             held.stop.ask()
             stage.stop.looks = 0
+            time.sleep(0.01)
         return DONE
 
     handler.answer = stops
