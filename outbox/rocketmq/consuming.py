@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +13,9 @@ from outbox.model.limits import DELAY_LEVELS
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Retry, Verdict, describe
 from outbox.rocketmq.message_ext import MessageExt
+from outbox.runtime.throttled_log import Throttle
+
+logger = logging.getLogger("outbox")
 
 _LEVELS = tuple(DELAY_LEVELS.values())
 #: The limits of the pause after a failure in order, in milliseconds.
@@ -73,71 +77,71 @@ class ConsumeOrderlyContext:
     suspend_current_queue_time_millis: int = -1
 
 
-class MessageListenerConcurrently:
-    """Handles messages of any order. Override `consume_message`, or pass a function with these arguments."""
+class MessageListener:
+    """Handles messages: override `consume_message`, or pass a function with the same arguments.
 
-    def __init__(self, function: Callable[[list[MessageExt], ConsumeConcurrentlyContext], Any] | None = None) -> None:
+    A call has one message, unless the consumer says otherwise.
+    """
+
+    def __init__(self, function: Callable[[list[MessageExt], Any], object] | None = None) -> None:
         self._function = function
 
-    def consume_message(
-        self, messages: list[MessageExt], context: ConsumeConcurrentlyContext
-    ) -> ConsumeConcurrentlyStatus:
-        """Handle a batch, of one message unless the consumer says otherwise."""
+    def consume_message(self, messages: list[MessageExt], context: Any) -> object:
+        """Handle messages, and return a status; the context says more."""
         if self._function is None:
             raise NotImplementedError(f"{type(self).__name__} has no consume_message(messages, context)")
-        status: ConsumeConcurrentlyStatus = self._function(messages, context)
-        return status
+        return self._function(messages, context)
 
 
-class MessageListenerOrderly:
-    """Handles the messages of a key in order. Override `consume_message`, or pass a function with these arguments."""
-
-    def __init__(self, function: Callable[[list[MessageExt], ConsumeOrderlyContext], Any] | None = None) -> None:
-        self._function = function
-
-    def consume_message(self, messages: list[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        """Handle a batch, of one message unless the consumer says otherwise."""
-        if self._function is None:
-            raise NotImplementedError(f"{type(self).__name__} has no consume_message(messages, context)")
-        status: ConsumeOrderlyStatus = self._function(messages, context)
-        return status
+class MessageListenerConcurrently(MessageListener):
+    """Handles messages in any order; gets a `ConsumeConcurrentlyContext`, returns a `ConsumeConcurrentlyStatus`."""
 
 
-MessageListener = MessageListenerConcurrently | MessageListenerOrderly
+class MessageListenerOrderly(MessageListener):
+    """Handles the messages of a key in order; gets a `ConsumeOrderlyContext`, returns a `ConsumeOrderlyStatus`."""
 
 
-def consume_concurrently(listener: MessageListenerConcurrently, messages: Sequence[Message]) -> list[Verdict]:
-    """Call a listener; return the verdicts that its answer and its context stand for."""
-    context, why = ConsumeConcurrentlyContext(), "the listener returned RECONSUME_LATER"
-    status: object = None
-    consume: Callable[..., object] = listener.consume_message
-    try:
-        status = consume([MessageExt(each) for each in messages], context)
-        if not isinstance(status, ConsumeConcurrentlyStatus):
-            why = f"the listener returned {status!r:.60}, which counts as RECONSUME_LATER"
-    except Exception as error:
-        why = describe(error)
-    done = 0
-    if status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS:
-        done, why = min(max(context.ack_index + 1, 0), len(messages)), "behind the ack_index of its batch"
-    level = context.delay_level_when_next_consume
-    after = _LEVELS[min(level, len(_LEVELS)) - 1] if level > 0 else None
-    failed: Verdict = Reject(why) if level < 0 else Retry(why, after=after)
-    return [DONE] * done + [failed] * (len(messages) - done)
+class ListenerCalls:
+    """Calls the listener of a group, and returns the verdicts that its answers and contexts stand for."""
 
+    def __init__(self, group: str, listener: MessageListener, pause: int) -> None:
+        """`pause`: after a failure in order, in milliseconds, unless the context has another."""
+        self._group = group
+        self._listener = listener
+        self._pause = pause
+        self._throttle = Throttle()
 
-def consume_orderly(listener: MessageListenerOrderly, messages: Sequence[Message], millis: int) -> list[Verdict]:
-    """Call a listener; return the verdicts. `millis`: the pause after a failure, unless the context has another."""
-    context, why = ConsumeOrderlyContext(), "the listener returned SUSPEND_CURRENT_QUEUE_A_MOMENT"
-    consume: Callable[..., object] = listener.consume_message
-    try:
-        status = consume([MessageExt(each) for each in messages], context)
+    def handle(self, messages: Sequence[Message]) -> list[Verdict]:
+        """Call the listener."""
+        if isinstance(self._listener, MessageListenerOrderly):
+            return self._handle_orderly(messages)
+        return self._handle_concurrently(messages)
+
+    def _handle_concurrently(self, messages: Sequence[Message]) -> list[Verdict]:
+        context, done = ConsumeConcurrentlyContext(), 0
+        status, why = self._ask(messages, context)
+        if status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS:
+            done, why = min(max(context.ack_index + 1, 0), len(messages)), "behind the ack_index of its batch"
+        level = context.delay_level_when_next_consume
+        after = _LEVELS[min(level, len(_LEVELS)) - 1] if level > 0 else None
+        failed: Verdict = Reject(why) if level < 0 else Retry(why, after=after)
+        return [DONE] * done + [failed] * (len(messages) - done)
+
+    def _handle_orderly(self, messages: Sequence[Message]) -> list[Verdict]:
+        context = ConsumeOrderlyContext()
+        status, why = self._ask(messages, context)
         if status is ConsumeOrderlyStatus.SUCCESS:
             return [DONE] * len(messages)
-        if not isinstance(status, ConsumeOrderlyStatus):
-            why = f"the listener returned {status!r:.60}, which suspends the queue"
-    except Exception as error:
-        why = describe(error)
-    chosen = context.suspend_current_queue_time_millis
-    pause = min(max(millis if chosen == -1 else chosen, _SHORTEST), _LONGEST)
-    return [Retry(why, after=timedelta(milliseconds=pause))] * len(messages)
+        chosen = context.suspend_current_queue_time_millis
+        pause = min(max(self._pause if chosen == -1 else chosen, _SHORTEST), _LONGEST)
+        return [Retry(why, after=timedelta(milliseconds=pause))] * len(messages)
+
+    def _ask(self, messages: Sequence[Message], context: object) -> tuple[object, str]:
+        """Return the status, and in words what the listener returned or raised."""
+        try:
+            status = self._listener.consume_message([MessageExt.of(each) for each in messages], context)
+        except Exception as error:
+            if self._throttle.allows(type(error).__name__):
+                logger.warning("%s: the listener raised %s", self._group, describe(error), exc_info=error)
+            return None, describe(error)
+        return status, f"the listener returned {status.name if isinstance(status, Enum) else repr(status):.60}"

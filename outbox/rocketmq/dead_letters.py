@@ -30,4 +30,4 @@ def dead_letters(outbox: BareOutbox, topic: str, *, limit: int = 100, after: int
         letters = DeadLetters(channel, group)
         found = [letters.find(each.id) for each in letters.list(DeadLetterFilter(), limit, after)]
     # A letter that a person has discarded meanwhile is left out.
-    return [MessageExt(each[1]) for each in found if each is not None]
+    return [MessageExt.of(each[1]) for each in found if each is not None]

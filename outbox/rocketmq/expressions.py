@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outbox.errors import MQClientError
 from outbox.model.filter.condition import chosen_filter
 from outbox.model.filter.tags import chosen_tags
+from outbox.model.subscription import Selection
 from outbox.rocketmq.limits import checked_subscribed
 
 
@@ -38,48 +39,9 @@ class MessageSelector:
             raise MQClientError("Expression can't be null! SQL92")
         return cls(filter=chosen_filter(condition))
 
-    def condition(self) -> str | None:
-        """Return the choice as a condition in SQL92; None: all messages."""
-        if self.tags is not None:
-            return f"TAGS IN ({', '.join(map(_quoted, self.tags))})"
-        return self.filter
-
 
 #: The expression of a topic; a text is one of tags.
 Expression = MessageSelector | str | None
-
-
-def selector_of(expression: Expression) -> MessageSelector:
-    """Return the choice that an expression stands for."""
-    return expression if isinstance(expression, MessageSelector) else MessageSelector.by_tag(expression)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The selection of a group: topics, and either tags or a filter."""
-
-    topics: tuple[str, ...]
-    tags: tuple[str, ...] | None
-    filter: str | None
-
-    @classmethod
-    def of(cls, subscribed: Mapping[str, MessageSelector]) -> Choice:
-        """Join the choices of all topics.
-
-        Topics with different choices are joined to one filter that names the topics, because the members of a group
-        share one position in the log.
-
-        Raises:
-            MQClientError: no topic is subscribed.
-        """
-        if not subscribed:
-            raise MQClientError("subscription is null: subscribe to a topic before the start")
-        topics = tuple(sorted(subscribed))
-        choices = set(subscribed.values())
-        if len(choices) == 1:
-            (choice,) = choices
-            return cls(topics, choice.tags, choice.filter)
-        return cls(topics, None, chosen_filter(" OR ".join(_of_topic(each, subscribed[each]) for each in topics)))
 
 
 def subscribed_to(subscriptions: Mapping[str, Expression]) -> dict[str, MessageSelector]:
@@ -89,12 +51,34 @@ def subscribed_to(subscriptions: Mapping[str, Expression]) -> dict[str, MessageS
         MQClientError: RocketMQ would refuse a topic.
         FilterError: an expression cannot be read.
     """
-    return {checked_subscribed(topic): selector_of(expression) for topic, expression in subscriptions.items()}
+    return {
+        checked_subscribed(topic): each if isinstance(each, MessageSelector) else MessageSelector.by_tag(each)
+        for topic, each in subscriptions.items()
+    }
+
+
+def selection_of(subscribed: Mapping[str, MessageSelector]) -> Selection:
+    """Return the selection of a group, whose members share one position in the log.
+
+    Topics with different choices are joined to one filter that names the topics.
+
+    Raises:
+        MQClientError: no topic is subscribed.
+    """
+    if not subscribed:
+        raise MQClientError("subscription is null: subscribe to a topic before the start")
+    topics, choices = tuple(sorted(subscribed)), set(subscribed.values())
+    if len(choices) == 1:
+        (choice,) = choices
+        return Selection(topics=topics, tags=choice.tags, filter=choice.filter)
+    joined = " OR ".join(_of_topic(topic, subscribed[topic]) for topic in topics)
+    return Selection(topics=topics, filter=chosen_filter(joined))
 
 
 def _of_topic(topic: str, choice: MessageSelector) -> str:
-    condition = choice.condition()
-    own = f"TOPIC = {_quoted(topic)}"
+    own, condition = f"TOPIC = {_quoted(topic)}", choice.filter
+    if choice.tags is not None:
+        condition = f"TAGS IN ({', '.join(map(_quoted, choice.tags))})"
     # A line break, because a comment at the end of the condition would hide the bracket.
     return own if condition is None else f"({own} AND ({condition}\n))"
 

@@ -11,20 +11,17 @@ from outbox.consumer.consumer import Consumer
 from outbox.consumer.options import Suspend
 from outbox.errors import MQClientError
 from outbox.model.filter.tags import tag_expression
-from outbox.model.message import Message
 from outbox.model.retry import RETRY_LEVELS, RetryPolicy
 from outbox.model.subscription import Start
-from outbox.model.verdict import Verdict
 from outbox.rocketmq.consuming import (
     ConsumeFromWhere,
+    ListenerCalls,
     MessageListener,
     MessageListenerConcurrently,
     MessageListenerOrderly,
     MessageModel,
-    consume_concurrently,
-    consume_orderly,
 )
-from outbox.rocketmq.expressions import Choice, Expression, MessageSelector, subscribed_to
+from outbox.rocketmq.expressions import Expression, MessageSelector, selection_of, subscribed_to
 from outbox.rocketmq.limits import checked_consumer_group
 from outbox.writing.bare import BareOutbox
 
@@ -91,15 +88,17 @@ class DefaultMQPushConsumer:
             MQClientError: RocketMQ would refuse the topic.
             FilterError: the expression cannot be read.
         """
+        self._require_not_begun()
         self._subscribed |= subscribed_to({topic: expression})
 
     def register_message_listener(self, listener: MessageListener) -> None:
         """Set the listener, before the start; its class says whether messages come in order."""
-        if not isinstance(listener, MessageListener):
+        if not isinstance(listener, MessageListenerOrderly | MessageListenerConcurrently):
             raise MQClientError(
                 "messageListener must be instanceof MessageListenerOrderly or MessageListenerConcurrently: for a"
                 " function write MessageListenerOrderly(function)"
             )
+        self._require_not_begun()
         self._listener = listener
 
     @cached_property
@@ -111,7 +110,7 @@ class DefaultMQPushConsumer:
         """
         _require_range("consumeThreadMax", self.consume_thread_max, 1000)
         _require_range("consumeMessageBatchMaxSize", self.consume_message_batch_max_size, 1024)
-        listener, choice = self._listener, Choice.of(self._subscribed)
+        listener, choice = self._listener, selection_of(self._subscribed)
         if listener is None:
             raise MQClientError("messageListener is null")
         ordered, times = isinstance(listener, MessageListenerOrderly), self.max_reconsume_times
@@ -122,7 +121,7 @@ class DefaultMQPushConsumer:
             self.group,
             topics=choice.topics,
             tags=tag_expression(choice.tags),
-            # FILTER
+            filter=choice.filter,
             ordered=ordered,
             start=_start_of(self.consume_from_where, self.consume_timestamp),
             partitions=self.partitions,
@@ -136,7 +135,7 @@ class DefaultMQPushConsumer:
             broadcast=self.message_model is MessageModel.BROADCASTING,
             instance=self.instance_name,
         )
-        consumer.on()(self._handle)
+        consumer.on()(ListenerCalls(self.group, listener, self.suspend_current_queue_time_millis).handle)
         return consumer
 
     def start(self) -> None:
@@ -148,9 +147,10 @@ class DefaultMQPushConsumer:
         self.consumer.start()
 
     def shutdown(self) -> None:
-        """Finish the calls under way, and stop."""
-        self.consumer.stop()
-        self.consumer.join()
+        """Finish the calls under way, and stop; do nothing before the start."""
+        if self._has_begun:
+            self.consumer.stop()
+            self.consumer.join()
 
     def __enter__(self) -> Self:
         self.start()
@@ -159,12 +159,13 @@ class DefaultMQPushConsumer:
     def __exit__(self, *raised: object) -> None:
         self.shutdown()
 
-    def _handle(self, messages: list[Message]) -> list[Verdict]:
-        listener = self._listener
-        if isinstance(listener, MessageListenerConcurrently):
-            return consume_concurrently(listener, messages)
-        assert listener is not None
-        return consume_orderly(listener, messages, self.suspend_current_queue_time_millis)
+    @property
+    def _has_begun(self) -> bool:
+        return "consumer" in vars(self)
+
+    def _require_not_begun(self) -> None:
+        if self._has_begun:
+            raise MQClientError(f"consumer {self.group} has begun: subscribe and register the listener before start()")
 
 
 def _start_of(where: ConsumeFromWhere, moment: str | None) -> Start:

@@ -13,7 +13,7 @@ from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, Start
 from outbox.model.verdict import Reject, Retry, Verdict
 from outbox.rocketmq.connections import Connections
-from outbox.rocketmq.expressions import Choice, Expression, subscribed_to
+from outbox.rocketmq.expressions import Expression, selection_of, subscribed_to
 from outbox.rocketmq.limits import checked_consumer_group
 from outbox.rocketmq.message_ext import MessageExt
 from outbox.runtime.clock import clock
@@ -68,14 +68,14 @@ class SimpleConsumer:
         start: Start = "earliest",
     ) -> None:
         self.group = checked_consumer_group(group)
-        choice = Choice.of(subscribed_to(subscriptions))
+        choice = selection_of(subscribed_to(subscriptions))
         declared = Declaration(
             name=group,
             destination=None,
             kind="consumer",
             topics=choice.topics,
             tags=choice.tags,
-            # FILTER
+            filter=choice.filter,
             on_dead="continue",
             ordered=fifo,
         )
@@ -127,7 +127,7 @@ class SimpleConsumer:
             left = until - clock()
             if taken or left <= 0:
                 del hints
-                return [MessageExt(message) for message in taken]
+                return [MessageExt.of(message) for message in taken]
             self._worker.wake.wait(min(left, polling.pause()))
 
     def ack(self, message: MessageExt) -> None:

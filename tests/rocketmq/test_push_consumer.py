@@ -24,7 +24,7 @@ from outbox.rocketmq import (
     MQClientError,
     dead_letters,
 )
-from outbox.rocketmq.consuming import consume_concurrently, consume_orderly
+from outbox.rocketmq.consuming import ListenerCalls
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
@@ -38,6 +38,11 @@ def message(attempt: int = 1, **fields) -> Message:
     made = Message("orders", "1", **fields)
     made.attempt = attempt
     return made
+
+
+def verdicts_of(listener: Any, messages: list[Message], pause: int = 1000) -> list[Any]:
+    """What becomes of the messages of a call."""
+    return ListenerCalls("billing", listener, pause).handle(messages)
 
 
 # The answers
@@ -58,7 +63,7 @@ def test_the_level_of_the_context_says_when_a_message_comes_again(level, after):
         context.delay_level_when_next_consume = level
         return LATER
 
-    verdicts = consume_concurrently(MessageListenerConcurrently(consume), [message()])
+    verdicts = verdicts_of(MessageListenerConcurrently(consume), [message()])
 
     assert verdicts == [Retry("the listener returned RECONSUME_LATER", after=after)]
 
@@ -68,7 +73,7 @@ def test_level_minus_one_makes_a_dead_letter_at_once():
         context.delay_level_when_next_consume = -1
         raise RuntimeError("no such order")
 
-    verdicts = consume_concurrently(MessageListenerConcurrently(consume), [message()])
+    verdicts = verdicts_of(MessageListenerConcurrently(consume), [message()])
 
     assert verdicts == [Reject("RuntimeError: no such order")]
 
@@ -77,18 +82,18 @@ def test_level_minus_one_makes_a_dead_letter_at_once():
     ("answer", "why"),
     [
         (LATER, "the listener returned RECONSUME_LATER"),
-        (None, "the listener returned None, which counts as RECONSUME_LATER"),
-        (True, "the listener returned True, which counts as RECONSUME_LATER"),
+        (None, "the listener returned None"),
+        (True, "the listener returned True"),
         (
             DONE_IN_ORDER,
-            "the listener returned <ConsumeOrderlyStatus.SUCCESS: 'SUCCESS'>, which counts as RECONSUME_LATER",
+            "the listener returned <ConsumeOrderlyStatus.SUCCESS: 'SUCCESS'>",
         ),
     ],
 )
 def test_only_success_is_a_success(answer, why):
     listener = MessageListenerConcurrently(lambda messages, context: answer)
 
-    assert consume_concurrently(listener, [message(), message()]) == [Retry(why)] * 2
+    assert verdicts_of(listener, [message(), message()]) == [Retry(why)] * 2
 
 
 @pytest.mark.parametrize(("index", "done"), [(-1, 0), (0, 1), (1, 2), (2, 3), (9, 3)])
@@ -97,7 +102,7 @@ def test_messages_behind_the_ack_index_of_a_batch_come_again(index, done):
         context.ack_index = index
         return SUCCESS
 
-    verdicts = consume_concurrently(MessageListenerConcurrently(consume), [message() for _ in range(3)])
+    verdicts = verdicts_of(MessageListenerConcurrently(consume), [message() for _ in range(3)])
 
     assert verdicts == [DONE] * done + [Retry("behind the ack_index of its batch")] * (3 - done)
 
@@ -111,7 +116,7 @@ def test_a_queue_is_suspended_for_ten_milliseconds_to_half_a_minute(millis, paus
         context.suspend_current_queue_time_millis = millis
         return SUSPEND
 
-    verdicts = consume_orderly(MessageListenerOrderly(consume), [message(), message()], 1000)
+    verdicts = verdicts_of(MessageListenerOrderly(consume), [message(), message()], 1000)
 
     why = "the listener returned SUSPEND_CURRENT_QUEUE_A_MOMENT"
     assert verdicts == [Retry(why, after=timedelta(milliseconds=pause))] * 2
@@ -122,22 +127,34 @@ def test_a_listener_is_a_class_with_the_method_or_a_function():
         def consume_message(self, messages, context):
             return DONE_IN_ORDER
 
-    assert consume_orderly(Mine(), [message()], 1000) == [DONE]
-    assert consume_orderly(MessageListenerOrderly(lambda messages, context: None), [message()], 10) == [
-        Retry("the listener returned None, which suspends the queue", after=timedelta(milliseconds=10))
+    assert verdicts_of(Mine(), [message()], 1000) == [DONE]
+    assert verdicts_of(MessageListenerOrderly(lambda messages, context: None), [message()], 10) == [
+        Retry("the listener returned None", after=timedelta(milliseconds=10))
     ]
-    (failed,) = consume_concurrently(MessageListenerConcurrently(), [message()])
+    (failed,) = verdicts_of(MessageListenerConcurrently(), [message()])
     assert failed == Retry("NotImplementedError: MessageListenerConcurrently has no consume_message(messages, context)")
 
 
+def test_what_a_listener_raises_is_logged_and_not_for_each_message(caplog):
+    def consume(messages, context):
+        raise RuntimeError("no such order")
+
+    calls = ListenerCalls("billing", MessageListenerOrderly(consume), 1000)
+    for _ in range(3):
+        calls.handle([message()])
+
+    (logged,) = caplog.records
+    assert logged.getMessage() == "billing: the listener raised RuntimeError: no such order"
+    assert logged.exc_info is not None
+
+
 def test_a_message_has_rocketmqs_names_for_its_parts():
-    first = MessageExt(message(key="order-1", tags="paid", headers={"region": "eu"}))
-    third = MessageExt(message(attempt=3))
+    first = MessageExt.of(message(key="order-1", tags="paid", headers={"region": "eu"}))
+    third = MessageExt.of(message(attempt=3))
 
     assert (first.topic, first.body, first.keys, first.tags) == ("orders", b"1", "order-1", "paid")
-    assert (first.reconsume_times, first.delivery_attempt, first.born_timestamp) == (0, 1, 0)
+    assert (first.msg_id, first.reconsume_times, third.reconsume_times) == (str(first.message.message_id), 0, 2)
     assert first.properties == {"region": "eu", "UNIQ_KEY": first.msg_id, "KEYS": "order-1", "TAGS": "paid"}
-    assert (third.reconsume_times, third.get_property("KEYS")) == (2, None)
     assert third.properties == {
         "UNIQ_KEY": third.msg_id, "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": third.msg_id, "RECONSUME_TIME": "2",
     }  # fmt: skip
@@ -373,3 +390,15 @@ def test_what_rocketmq_would_refuse_is_refused_in_its_words(outbox, options, wor
 def test_an_expression_that_cannot_be_read_is_refused(outbox):
     with pytest.raises(FilterError, match="subString split error"):
         DefaultMQPushConsumer("billing", outbox).subscribe("orders", "||")
+
+
+def test_after_the_start_nothing_is_subscribed(outbox):
+    """The subscription of a group is stored, and another one would be refused anyway."""
+    with consuming(outbox, CONCURRENTLY) as consumer:
+        for change in (lambda: consumer.subscribe("users"), lambda: consumer.register_message_listener(CONCURRENTLY)):
+            with pytest.raises(MQClientError, match="consumer billing has begun: subscribe and register"):
+                change()
+
+
+def test_a_shutdown_before_the_start_does_nothing(outbox):
+    DefaultMQPushConsumer("billing", outbox).shutdown()
