@@ -39,6 +39,7 @@ class Reading:
     start: Start
     on_dead: OnDead | None
     partitions: int | None
+    compact: bool | None
 
 
 @click.command()
@@ -57,6 +58,7 @@ class Reading:
 )
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back the key. [block]")
 @option("--partitions", type=click.IntRange(1), help="How many workers may share a new subscription. [1]")
+@option("--compact/--no-compact", default=None, help="Send only the newest of a key's waiting messages.")
 @as_value("reading", Reading)
 @option("--until-empty", is_flag=True, help="Send all present messages, then end.")
 @option(
@@ -102,17 +104,20 @@ def relay(
     from outbox.cli.routes import Routes, routes_of_file, routes_of_options
     from outbox.model.subscription import Declaration, require_own_name
     from outbox.model.topics import chosen_topics
-    from outbox.relay.routes import Route, planned
+    from outbox.relay.routes import Route, RouteOptions, planned
     from outbox.worker.settings import Settings
 
     if to is not None:
         require_own_name(reading.name)
         routes = Routes({})
-        only = Route(to=to, on_dead=reading.on_dead, partitions=reading.partitions)
+        only = Route(to=to, on_dead=reading.on_dead, partitions=reading.partitions, compact=reading.compact)
         plan = [(only, Declaration(name=reading.name, destination=None, topics=chosen_topics(reading.topics)))]
     else:
         routes = Routes(routes_of_options(route)) if config is None else routes_of_file(config)
-        plan = list(planned(routes.table, reading.name, on_dead=reading.on_dead, partitions=reading.partitions))
+        shared: RouteOptions = {
+            "on_dead": reading.on_dead, "partitions": reading.partitions, "compact": reading.compact
+        }  # fmt: skip
+        plan = list(planned(routes.table, reading.name, **shared))
     # However long the lease is, a command that asks for the lease does not wait for long.
     renew_every = min(lease * 0.3, Settings().renew_every)
     pace = Pace(

@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A variable with the name of its parameter, if it is the whole value of one.
 _BY_VARIABLE = re.compile(rf"(?:[^?&]*=)?{_VARIABLE.pattern}")
 _UNQUOTED = re.compile(r"^\s*\[routes\.[^\"'\]]*\*", re.MULTILINE)
-_FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline", "partitions")
+_FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline", "partitions", "compact")
 #: The fields of the whole file, for all routes.
 _NUMBERS = ("attempts", "batch_size", "batch_bytes")
 _MOST_ROWS = 100_000
@@ -122,6 +122,7 @@ class _Table:
                 on_dead=self._one_of("on_dead", _POLICIES),
                 deadline=self._deadline(),
                 partitions=self._partitions(),
+                compact=self._switch("compact"),
             )
         except SenderError as error:
             raise click.UsageError(f"{self._about} {error}") from None
@@ -153,6 +154,12 @@ class _Table:
         if number is not None and not _is_positive(number):
             self._refuse("partitions", "must be a whole number from 1 on; write partitions = 4")
         return number
+
+    def _switch(self, field: str) -> bool | None:
+        value = self._fields.get(field)
+        if value is not None and not isinstance(value, bool):
+            self._refuse(field, f"must be true or false; write {field} = true")
+        return value
 
     def _deadline(self) -> timedelta | None:
         text = self._text("deadline")

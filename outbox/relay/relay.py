@@ -24,6 +24,7 @@ class RelayOptions(SenderOptions, total=False):
     """The rarer options of a `Relay`."""
 
     partitions: int | None
+    compact: bool | None
 
 
 class Relay(LifeCycle):
@@ -43,7 +44,8 @@ class Relay(LifeCycle):
         retry: how often a message is tried, and the pauses in between.
         settings: pace and limits of the worker.
         declared: by `routes`, in place of name, topics and on_dead.
-        options: `partitions`, how many relays may share a new subscription. `deadline`, of one call of the sender;
+        options: `partitions`, how many relays may share a new subscription. `compact`: of a key's messages that are
+            read together only the newest is sent; None: as stored, else all. `deadline`, of one call of the sender;
             without a value the sender's own, or 5 s. `rename`, `prefix` and `envelope`, the topics and the form of sent
             messages; see `open_sender`. Direct sends keep topic and form, unless the writer's sender was opened with
             another form.
@@ -72,7 +74,7 @@ class Relay(LifeCycle):
     ) -> None:
         if not isinstance(outbox, BareOutbox):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
-        partitions = options.pop("partitions", None)
+        partitions, compact = options.pop("partitions", None), options.pop("compact", None)
         self._sender = open_sender(sender, **cast("SenderOptions", options))
         self._caller = caller_of(sender, self._sender)
         destination = self._sender.destination
@@ -83,6 +85,7 @@ class Relay(LifeCycle):
                 topics=chosen_topics(topics),
                 on_dead=on_dead,
                 partitions=partitions,
+                compact=compact,
             )
         require_own_name(declared.name)
         super().__init__(outbox, declared.name, settings)

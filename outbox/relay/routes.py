@@ -20,13 +20,15 @@ class RouteOptions(SenderOptions, total=False):
 
     on_dead: OnDead | None
     partitions: int | None
+    compact: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """The destination of a route, and how messages are sent; the fields are those of `Relay`, with `to` for the sender.
 
-    `partitions`: how many workers may share a new subscription; None: as stored, else one.
+    `partitions`: how many workers may share a new subscription; None: as stored, else one. `compact`: only the newest
+    message of a key is sent; None: as stored, else all.
 
     Raises:
         SenderError: no topic can be made so, or the envelope is unknown.
@@ -39,6 +41,7 @@ class Route:
     on_dead: OnDead | None = None
     deadline: timedelta | None = None
     partitions: int | None = None
+    compact: bool | None = None
 
     def __post_init__(self) -> None:
         Form(rename=self.rename, prefix=self.prefix, envelope=self.envelope or "raw")
@@ -76,7 +79,13 @@ def opened(plan: Plan) -> list[tuple[OpenedSender, Declaration]]:
     """
     senders = [route.open() for route, _ in plan]
     every = [
-        replace(own, destination=sender.destination, on_dead=route.on_dead, partitions=route.partitions)
+        replace(
+            own,
+            destination=sender.destination,
+            on_dead=route.on_dead,
+            partitions=route.partitions,
+            compact=route.compact,
+        )
         for sender, (route, own) in zip(senders, plan, strict=True)
     ]
     beside = tuple(every) if len(every) > 1 else ()

@@ -40,7 +40,7 @@ class LeaseSearch:
         #: Of the last look.
         self._holders: Mapping[Partition, Holder] = {}
         self._claims: dict[Partition, Holder | None] = {}
-        self._stands_by = self._is_known = False
+        self._stands_by = self._lengths_differ = self._is_known = False
         self._told: tuple[int, int, int] | None = None
 
     @staticmethod
@@ -135,3 +135,9 @@ class LeaseSearch:
             held = "another worker holds the lease; standing by"
             left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
             lease_logger.info("%s: %s", self._subscription, held if holder.live else left)
+        # A lease that a command has borrowed is soon given back, mostly before a renewal.
+        if holder.renewals and holder.length not in (None, self._length) and not self._lengths_differ:
+            self._lengths_differ = True
+            theirs, ours = (each.total_seconds() for each in (holder.length, self._length))
+            text = "%s: the lease of the other worker is %g s long, that of this worker %g s; give both the same length"
+            lease_logger.warning(text, self._subscription, theirs, ours)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from outbox import Outbox
+from outbox import Message, Outbox, Relay
 from outbox.cli.routes import routes_of_file
 from outbox.store.log.limits import Limits
 from tests.cli.test_cli_relay_several import QUICK, running
@@ -71,6 +71,7 @@ envelope = "debezium"
 on_dead = "continue"
 deadline = "10s"
 partitions = 2
+compact = true
 
 [routes."*"]
 to = "file://{rest}"
@@ -91,9 +92,9 @@ def test_a_file_has_the_routes(shop, tmp_path):
     first = json.loads(orders.read_text().splitlines()[0])
     assert first["headers"] == {"id": first["message_id"]}
     listed = outbox(shop, "subscriptions", "list", "--json").json["subscriptions"]
-    assert [(each["name"], each["on_dead"], each["partitions"]) for each in listed] == [
-        ("relay", "block", 1),
-        ("relay:orders.*", "continue", 2),
+    assert [(each["name"], each["on_dead"], each["partitions"], each["compact"]) for each in listed] == [
+        ("relay", "block", 1, False),
+        ("relay:orders.*", "continue", 2, True),
     ]
 
 
@@ -226,6 +227,7 @@ OF_FILES = {
     "a number of seconds": ("[routes.'*']\nto='stdout:'\ndeadline=5", "deadline: must be a text in quotation marks"),
     "a policy": ("[routes.'*']\nto='stdout:'\non_dead='go'", "on_dead: must be one of block, continue, not 'go'"),
     "no partitions": ("[routes.'*']\nto='stdout:'\npartitions=0", "partitions: must be a whole number from 1 on"),
+    "a switch": ("[routes.'*']\nto='stdout:'\ncompact='yes'", "compact: must be true or false; write compact = true"),
     "a text": ("[routes.'*']\nto='stdout:'\npartitions='2'", "partitions: must be a whole number from 1 on"),
     "an envelope": (
         "[routes.'*']\nto='stdout:'\nenvelope='avro'",
@@ -270,3 +272,18 @@ def test_routes_may_come_from_the_environment(shop, tmp_path):
     ended = outbox(shop, "relay", "--until-empty", OUTBOX_RELAY_ROUTE=f"orders.*=file://{rest}.o *=file://{rest}")
 
     assert (ended.code, topics(rest)) == (0, ["users", "mail"])
+
+
+@pytest.mark.parametrize("given", ["option", "python"])
+def test_only_the_newest_of_a_key_is_sent(engine, tmp_path, given):
+    """The earlier messages count as sent, also when the property is asked for by nobody later."""
+    with Outbox(engine).begin() as session:
+        Outbox(engine).send_all(session, [Message("prices", str(number), key=f"k{number % 2}") for number in range(6)])
+    sent = tmp_path / "sent"
+    if given == "option":
+        outbox(engine, "relay", "--name", "prices", "--to", f"file://{sent}", "--compact", "--until-empty")
+    else:
+        Relay(Outbox(engine), f"file://{sent}", name="prices", compact=True).until_empty()
+    outbox(engine, "relay", "--name", "prices", "--to", f"file://{sent}", "--until-empty")
+
+    assert [json.loads(line)["body"] for line in sent.read_text().splitlines()] == ["4", "5"]

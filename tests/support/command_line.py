@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine
 
@@ -62,11 +63,13 @@ def the_tests_own_process() -> Iterator[None]:
     levels = {name: logging.getLogger(name).level for name in ("outbox", "outbox.lease", "outbox.activity")}
     thresholds = gc.get_threshold()
     try:
-        yield
+        # What a test has left would never be collected.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gc, "freeze", lambda: None)
+            yield
     finally:
         logger.handlers[:], logger.propagate = handlers, propagate
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
         known_secrets.clear()
