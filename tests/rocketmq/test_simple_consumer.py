@@ -6,15 +6,18 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from outbox import FilterError, Message, Outbox, SubscriptionError, create_engine
 from outbox.rocketmq import MessageExt, MessageSelector, MQClientError, SimpleConsumer, dead_letters
-from tests.support.faults import arm_kill
+from outbox.runtime import failpoints
+from tests.support.faults import arm_kill, arm_stop
 from tests.support.parked import states
 from tests.support.programs import Program
+from tests.support.waiting import eventually
 
 HOUR, NOW = timedelta(hours=1), timedelta(0)
 AT_ONCE = timedelta(milliseconds=1)
@@ -196,6 +199,54 @@ def test_what_a_killed_process_has_received_comes_again(engine, outbox, point, t
     assert (found.body, found.reconsume_times) == (b"1", times)
 
 
+def sleeper(url: str, found: str) -> None:
+    """Receive in a process that stops before it stores what it has; write how many messages it got in the end."""
+    arm_stop("worker.before_settle")
+    messages = consumer_of(Outbox(create_engine(url)), await_duration=AT_ONCE).receive(1, HOUR)
+    Path(found).write_text(str(len(messages)))
+
+
+def test_who_slept_too_long_gets_nothing_that_another_has_received(engine, outbox, tmp_path):
+    send(outbox, "1")
+    url, found = engine.url.render_as_string(hide_password=False), tmp_path / "found"
+    code = f"from tests.rocketmq.test_simple_consumer import sleeper; sleeper({url!r}, {str(found)!r})"
+    with Program(["-c", code]) as program:
+        assert eventually(lambda: "State:\tT" in Path(f"/proc/{program.pid}/status").read_text())
+        (mine,) = consumer_of(outbox, await_duration=HOUR).receive(1, HOUR)
+        program.send_signal(signal.SIGCONT)
+        assert program.wait(120) == 0
+
+    consumer_of(outbox).ack(mine)
+    assert (found.read_text(), mine.reconsume_times, states(engine)) == ("0", 0, {})
+
+
+def test_a_connection_that_is_lost_before_the_message_is_stored_costs_nothing(pg_engine):
+    """The worker stores it on the next connection; nobody else has got it meanwhile."""
+    outbox, lost = Outbox(pg_engine), threading.Event()
+    send(outbox, "1")
+
+    def lose(point: str) -> None:
+        if point == "worker.before_settle" and not lost.is_set():
+            lost.set()
+            with pg_engine.connect() as connection:
+                connection.execute(
+                    text(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                    )
+                )
+
+    failpoints.arm(lose)
+    try:
+        (found,) = consumer_of(outbox, await_duration=timedelta(minutes=1)).receive(1, HOUR)
+    finally:
+        failpoints.arm(None)
+    consumer_of(outbox).ack(found)
+    outbox.close()
+
+    assert (lost.is_set(), found.reconsume_times, states(pg_engine)) == (True, 0, {})
+
+
 def test_no_two_consumers_hold_a_message_at_a_time(engine, outbox):
     """Four threads with two consumers acknowledge two of three messages; the others come again when it is time."""
     number, invisible = 60, timedelta(seconds=2)
@@ -298,6 +349,7 @@ LEGAL = "^[%|a-zA-Z0-9_-]+$"
         ),
         ("billing", {" ": "*"}, "The specified topic is blank"),
         ("billing", {LONG: "*"}, "The specified topic is longer than topic max length 127."),
+        ("billing", {"o.r" * 50: "*"}, "The specified topic is longer than topic max length 127."),
         ("billing", {"o.r": "*"}, f"The specified topic[o.r] contains illegal characters, allowing only {LEGAL}"),
         ("billing", {"RMQ_SYS_TRANS_HALF_TOPIC": "*"}, "cannot access system topic"),
         ("billing", {"rmq_sys_wheel_timer": "*"}, "cannot access system topic"),
