@@ -31,9 +31,20 @@ from outbox.writing.bare import BareOutbox
 #: The most messages that RocketMQ's broker hands out at once.
 MAX_MESSAGES = 32
 _HANDED_OUT = "handed out"
+#: For messages that are not handed out; nothing is counted.
+_LEFT = Retry("left for the next call", after=timedelta(0), counts=False)
 _POLL_SECONDS = (0.05, 1.0)
-#: A step gets so much time, however short the time to wait for messages is.
-_STEP_SECONDS = 10.0
+#: A call gets so much time, however short the time to wait for messages is: for the lease of another consumer, and for
+#: a database that is away.
+_SHORTEST_SECONDS = 10.0
+#: A call is short, and so is its lease, for which others wait if its process is killed. Old progress is deleted in each
+#: call, because none lasts until it is time.
+_SETTINGS = Settings(
+    limits=Limits(rows=MAX_MESSAGES),
+    lease=timedelta(seconds=3),
+    renew_every=timedelta(seconds=1),
+    upkeep=Upkeep(prune_progress=0.0),
+)
 
 
 class SimpleConsumer:
@@ -69,7 +80,11 @@ class SimpleConsumer:
     ) -> None:
         self.group = checked_consumer_group(group)
         choice = selection_of(subscribed_to(subscriptions))
-        declared = Declaration(
+        self._outbox = outbox
+        self._await_seconds = await_duration.total_seconds()
+        self._max_attempts = max_attempts
+        self._start: Start = start
+        self._declared = Declaration(
             name=group,
             destination=None,
             kind="consumer",
@@ -79,27 +94,6 @@ class SimpleConsumer:
             on_dead="continue",
             ordered=fifo,
         )
-        self._outbox = outbox
-        self._await_seconds = await_duration.total_seconds()
-        self._max_attempts = max_attempts
-        self._stop = Stop()
-        #: One step at a time. Between the steps of a `receive` others have their turn.
-        self._step = threading.Lock()
-        self._handing = _Handing(0, timedelta(0))
-        listeners = Listeners(outbox.listeners)
-        listeners.listen(self._told)
-        # The handler counts the deliveries, because the last one is to be acknowledged like any other.
-        policy = HandlerPolicy(retry=RetryPolicy(attempts=max_attempts + 1), portion=1)
-        job = Job(declared=declared, handler=self._hand_out, policy=policy, start=start)
-        # A step is short, and so is its lease, for which others wait if its process is killed; old progress is deleted
-        # in each step, because none lasts until it is time.
-        settings = Settings(
-            limits=Limits(rows=MAX_MESSAGES),
-            lease=timedelta(seconds=3),
-            renew_every=timedelta(seconds=1),
-            upkeep=Upkeep(prune_progress=0.0),
-        )
-        self._worker = Worker(outbox.database, [job], settings, stop=self._stop, listeners=listeners)
         self._connections = Connections(outbox.database.open, 2)
 
     def receive(self, max_message_num: int, invisible_duration: timedelta) -> list[MessageExt]:
@@ -119,16 +113,29 @@ class SimpleConsumer:
         if not 1 <= max_message_num <= MAX_MESSAGES:
             raise ValueError(f"max_message_num is a number from 1 to {MAX_MESSAGES}, not {max_message_num}")
         require_duration(invisible_duration, timedelta(milliseconds=1))
-        polling = Polling(*_POLL_SECONDS)
-        hints = self._outbox.notifier.listen(self._worker.wake.set)
-        until = clock() + self._await_seconds
-        while True:
-            taken = self._one_step(_Handing(max_message_num, invisible_duration), until)
-            left = until - clock()
-            if taken or left <= 0:
-                del hints
-                return [MessageExt.of(message) for message in taken]
-            self._worker.wake.wait(min(left, polling.pause()))
+        fifo = self._declared.ordered is True
+        receiving = _Receiving(max_message_num, invisible_duration, self._max_attempts, fifo=fifo)
+        listeners = Listeners(self._outbox.listeners)
+        listeners.listen(receiving.told)
+        # The handler counts the deliveries, because the last one is to be acknowledged like any other.
+        policy = HandlerPolicy(retry=RetryPolicy(attempts=self._max_attempts + 1), least=max_message_num)
+        job = Job(declared=self._declared, handler=receiving.hand_out, policy=policy, start=self._start)
+        worker = Worker(self._outbox.database, [job], _SETTINGS, stop=receiving.stop, listeners=listeners)
+        timer = threading.Timer(max(_SHORTEST_SECONDS, self._await_seconds), receiving.stop.ask)
+        polling, until = Polling(*_POLL_SECONDS), clock() + self._await_seconds
+        hints = self._outbox.notifier.listen(worker.wake.set)
+        timer.start()
+        try:
+            # One step after the other, each with the lease, because an `ack` elsewhere may have released a key.
+            while True:
+                worker.work("once")
+                left = until - clock()
+                if receiving.taken or receiving.stop.asked or left <= 0:
+                    return [MessageExt.of(message) for message in receiving.taken]
+                worker.wake.wait(min(left, polling.pause()))
+        finally:
+            timer.cancel()
+            del hints
 
     def ack(self, message: MessageExt) -> None:
         """Acknowledge a message, which is done then.
@@ -157,51 +164,51 @@ class SimpleConsumer:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _one_step(self, handing: _Handing, until: float) -> list[Message]:
-        """Let the worker handle a batch; return the messages that were handed out, and are stored as such."""
-        with self._step:
-            self._handing = handing
-            # A step waits for the lease of another consumer, or for a database that is away.
-            timer = threading.Timer(max(_STEP_SECONDS, until - clock()), self._stop.ask)
-            timer.start()
-            try:
-                self._worker.work("once")
-            finally:
-                timer.cancel()
-                timer.join()
-                self._stop.withdraw()
-            return handing.taken
-
-    def _hand_out(self, messages: Sequence[Message]) -> list[Verdict]:
-        """Answer for a portion of one message, which is parked until its time is over; stop when all are found."""
-        (message,) = messages
-        if message.attempt > self._max_attempts:
-            return [Reject(f"not acknowledged after {self._max_attempts} deliveries")]
-        self._handing.room -= 1
-        if self._handing.room <= 0:
-            self._stop.ask()
-        return [Retry(_HANDED_OUT, after=self._handing.invisible)]
-
-    def _told(self, event: Event) -> None:
-        """Take note of messages that are stored as handed out; without that, another consumer may get them."""
-        if isinstance(event, Parked):
-            self._handing.taken += [each for each, parking in event.messages if parking.error == _HANDED_OUT]
-
     def _use(self, message: MessageExt, use: Callable[..., bool], *more: timedelta) -> None:
         id, attempt = message.message.id, message.message.attempt
         if not self._connections.call(lambda channel: use(Receipts(channel, self.group), id, attempt, *more)):
             raise MQClientError("receipt handle is expired")
-        # The next message of its key may be handed out now, or the message itself.
-        self._worker.wake.set()
 
 
-class _Handing:
-    """The messages for one `receive`: room for so many more, and those that are taken."""
+class _Receiving:
+    """The messages of one `receive`."""
 
-    def __init__(self, room: int, invisible: timedelta) -> None:
-        self.room = room
-        self.invisible = invisible
+    def __init__(self, room: int, invisible: timedelta, max_attempts: int, *, fifo: bool) -> None:
+        """`room`: for so many messages."""
+        self.stop = Stop()
         self.taken: list[Message] = []
+        self._room = room
+        self._invisible = invisible
+        self._max_attempts = max_attempts
+        self._fifo = fifo
+
+    def hand_out(self, messages: Sequence[Message]) -> list[Verdict]:
+        """Answer for messages, each of which is parked until its time is over; stop when there is no more room."""
+        verdicts, keys = list[Verdict](), set[str]()
+        for message in messages:
+            if message.key in keys:
+                # It waits behind the first message of its key, whatever the answer.
+                verdicts.append(_LEFT)
+                continue
+            if self._fifo and message.key is not None:
+                keys.add(message.key)
+            verdicts.append(self._verdict(message))
+        if self._room <= 0:
+            self.stop.ask()
+        return verdicts
+
+    def _verdict(self, message: Message) -> Verdict:
+        if message.attempt > self._max_attempts:
+            return Reject(f"not acknowledged after {self._max_attempts} deliveries")
+        if self._room <= 0:
+            return _LEFT
+        self._room -= 1
+        return Retry(_HANDED_OUT, after=self._invisible)
+
+    def told(self, event: Event) -> None:
+        """Take note of messages that are stored as handed out; without that, another consumer may get them."""
+        if isinstance(event, Parked):
+            self.taken += [each for each, parking in event.messages if parking.error == _HANDED_OUT]
 
 
 def require_duration(duration: timedelta, least: timedelta) -> None:

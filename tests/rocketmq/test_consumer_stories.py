@@ -42,7 +42,7 @@ def test_each_group_gets_what_it_asks_for():
         "by-sql: paid in eu",
         "by-both: placed in eu",
         "without-amount: shipped in eu",
-        "filter: Lexical error",
+        "filter: expected a property, a text, a number or a bracket, not '='",
         "  region == 'eu'",
         "          ^",
     ]

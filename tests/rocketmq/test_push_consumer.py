@@ -84,10 +84,7 @@ def test_level_minus_one_makes_a_dead_letter_at_once():
         (LATER, "the listener returned RECONSUME_LATER"),
         (None, "the listener returned None"),
         (True, "the listener returned True"),
-        (
-            DONE_IN_ORDER,
-            "the listener returned <ConsumeOrderlyStatus.SUCCESS: 'SUCCESS'>",
-        ),
+        (DONE_IN_ORDER, "the listener returned SUCCESS"),
     ],
 )
 def test_only_success_is_a_success(answer, why):

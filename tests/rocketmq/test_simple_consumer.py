@@ -171,6 +171,21 @@ def test_dead_letters_are_asked_for_by_rocketmqs_name(outbox):
         dead_letters(outbox, "billing")
 
 
+def test_a_call_returns_no_more_than_it_is_asked_for_also_when_some_come_again(engine, outbox):
+    """Messages of the log come after those that come again, and fill the rest."""
+    send(outbox, *map(str, range(3)))
+    consumer = consumer_of(outbox)
+    again = consumer.receive(3, HOUR)
+    for each in again:
+        consumer.change_invisible_duration(each, NOW)
+    send(outbox, *map(str, range(3, 9)))
+
+    found = [consumer.receive(5, HOUR), consumer.receive(5, HOUR), consumer.receive(5, HOUR)]
+
+    assert [texts(each) for each in found] == [list("01234"), list("5678"), []]
+    assert sorted(each.reconsume_times for messages in found for each in messages) == [0] * 6 + [1] * 3
+
+
 # The end of a process
 
 
