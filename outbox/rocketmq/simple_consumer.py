@@ -104,7 +104,8 @@ class SimpleConsumer:
             invisible_duration: the time to handle the messages and to acknowledge them.
 
         Returns:
-            At most so many messages; none after `await_duration`, or after 10 s while the database does not answer.
+            At most so many messages; none after `await_duration`, after 10 s while the database does not answer, or
+            when the connection was lost before they were stored as handed out.
 
         Raises:
             ValueError: a number or a time is outside its limits.
