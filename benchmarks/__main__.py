@@ -84,11 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
     logging.getLogger("outbox").setLevel(logging.ERROR)
     measurements = _measure(options.names or NAMES, quick=options.quick)
-    report.save(measurements, options.out, _what())
+    report.save(measurements, options.out, what_is_compared())
     print(report.table(measurements))
 
 
-def _what() -> dict[str, str]:
+def what_is_compared() -> dict[str, str]:
     """The first line about each benchmark, by the names of what it measures."""
     lines = ((names, inspect.getdoc(getattr(each, "func", each)) or "") for names, each in BENCHMARKS.items())
     return {name: text.partition("\n")[0] for names, text in lines for name in names}

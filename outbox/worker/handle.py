@@ -25,8 +25,8 @@ from outbox.worker.hung import HungCall, HungCalls
 from outbox.worker.known import identity_of
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome, Pending
-from outbox.worker.policy import HandlerPolicy
-from outbox.worker.portions import PortionedCall, Portions
+from outbox.worker.policy import HandlerPolicy, Portions
+from outbox.worker.portions import PortionedCall
 from outbox.worker.waiting import Wait
 
 logger = logging.getLogger("outbox")

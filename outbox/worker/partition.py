@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +21,7 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.handle import BatchHandler, Look
-from outbox.worker.maintenance import Maintenance
+from outbox.worker.maintenance import Maintenance, Task
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, newest, sort_out
@@ -72,10 +72,10 @@ class PartitionWorker:
         teller: Teller,
         finished: Finished | None = None,
         unsettled: Unsettled | None = None,
-        compact: bool = False,
+        tasks: Iterable[Task] = (),
     ) -> None:
-        """`finished`: knows which messages are done already. `unsettled`: the writes that failed before. `compact`: of
-        each topic and key in a batch only the newest message is handled.
+        """`finished`: knows which messages are done already. `unsettled`: the writes that failed before. `tasks`: of
+        the maintenance.
         """
         self._channel = channel
         self._batch_handler = batch_handler
@@ -91,14 +91,14 @@ class PartitionWorker:
         self._parked_queue = ParkedQueue(parked, self._settlement, batch_handler.hung, settings, teller, finished)
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
-        self._compact, self._suspends = compact, policy.suspend
+        self._compact, self._suspends = policy.compact, policy.suspend
         self._teller = teller
         self._stored, self._stop = _Stored(newest.progress), reading.stop
         self._handled = _Handled()
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
         self._settings = settings
-        self._maintenance = Maintenance(channel, lease, self._settlement, finished, settings.upkeep, teller)
+        self._maintenance = Maintenance(channel, lease, self._settlement, finished, settings.upkeep, teller, tasks)
 
     def close(self) -> None:
         """End the reading thread, and keep the outcomes that are not settled for the next lease."""

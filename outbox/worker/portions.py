@@ -5,30 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Retry, Verdict, describe
 from outbox.worker.calls import Call, Handler, verdicts_of
+from outbox.worker.policy import Portions
 
 #: So often a call looks whether it may go on. The lease lasts for much longer after each look.
 _LOOK_SECONDS = 0.001
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Portions:
-    """The way in which a call hands its messages over.
-
-    `size`: so many messages at once; the deadline counts for each portion. `seconds`: later in a call no portion
-    begins. `in_order`: nothing behind a failed message of a key is handed over. `suspend`: nothing behind any failed
-    message is.
-    """
-
-    size: int
-    seconds: float
-    in_order: bool = True
-    suspend: bool = False
 
 
 class PortionedCall(Call):

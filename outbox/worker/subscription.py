@@ -13,7 +13,8 @@ from functools import partial
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.lease import Lease, Partition
-from outbox.model.subscription import Subscription, place_of
+from outbox.model.position import Position
+from outbox.model.subscription import AT, Subscription, place_of
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import counted
 from outbox.store.database import Channel, Database
@@ -25,6 +26,7 @@ from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -40,12 +42,13 @@ from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls, hung_calls_of
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
+from outbox.worker.maintenance import Task
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Finished
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
-from outbox.worker.settings import Settings
+from outbox.worker.settings import Settings, Upkeep
 from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
@@ -275,7 +278,9 @@ class SubscriptionWorker:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
             connection.channel.listen()
         block = subscription.on_dead != "continue"
-        policy = replace(self.job.policy, block_on_dead=block, ordered=subscription.ordered)
+        policy = replace(
+            self.job.policy, block_on_dead=block, ordered=subscription.ordered, compact=subscription.compact
+        )
         hung.ordered = subscription.ordered
         calls = LeasedCaller(
             caller=self.job.caller,
@@ -307,9 +312,9 @@ class SubscriptionWorker:
             batch_handler,
             settings,
             finished=_finished_of(connection.channel, subscription),
-            compact=subscription.compact,
             unsettled=self._failures.tries(partition).unsettled,
             teller=self._teller.of_partition(partition.partition),
+            tasks=_tasks_of(connection.channel, subscription, settings.upkeep),
         )
         # A consumer that asks again and again takes the lease each time.
         level = logging.DEBUG if connection.until == "once" else logging.INFO
@@ -364,3 +369,14 @@ def _finished_of(channel: Channel, subscription: Subscription) -> Finished | Non
     if subscription.kind == "check":
         return DecidedHalves(channel)
     return None if subscription.direct is None else Acks(channel, subscription.direct)
+
+
+def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep) -> list[Task]:
+    """Return the tasks of the maintenance that concern other subscriptions."""
+    consumer, at, _instance = subscription.name.partition(AT)
+
+    def gone(_base: Position) -> bool:
+        drop_gone(channel, consumer + at)
+        return False
+
+    return [Task("instances that are gone", upkeep.prune_progress, time.monotonic(), gone)] if at else []
