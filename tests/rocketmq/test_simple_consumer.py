@@ -403,3 +403,21 @@ def test_a_condition_is_no_empty_text():
 def test_numbers_outside_their_limits_are_refused(outbox, number, duration):
     with pytest.raises(ValueError, match=r"max_message_num is a number|invisible_duration is a timedelta"):
         consumer_of(outbox).receive(number, duration)
+
+
+def test_many_messages_of_others_are_passed(outbox):
+    """More than one call reads at once, and more than it would pass in the time to wait with a pause for each."""
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("others", str(number)) for number in range(1000)])
+    send(outbox, "1")
+
+    assert texts(consumer_of(outbox, await_duration=timedelta(minutes=1)).receive(1, HOUR)) == ["1"]
+
+
+def test_many_messages_of_a_key_that_waits_are_passed(outbox):
+    send(outbox, *map(str, range(1000)), key="a")
+    send(outbox, "b", key="b")
+    consumer = consumer_of(outbox, fifo=True, await_duration=timedelta(minutes=1))
+
+    assert texts(consumer.receive(1, HOUR)) == ["0"]
+    assert texts(consumer.receive(1, HOUR)) == ["b"]
