@@ -37,13 +37,13 @@ _POLL_SECONDS = (0.05, 1.0)
 #: A call gets so much time, however short the time to wait for messages is: for the lease of another consumer, and for
 #: a database that is away.
 _SHORTEST_SECONDS = 10.0
-#: A call is short, and so is its lease, for which others wait if its process is killed. Old progress is deleted in each
-#: call, because none lasts until it is time.
+#: A call is short, and so is its lease, for which others wait if its process is killed. Each call stores what it has
+#: passed, and deletes old progress, because none lasts until it is time.
 _SETTINGS = Settings(
     limits=Limits(rows=MAX_MESSAGES),
     lease=timedelta(seconds=3),
     renew_every=timedelta(seconds=1),
-    upkeep=Upkeep(prune_progress=0.0),
+    upkeep=Upkeep(store_passed=0.0, prune_progress=0.0),
 )
 
 
@@ -127,9 +127,9 @@ class SimpleConsumer:
         hints = self._outbox.notifier.listen(worker.wake.set)
         timer.start()
         try:
-            # One step after the other, each with the lease, because an `ack` elsewhere may have released a key.
+            # Each look takes the lease anew, because an `ack` elsewhere may have released a key.
             while True:
-                worker.work("once")
+                worker.work("empty")
                 left = until - clock()
                 if receiving.taken or receiving.stop.asked or left <= 0:
                     return [MessageExt.of(message) for message in receiving.taken]
@@ -174,17 +174,20 @@ class SimpleConsumer:
 class _Receiving:
     """The messages of one `receive`."""
 
-    def __init__(self, room: int, invisible: timedelta, max_attempts: int, *, fifo: bool) -> None:
-        """`room`: for so many messages."""
+    def __init__(self, most: int, invisible: timedelta, max_attempts: int, *, fifo: bool) -> None:
+        """`most`: at most so many messages."""
         self.stop = Stop()
         self.taken: list[Message] = []
-        self._room = room
+        self._room = self._most = most
         self._invisible = invisible
         self._max_attempts = max_attempts
         self._fifo = fifo
 
     def hand_out(self, messages: Sequence[Message]) -> list[Verdict]:
-        """Answer for messages, each of which is parked until its time is over; stop when there is no more room."""
+        """Answer for messages, each of which is parked until its time is over; stop when some are handed out.
+
+        A call that went on would hand them out again, should their time be over so soon.
+        """
         verdicts, keys = list[Verdict](), set[str]()
         for message in messages:
             if message.key in keys:
@@ -194,7 +197,7 @@ class _Receiving:
             if self._fifo and message.key is not None:
                 keys.add(message.key)
             verdicts.append(self._verdict(message))
-        if self._room <= 0:
+        if self._room < self._most:
             self.stop.ask()
         return verdicts
 

@@ -317,7 +317,7 @@ class SubscriptionWorker:
             tasks=_tasks_of(connection.channel, subscription, settings.upkeep),
         )
         # A consumer that asks again and again takes the lease each time.
-        level = logging.DEBUG if connection.until == "once" else logging.INFO
+        level = logging.INFO if connection.until == "stopped" else logging.DEBUG
         logger.log(level, "subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
         if self.job.deferral is not None:
             self.job.deferral.begin(held.stop if connection.until == "stopped" else None)
