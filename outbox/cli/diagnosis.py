@@ -163,14 +163,14 @@ class Look:
             numbers = ", ".join(str(each.number) for each in sorted(standing.unowned, key=lambda each: each.number))
             name = f"partition {numbers} of {name}"
         # A worker that cannot begin says itself what to do; the options that its relay had are the old ones.
-        has_advice = subscription.kind == "compensation" or self._is_refused(name)
+        has_advice = subscription.follows is not None or self._is_refused(name)
         advice = "" if has_advice else f"; {_start(standing)}"
         return [f"nobody runs {name}{since}; {waits}{unpurged}{advice}"]
 
     def _others_are_used(self, name: str) -> bool:
-        """Return whether another subscription is in use, besides the compensation of direct writers."""
+        """Return whether another subscription is in use, besides those that follow this one."""
         others = [each.subscription for each in self.standings if each.subscription.name != name]
-        return any(each.is_used and each.direct != name for each in others if each.kind != "check")
+        return any(each.is_used and each.follows != name for each in others if each.kind != "check")
 
 
 def look_at(channel: Channel, limits: Limits) -> Look:

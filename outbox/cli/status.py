@@ -152,10 +152,16 @@ def _partition_rows(standing: SubscriptionStatus) -> list[tuple[object, ...]]:
             each.backlog,
             _lag(each),
             "-" if each.idle is None else age(each.idle),
-            host_and_pid(str(each.holder.owner)) if each.holder is not None and each.is_run else Alarm("nobody"),
+            _worker(each),
         )
         for each in standing.partitions
     ]
+
+
+def _worker(partition: PartitionStatus) -> str:
+    if partition.holder is not None and partition.is_run:
+        return host_and_pid(str(partition.holder.owner))
+    return "-" if partition.arrived else Alarm("nobody")
 
 
 def _lag(standing: SubscriptionStatus | PartitionStatus) -> str:

@@ -40,7 +40,7 @@ _wait_for_lease = option(
 
 @click.group(cls=Group, no_args_is_help=True)
 def subscriptions() -> None:
-    """List, alter, split, reset and drop the readers of the log."""
+    """List, alter, split, reset, backfill and drop the readers of the log."""
 
 
 @subscriptions.command("list")
@@ -225,7 +225,8 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
     first message that was created then or later.
 
     Messages are sent again as they were. What is past its expiry becomes a dead letter. Of a broadcast consumer all
-    instances begin again. The inbox of a consumer stays: the listener is not called for messages that it remembers.
+    instances begin again. The inbox of a consumer stays: the listener is not called for messages that it remembers. A
+    backfill goes on.
 
     Direct writers may go on. Their subscription, NAME:compensation, begins again as well, so that the relay also sends
     what writers have sent. A message that a writer sends at the moment of the reset may come twice.
@@ -238,7 +239,7 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
     from outbox.errors import SubscriptionError
 
     with target.open_outbox() as channel:
-        meant, parked = _with_followers(channel, name)
+        meant, parked = _with_followers(channel, name, backfills=False)
         commands.require_resettable(meant[0])
         names, at = " and ".join(each.name for each in meant), to if isinstance(to, str) else moment(to)
         lost = f" and delete the parked messages ({_by_state(parked)})" if parked else ""
@@ -256,6 +257,37 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
+@option("--topics", type=NAMES, required=True, help="The topics or patterns to handle again.")
+@option(
+    "--from",
+    "start",
+    type=START,
+    default="earliest",
+    envvar="OUTBOX_SUBSCRIPTIONS_BACKFILL_FROM",
+    help="Where to begin: earliest, or a time.",
+)
+@as_json
+def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start, json: bool) -> None:
+    """Handle earlier messages of some topics again, or for the first time, beside a subscription that goes on.
+
+    The workers of NAME handle the messages up to now as a subscription of its own, NAME:backfill, with the policy of
+    NAME. It ends by itself when everything is handled and nothing is parked; dead letters keep it until a person
+    decides. A message of a key may come before a later message that NAME has handled already: no order is promised
+    between the two. What NAME has not reached yet comes twice, and also what direct writers have sent.
+
+    No worker needs to stop. To end it early, drop NAME:backfill.
+    """
+    from outbox.admin.backfill import backfill as begin
+
+    with target.open_outbox() as channel:
+        made = begin(channel, name, topics, start)
+    at = start if isinstance(start, str) else moment(start)
+    tell(f"{_described(made)}, from {at} up to now; outbox status shows it until its end", _declared(made), json=json)
+
+
+@subscriptions.command()
+@about_a_database
+@click.argument("name")
 @option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
@@ -263,6 +295,8 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
 
     The subscription of direct writers, NAME:compensation, goes as well. Stop the writers first: the messages that
     writers leave behind are not sent. Of a broadcast consumer all instances go.
+
+    A backfill goes with its subscription. NAME:backfill alone may be dropped while workers run, which ends it early.
     """
     from outbox.admin import commands
 
@@ -275,13 +309,17 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
             then = "Nobody would be asked about its pending transactions any more; decide them before by outbox half."
         if meant[0].kind == "extract":
             then = "Messages that its archive does not have yet may be purged then."
+        if meant[0].kind == "backfill":
+            then = "The messages that are left would not be handled again."
         confirmed(f"drop {names}{lost}? {then}", yes=yes)
         dropped = commands.drop(channel, name)
     told = f"{names} {'is' if len(dropped) == 1 else 'are'} dropped{lost}"
     tell(told, {"dropped": dropped, "parked": {state: count.number for state, count in parked.items()}}, json=json)
 
 
-def _with_followers(channel: Channel, name: str) -> tuple[list[Subscription], dict[str, Count]]:
+def _with_followers(
+    channel: Channel, name: str, *, backfills: bool = True
+) -> tuple[list[Subscription], dict[str, Count]]:
     """Return the subscriptions that a reset or a drop of `name` changes, and how many messages they have parked."""
     from outbox.admin.commands import followers_of
     from outbox.model.parking import STATES
@@ -289,7 +327,7 @@ def _with_followers(channel: Channel, name: str) -> tuple[list[Subscription], di
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     meant = Subscriptions(channel).get_all(name)
-    meant += followers_of(channel, meant)
+    meant += followers_of(channel, meant, backfills=backfills)
     found = [parked_counts(channel, each.name) for each in meant]
     parked = {state: Count.total(each[state] for each in found) for state in STATES}
     return meant, {state: count for state, count in parked.items() if count.number}

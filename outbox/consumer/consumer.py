@@ -18,7 +18,7 @@ from outbox.model.subscription import AT, Declaration, Kind, Start, require_own_
 from outbox.model.topics import Topics, chosen_topics
 from outbox.relay.life_cycle import LifeCycle
 from outbox.worker.calls import Caller
-from outbox.worker.job import Job
+from outbox.worker.job import Job, with_followers
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.worker import Worker
 from outbox.writing.bare import BareOutbox
@@ -190,7 +190,7 @@ class Consumer(LifeCycle):
             policy=policy,
             start=self.start_at,
         )
-        return Worker.of(self.outbox, [job], self.settings, stop=self._stop)
+        return Worker.of(self.outbox, with_followers(job), self.settings, stop=self._stop)
 
     def _topics_of_all(self) -> tuple[str, ...] | None:
         if not self._listeners:

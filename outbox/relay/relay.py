@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Unpack, cast
 
 from outbox.model.retry import RetryPolicy
-from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
+from outbox.model.subscription import Declaration, OnDead, Start, require_own_name
 from outbox.model.topics import chosen_topics
 from outbox.relay.life_cycle import LifeCycle
 from outbox.relay.routes import Route, RouteOptions, opened, planned
 from outbox.senders.opening import Destination, SenderOptions, open_sender
-from outbox.worker.job import Job
+from outbox.worker.job import Job, with_followers
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.shared import caller_of
@@ -95,15 +95,8 @@ class Relay(LifeCycle):
     @cached_property
     def _worker(self) -> Worker:
         send, caller, policy = self._sender.send, self._caller, self._policy
-        left_behind = Declaration(
-            name=compensation_of(self.name), destination=self._sender.destination, kind="compensation"
-        )
-        jobs = [
-            Job(declared=self._declared, handler=send, caller=caller, policy=policy, start=self._start),
-            # Writers create the compensation, at a position before their first row.
-            Job(declared=left_behind, handler=send, caller=caller, policy=policy, start=None),
-        ]
-        return Worker.of(self.outbox, jobs, self.settings, stop=self._stop)
+        job = Job(declared=self._declared, handler=send, caller=caller, policy=policy, start=self._start)
+        return Worker.of(self.outbox, with_followers(job), self.settings, stop=self._stop)
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` closes it as well. A shared sender stays open."""

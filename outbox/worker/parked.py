@@ -153,6 +153,11 @@ class ParkedQueue:
         if any(parking.state == "delayed" for _, parking in parkings):
             self._look_at = 0.0
 
+    @property
+    def some(self) -> bool:
+        """True while the partition has any parked message."""
+        return self._parked.some()
+
     def quota(self, most: int) -> int:
         """Return how many more messages may wait for their destination."""
         if not self._some_wait:

@@ -93,7 +93,7 @@ class PartitionWorker:
         self._finished = finished
         self._compact, self._suspends = policy.compact, policy.suspend
         self._teller = teller
-        self._stored, self._stop = _Stored(newest.progress), reading.stop
+        self._stored, self._stop, self._ends = _Stored(newest.progress), reading.stop, reading.ends
         self._handled = _Handled()
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
@@ -107,8 +107,13 @@ class PartitionWorker:
 
     @property
     def arrived(self) -> bool:
-        """True when the partition stands where all partitions meet, and handles nothing more."""
-        return self._stop is not None and has_arrived(self._stored.progress, self._stop)
+        """True when the partition stands where all partitions meet, and handles nothing more.
+
+        A partition that ends there handles its parked messages before.
+        """
+        if self._stop is None or not has_arrived(self._stored.progress, self._stop):
+            return False
+        return not (self._ends and self._parked_queue.some)
 
     @property
     def due_in(self) -> float:

@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -135,7 +135,7 @@ class SubscriptionWorker:
             # Turns that stand where partitions were to meet, and kept their lease because a call hangs, begin anew.
             for partition in [each for each, turn in self.turns.items() if turn.arrived]:
                 self._end(connection, partition)
-        elif self._take_back_if_hung(connection, stored):
+        elif stored.next_partitions is not None and self._take_back_if_hung(connection, stored):
             self._stored, self.look_at = None, 0.0
             return {}
         channel, owner, partitions = connection.channel, connection.owner, stored.all_partitions()
@@ -143,6 +143,7 @@ class SubscriptionWorker:
         if met is None:
             self._stored, self.look_at = None, 0.0
             return {}
+        self._note_ended(stored, met)
         for partition, turn in self.turns.items():
             if partition not in self._search.own:
                 turn.held.stop.ask()
@@ -156,12 +157,17 @@ class SubscriptionWorker:
         left = set(open) - {lease.partition for lease in taken}
         again = [max(soon, tries[each].again_at) for each in left]
         # Also with all of its share this worker looks whether others have come, and whether all partitions have met.
-        if stored.stop_at is not None:
+        if stored.next_partitions is not None:
             again.append(soon)
-        elif len(partitions) > 1 or self.turns.keys() - set(partitions):
+        elif stored.stop_at is not None or len(partitions) > 1 or self.turns.keys() - set(partitions):
             again.append(now + self._settings.renew_every.total_seconds())
         self.look_at = min(again, default=math.inf)
         return taken
+
+    def _note_ended(self, stored: Subscription, met: Collection[Partition]) -> None:
+        """Note that nothing is left to do for partitions of a backfill that have come to their end."""
+        for partition in met if stored.kind == "backfill" else ():
+            self._failures.tries(partition).finished = True
 
     def step(self, connection: Connection) -> None:
         """Step each partition with work to do, until each waits."""
@@ -308,6 +314,7 @@ class SubscriptionWorker:
                 log=Log(settings.limits, subscription.selection, partition),
                 grace=Grace(grace, settings.poll) if grace else None,
                 stop=subscription.stop_at,
+                ends=subscription.kind == "backfill",
             ),
             batch_handler,
             settings,

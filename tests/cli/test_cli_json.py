@@ -27,6 +27,7 @@ COMMANDS = {
     "subscriptions alter": ["relay", "--on-dead", "continue"],
     "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
     "subscriptions reset": ["relay", "--to", "earliest", "--yes"],
+    "subscriptions backfill": ["relay", "--topics", "fine"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
     "db check": [],

@@ -54,8 +54,8 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     migrate.upgrade(engine := create_engine("sqlite:///shop.db"))
     TransactionMQProducer("orders", Outbox(engine)).begin_transaction(verdict="join").send("orders", b"1")
     arguments = shlex.split(line)[1:]
-    if arguments[:2] == ["subscriptions", "split"]:
-        Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared is split
+    if arguments[:2] in (["subscriptions", "split"], ["subscriptions", "backfill"]):
+        Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared
 
     assert parsed(main, list(arguments)).args == []
     if line.endswith("--watch") or (arguments[0] == "relay" and "--until-empty" not in arguments):

@@ -41,7 +41,7 @@ def restore(channel: Channel) -> list[Again]:
     """Give the rows of a copied log transaction ids of this server; return what each subscription will send again.
 
     A subscription that was ahead of another one sends messages a second time; none misses a message. No other statement
-    updates the log. All workers must be stopped. An ordered number of partitions is taken back.
+    updates the log. All workers must be stopped. An ordered number of partitions is taken back; backfills are dropped.
 
     Raises:
         SubscriptionError: a worker is alive.
@@ -55,6 +55,9 @@ def restore(channel: Channel) -> list[Again]:
         channel.run(restore.restamp)
         channel.run(_BEGIN_ANEW)
         channel.run(_FENCE)
+        for each in Subscriptions(channel).all():
+            if each.kind == "backfill":
+                Subscriptions(channel).drop(each.name)
         channel.run(_NO_BARRIER)
         identity.adopt(channel)
     return again

@@ -166,6 +166,7 @@ _REPLAY = """
            request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
     WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
 """
+_SOME = "SELECT 1 FROM {parked} WHERE subscription = :subscription {of_slots} LIMIT 1"
 _CLEAR = "DELETE FROM {parked} WHERE subscription = :subscription AND state = :state"
 #: The messages of some topics, with the requests on them, become those of another subscription.
 _GIVE = "UPDATE {parked} SET subscription = :other WHERE subscription = :subscription AND {of_topics}"
@@ -357,6 +358,10 @@ class Parked:
     def unblock_dead(self) -> None:
         """Let dead letters no longer hold back keys; for use inside the transaction that alters the policy."""
         self._channel.run(_UNBLOCK, **self._common)
+
+    def some(self) -> bool:
+        """Return whether any message is parked."""
+        return bool(self._rows(_SOME))
 
     def clear(self) -> dict[str, int]:
         """Delete all messages, with the requests on them; return how many there were, by state.

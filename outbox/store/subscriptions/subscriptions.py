@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 from outbox.errors import SubscriptionError
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import (
+    AT,
     Declaration,
     Start,
     Subscription,
     compensation_of,
     grace_milliseconds,
-    subscription_of,
 )
 from outbox.model.topics import Topics
 from outbox.runtime.failpoints import crash_point
@@ -36,8 +36,8 @@ _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
     {insert_once} {subscription}
         (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, ordered, compact)
-    VALUES (:name, :topics, :destination, :on_dead, :partitions, 1, {now}, :grace_ms, :kind, :tags, :ordered, :compact)
-    {unless_there}
+    VALUES (:name, :topics, :destination, :on_dead, :partitions, :generation, {now}, :grace_ms, :kind, :tags, :ordered,
+            :compact) {unless_there}
 """
 _DECLARE = """
     UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, ordered = :ordered,
@@ -89,7 +89,7 @@ class Subscriptions:
 
     def get_all(self, name: str) -> list[Subscription]:
         """Return the subscription of that name, or all instances of the broadcast consumer; raises as `get`."""
-        instances = [each for each in self.all() if each.kind == "broadcast" and each.name.startswith(f"{name}@")]
+        instances = [each for each in self.all() if each.kind == "broadcast" and each.name.startswith(name + AT)]
         return [self.get(name)] if not instances or self.find(name) is not None else instances
 
     @contextmanager
@@ -193,16 +193,26 @@ class Subscriptions:
         return Parked(self._channel, name).clear()
 
     def begin_next_generation(self, name: str) -> bool:
-        """Begin the ordered generation if all partitions have met; return True if it began."""
+        """Begin the ordered generation if all partitions have met; return True if it began.
+
+        A backfill has no other generation: it is dropped, and the return value is True, if nothing is parked.
+        """
         with self.changing():
             stored = self.find(name)
-            return stored is not None and Generations(self._channel).advance(stored)
+            if stored is None or stored.kind != "backfill":
+                return stored is not None and Generations(self._channel).advance(stored)
+            if Generations(self._channel).ended(stored) and not Parked(self._channel, name).some():
+                self.drop(name)
+                return True
+            return False
 
     def create_at(self, made: Subscription, standing: Sequence[Progress]) -> None:
         """Create a subscription whose partitions stand as given; for use inside `changing`."""
         if not self._channel.run(_CREATE, **_row(made)):
             raise SubscriptionError(f"there is a subscription {made.name!r} already; take another name")
         Generations(self._channel).begin(made, standing)
+        if made.stop_at is not None:
+            Generations(self._channel).end_at(made, made.stop_at)
 
     def leaves_to_writers(self, name: str, topics: Topics, bases: Sequence[Position]) -> bool:
         """Return True if writers of `name` send messages of these topics that one of `bases` lacks."""
@@ -218,9 +228,9 @@ class Subscriptions:
         """
         for table in ("parked", "progress", "lease"):
             self._channel.run(f"DELETE FROM {{{table}}} WHERE subscription = :name", name=name)
-        followed = subscription_of(name)
-        if followed is not None:
-            Acks(self._channel, followed).forget()
+        dropped = self.find(name)
+        if dropped is not None and dropped.direct is not None:
+            Acks(self._channel, dropped.direct).forget()
         self._channel.run("DELETE FROM {subscription} WHERE name = :name", name=name)
 
     def _create(self, declared: Declaration, start: Start | None) -> None:
@@ -273,6 +283,7 @@ def _row(made: Subscription | Declaration) -> dict[str, object]:
         "kind": made.kind,
         "tags": None if made.tags is None else json.dumps(made.tags),
         "partitions": made.partitions or 1,
+        "generation": made.generation if isinstance(made, Subscription) else 1,
         "ordered": made.ordered is not False,
         "compact": made.compact is True,
     }
