@@ -240,11 +240,7 @@ class Extract:
             commit_missing(self._archive)
 
     def _require_same_messages(self, last: Manifest | None) -> None:
-        """Refuse an extract of other topics, or with other half messages, than the archive has.
-
-        Raises:
-            ArchiveError: the archive holds other topics; or only one of the two, archive or extract, has half messages.
-        """
+        """Raise if the archive has other topics, or only one of archive and extract has half messages."""
         wanted = self._wanted
         if last is None or (last.topics, last.halves) == (wanted.topics, wanted.halves):
             return

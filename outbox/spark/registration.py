@@ -42,11 +42,7 @@ class Registration:
             self._require_registrable(readers, last)
 
     def begin(self, last: Manifest | None, topics: tuple[str, ...] | None) -> None:
-        """Register before the first read, and store the archive's position, even if another was stored.
-
-        Raises:
-            SubscriptionError: see `require_possible`.
-        """
+        """Register before the first read, and store the archive's position, even if another was stored."""
         with self._connected() as readers:
             self._require_registrable(readers, last)
             readers.register(self.name, archive=str(self.archive.path), hold=self.hold, topics=topics)

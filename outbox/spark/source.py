@@ -238,11 +238,7 @@ def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
 
 
 def _columns_of(settings: Options, schema: StructType) -> tuple[str, ...]:
-    """Return the columns of a schema; the table must have each column.
-
-    Raises:
-        OptionError: a column is unknown, of another type, or declared as never null.
-    """
+    """Return the columns of a schema; raise `OptionError` for one that the table does not have so."""
     from outbox.errors import OptionError
     from outbox.spark.tables import spark_type
     from outbox.store.log.extraction import columns_of

@@ -226,11 +226,7 @@ class Follower:
         )
 
     def _unpurged(self, window: Window, gone: Position | None) -> Window | None:
-        """Return the window of which no row may be missing; None: `failOnDataLoss` is false, and nothing is checked.
-
-        Raises:
-            PurgedError: rows of the window were purged, and `failOnDataLoss` is true.
-        """
+        """Return the window of which no row may be missing, or raise; None: `failOnDataLoss` is false."""
         whole = window if window.base != EARLIEST else Window(gone or EARLIEST, window.target)
         try:
             self._planner.require_unpurged(whole)
