@@ -200,6 +200,7 @@ def _subscription(metadata: MetaData) -> Table:
         Column("grace_ms", Integer, nullable=False, server_default=text("0"), comment="reads so long after the commit"),
         Column("kind", Text, nullable=False, server_default=text("'relay'"), comment=_KINDS),
         Column("tags", Text, comment="JSON list; null: all"),
+        Column("filter", Text, comment="condition in SQL92; null: none"),
         Column("hold_ms", BigInteger, comment="of an extract: holds rows back so long after its last progress"),
         Column("stop_at", Text, comment="position at which all partitions meet before the number changes"),
         Column("next_partitions", Integer, comment="their number after that"),

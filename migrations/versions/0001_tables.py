@@ -70,6 +70,7 @@ def create_subscription() -> None:
         ),
         sa.Column("kind", sa.Text, nullable=False, server_default=sa.text("'relay'"), comment=kinds),
         sa.Column("tags", sa.Text, comment="JSON list; null: all"),
+        sa.Column("filter", sa.Text, comment="condition in SQL92; null: none"),
         sa.Column("hold_ms", sa.BigInteger, comment="of an extract: holds rows back so long after its last progress"),
         sa.Column("stop_at", sa.Text, comment="position at which all partitions meet before the number changes"),
         sa.Column("next_partitions", sa.Integer, comment="their number after that"),

@@ -10,6 +10,7 @@ from functools import partial
 from shlex import quote
 
 from outbox.errors import OutboxError, SubscriptionError
+from outbox.model.filter.sql92 import Filter
 from outbox.model.message import LogRef, Message
 from outbox.model.subscription import Declaration, Selection, compensation_of
 from outbox.model.topics import Topics
@@ -98,7 +99,11 @@ class DirectDelivery:
         self._refresh_at = clock() + _REFRESH_SECONDS
         self.usable = True
         self._last_told = None
-        return Direct(self._name, Topics.of(None if own is None else own.topics))
+        if own is None:
+            return Direct(self._name)
+        return Direct(
+            self._name, Topics.of(own.topics), own.tags, None if own.filter is None else Filter.of(own.filter)
+        )
 
     def _declare(self, subscriptions: Subscriptions, sender: OpenedSender) -> float:
         """Make sure that the compensation exists; return for how many seconds after a commit a call may begin.
