@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outbox.errors import MQClientError
-from outbox.model.filter.condition import chosen_filter
+from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
 from outbox.model.subscription import Selection
 from outbox.rocketmq.limits import checked_subscribed
