@@ -57,11 +57,20 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     if arguments[:2] in (["subscriptions", "split"], ["subscriptions", "backfill"]):
         Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared
 
+    if arguments[0] == "consumers":
+        consumer = Outbox(engine).consumer("billing")
+        consumer.on("orders")(print)
+        consumer.once()
+
     assert parsed(main, list(arguments)).args == []
-    if line.endswith("--watch") or (arguments[0] == "relay" and "--until-empty" not in arguments):
+    if (
+        line.endswith("--watch")
+        or arguments[0] == "consume"
+        or (arguments[0] == "relay" and "--until-empty" not in arguments)
+    ):
         return  # they run until they are interrupted
-    if arguments[0] in ("extract", "report") or "--archive" in arguments:
-        return  # they start Spark: the test of its page runs them, in one session
+    if arguments[0] in ("extract", "report", "demo") or "--archive" in arguments:
+        return  # they start Spark or servers: tests of their own run them
     with the_tests_own_process():
         ended = CliRunner().invoke(main, arguments)
 
