@@ -81,7 +81,7 @@ class Follower:
         return self._beyond(start, known, stamp, limit)
 
     def tasks(self, start: Offset, end: Offset, columns: tuple[str, ...]) -> list[Task]:
-        """Plan the batch between two offsets, always with the same rows; raise if rows or server have gone."""
+        """Plan the batch between two offsets, always with the same rows; raise if these are gone."""
         if start.latest:
             return []
         server = self._planner.server()

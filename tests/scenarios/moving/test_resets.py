@@ -20,7 +20,6 @@ from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.generations import Generations
-from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.scenarios.moving.test_repartition import NUMBERS, Load, faults_of_kills
 from tests.support.waiting import eventually
@@ -75,11 +74,11 @@ class InPlace(Generations):
     """A broken twin: the partitions stay those that they were, and only their progress goes back."""
 
     def restart(self, subscription: Subscription, start: Progress) -> None:
-        """Append the start behind what was settled."""
-        for partition in subscription.all_partitions():
-            newest = ProgressLog(self._channel).newest(partition)
-            assert newest is not None
-            ProgressLog(self._channel).append(partition, newest.epoch, newest.n + 1, start.base)
+        """Overwrite what was settled."""
+        values = {"base": str(start.base), "name": subscription.name}
+        self._channel.run(
+            "UPDATE {progress} SET base = :base, target = NULL, after_id = NULL WHERE subscription = :name", **values
+        )
 
 
 @contextmanager
