@@ -28,6 +28,10 @@ _VERBS = {
         "outbox.cli.subscriptions:subscriptions",
         "List, alter, split, reset, backfill and drop the readers of the log.",
     ),
+    "consumers": (
+        "outbox.cli.consumers:consumers",
+        "List the consumers of the log, look at one, let it begin again, drop it.",
+    ),
     "extract": ("outbox.cli.extract:extract", "Write messages to Parquet files, by Spark."),
     "report": ("outbox.cli.report:report", "Look at the log with Spark: delivery, transactions, order."),
     "purge": ("outbox.cli.purge:purge", "Delete old messages that every subscription has passed."),

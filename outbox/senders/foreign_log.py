@@ -2,7 +2,7 @@
 
 A sender may not use `store/`: that room serves the outbox that this process reads, by an engine and a dialect, and one
 statement after the other. Here one round trip has to do. Both keep to the same two rules, which are on a lower floor:
-the version of the tables (`outbox.schema`), and the slot of a key (`outbox.model.message`).
+the version of the tables (`outbox.schema`), and the slot of a key (`outbox.model.slots`).
 """
 
 from __future__ import annotations

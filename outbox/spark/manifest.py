@@ -192,7 +192,7 @@ class Archive:
         Raises:
             ArchiveError: a manifest cannot be read or is missing, or does not begin where the manifest before ends.
         """
-        return self._consecutive(map(self._read, range(first, self._newest() + 1)))
+        return self._consecutive(map(self._read, range(max(1, first), self._newest() + 1)))
 
     def since(self, number: int) -> list[Manifest]:
         """Return, in order, the manifests of all windows that may hold messages with this number or a higher number.

@@ -138,7 +138,7 @@ def test_a_mistyped_command_is_told_what_it_is_like(arguments, said):
     assert (ended.code, ended.err.splitlines()[-1]) == (2, f"Error: {said}")
 
 
-@pytest.mark.parametrize("path", [[], *([name] for name in ("dead", "db", "half", "subscriptions"))])
+@pytest.mark.parametrize("path", [[], *([name] for name in ("dead", "db", "half", "subscriptions", "consumers"))])
 def test_no_help_is_cut(path):
     shown = CliRunner().invoke(main, [*path, "--help"], prog_name="outbox").stdout
 

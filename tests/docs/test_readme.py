@@ -58,7 +58,11 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
         Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared
 
     assert parsed(main, list(arguments)).args == []
-    if line.endswith("--watch") or (arguments[0] == "relay" and "--until-empty" not in arguments):
+    if (
+        line.endswith("--watch")
+        or arguments[0] == "consume"
+        or (arguments[0] == "relay" and "--until-empty" not in arguments)
+    ):
         return  # they run until they are interrupted
     if arguments[0] in ("extract", "report", "demo") or "--archive" in arguments:
         return  # they start Spark or servers: tests of their own run them

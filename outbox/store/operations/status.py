@@ -32,7 +32,7 @@ _ROWS_A_PLACE = 512
 class PartitionStatus:
     """The status of one partition of a subscription; see `SubscriptionStatus`.
 
-    `arrived`: the partition stands where all partitions meet or end, so nobody needs to run the partition.
+    `arrived`: the partition of a backfill has come to its end, so nobody needs to run the partition.
     """
 
     number: int
@@ -154,10 +154,13 @@ _WRITTEN = """
 """
 
 
-def standings(channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
-    """Return the database's clock, and the status of all subscriptions, sorted by name."""
+def standings(
+    channel: Channel, subscriptions: Sequence[Subscription] | None = None
+) -> tuple[datetime, list[SubscriptionStatus]]:
+    """Return the database's clock, and the status of these subscriptions; None: of all, sorted by name."""
     now = channel.now()
-    return now, [_standing(channel, each, now) for each in Subscriptions(channel).all()]
+    meant = Subscriptions(channel).all() if subscriptions is None else subscriptions
+    return now, [_standing(channel, each, now) for each in meant]
 
 
 def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
@@ -213,10 +216,10 @@ class _Unsettled:
         self.partition = partition
         self.settled = ProgressLog(channel).newest(partition)
         self._progress = Progress(EARLIEST) if self.settled is None else self.settled.progress
-        stop = subscription.stop_at
-        self.arrived = stop is not None and has_arrived(self._progress, stop)
         self._ends = subscription.kind == "backfill"
-        if self._ends and stop is not None and self._progress.target is None and not self.arrived:
+        stop = subscription.stop_at if self._ends else None
+        self.arrived = stop is not None and has_arrived(self._progress, stop)
+        if stop is not None and self._progress.target is None and not self.arrived:
             # All of the rest lies in one window, whether a worker has opened the window or not.
             self._progress = Progress(self._progress.base, stop, -1)
         slots = slots_of(partition)
