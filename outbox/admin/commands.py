@@ -126,9 +126,8 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
 
 def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:
     """Return `now` with the differences between `stored` and `changed`."""
-    wanted = {
-        name: getattr(changed, name) for name in ("topics", "destination", "on_dead", "grace", "ordered", "compact")
-    }
+    names = ("topics", "tags", "filter", "destination", "on_dead", "grace", "ordered", "compact")
+    wanted = {name: getattr(changed, name) for name in names}
     return replace(now, **{name: value for name, value in wanted.items() if value != getattr(stored, name)})
 
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from shlex import quote
 
 from outbox.cli.output import age, counted, moment
+from outbox.model.filter.tags import tag_expression
 from outbox.model.subscription import base_of, place_of
 from outbox.runtime.text import labelled, without_server
 from outbox.store.database import Channel
@@ -213,6 +214,8 @@ def _start(standing: SubscriptionStatus) -> str:
     destination = subscription.destination or ""
     if "://" not in destination and destination != "stdout:":
         return "start the application that runs it"
-    topics_option = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
-    run = f"outbox relay --name {quote(subscription.name)}{topics_option} --to {quote(destination)}"
+    options = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
+    options += "" if subscription.tags is None else f" --tags {quote(tag_expression(subscription.tags))}"
+    options += "" if subscription.filter is None else f" --filter {quote(subscription.filter)}"
+    run = f"outbox relay --name {quote(subscription.name)}{options} --to {quote(destination)}"
     return f"start its relay with the options that it had: {run}"

@@ -36,6 +36,7 @@ def standing_as_json(standing: SubscriptionStatus) -> dict[str, object]:
         "kind": standing.subscription.kind,
         "topics": standing.subscription.topics,
         "tags": standing.subscription.tags,
+        "filter": standing.subscription.filter,
         "destination": standing.subscription.destination,
         "backlog": standing.backlog.number,
         "backlog_is_estimate": standing.backlog.about,

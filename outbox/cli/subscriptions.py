@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from outbox.cli.options import (
     about_a_database,
     as_json,
     as_value,
+    by_content,
     confirmed,
     option,
     to_a_destination,
@@ -68,6 +69,8 @@ class Change:
     """The options of `alter` for a change."""
 
     topics: tuple[str, ...] | None
+    tags: str | None
+    filter: str | None
     on_dead: OnDead | None
     grace: timedelta | None
     ordered: bool | None
@@ -81,6 +84,7 @@ class Change:
 @option(
     "--topics", type=NAMES, help="Read only these topics; 'orders.*' is a pattern, '!orders.*' an exception, '*' all."
 )
+@by_content
 @to_a_destination
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back the key.")
 @option("--grace", type=DURATION, help="Time from the commit of a message until it may be read.")
@@ -91,7 +95,7 @@ class Change:
 @_wait_for_lease
 @as_json
 def alter(*, target: Target, name: str, to: str | None, change: Change, wait: timedelta, json: bool) -> None:
-    """Give a subscription other topics, another destination, another policy or another number of partitions.
+    """Give a subscription another selection, destination, policy or number of partitions.
 
     Topics of another route of the same relay are refused, because both routes would send the messages.
 
@@ -107,10 +111,11 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
     once. Several are handled up to the foremost position, by the running relays, before any goes on. The command waits
     as long as --wait says; the relays do not need the command. The present number takes the change back.
     """
-    others = {change.topics, to, change.on_dead, change.grace, change.ordered, change.compact} - {None}
+    others = {to, *(getattr(change, each.name) for each in fields(change) if each.name != "partitions")} - {None}
     if change.partitions is None and not others:
         raise click.UsageError(
-            "nothing to alter: give --topics, --to, --on-dead, --grace, --ordered, --compact or --partitions"
+            "nothing to alter: give --topics, --tags, --filter, --to, --on-dead, --grace, --ordered, --compact or"
+            " --partitions"
         )
     if change.partitions is not None and others:
         raise click.UsageError("--partitions is a change of its own: give no other")
@@ -136,6 +141,8 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
 
 
 def _changed(stored: Subscription, change: Change, to: str | None) -> Subscription:
+    from outbox.model.filter.sql92 import chosen_filter
+    from outbox.model.filter.tags import chosen_tags
     from outbox.model.topics import chosen_topics
 
     destination = None if to is None else _checked_destination(to, stored)
@@ -146,6 +153,8 @@ def _changed(stored: Subscription, change: Change, to: str | None) -> Subscripti
     return replace(
         stored,
         topics=stored.topics if change.topics is None else chosen_topics(change.topics),
+        tags=stored.tags if change.tags is None else chosen_tags(change.tags),
+        filter=stored.filter if change.filter is None else chosen_filter(change.filter),
         destination=destination or stored.destination,
         on_dead=change.on_dead or stored.on_dead or "block",
         grace=stored.grace if change.grace is None else change.grace,
@@ -376,7 +385,11 @@ def _topics(subscription: Subscription) -> str:
         return f"left behind by writers of {subscription.direct}"
     if subscription.kind == "check":
         return f"transactions of {','.join(subscription.tags or ())}"
-    return "all topics" if subscription.topics is None else ",".join(subscription.topics)
+    from outbox.model.filter.tags import tag_expression
+
+    topics = "all topics" if subscription.topics is None else ",".join(subscription.topics)
+    tags = "" if subscription.tags is None else f", tags {tag_expression(subscription.tags)}"
+    return f"{topics}{tags}{'' if subscription.filter is None else f', {subscription.filter}'}"
 
 
 def _as_json(subscription: Subscription, holders: Mapping[Partition, Holder], hold: Hold | None) -> dict[str, object]:
@@ -404,6 +417,7 @@ def _declared(subscription: Subscription) -> dict[str, object]:
         "kind": subscription.kind,
         "topics": subscription.topics,
         "tags": subscription.tags,
+        "filter": subscription.filter,
         "destination": subscription.destination,
         "on_dead": subscription.on_dead,
         "grace_seconds": subscription.grace.total_seconds(),

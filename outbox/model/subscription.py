@@ -68,12 +68,14 @@ def check_of(group: str) -> str:
 class Selection:
     """The part of the log that a reader handles.
 
-    `topics`: in the form of `chosen_topics`; None: all except half messages. `tags`: the tags; None: all. `skips`:
-    leave out the direct sends of this subscription. `only`: nothing but the direct sends of this subscription.
+    `topics`: in the form of `chosen_topics`; None: all except half messages. `tags`: the tags, as of `chosen_tags`;
+    None: all. `filter`: a condition in SQL92; None: none. All three have to be true. `skips`: leave out the direct
+    sends of this subscription. `only`: nothing but the direct sends of this subscription.
     """
 
     topics: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None
+    filter: str | None = None
     skips: str | None = None
     only: str | None = None
 
@@ -99,6 +101,7 @@ class Declaration:
     kind: Kind = "relay"
     topics: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None
+    filter: str | None = None
     on_dead: OnDead | None = None
     grace: timedelta | None = None
     split_from: str | None = None
@@ -127,6 +130,7 @@ class Subscription:
     grace: timedelta = timedelta(0)
     kind: Kind = "relay"
     tags: tuple[str, ...] | None = None
+    filter: str | None = None
     hold: timedelta | None = None
     stop_at: Position | None = None
     next_partitions: int | None = None
@@ -157,7 +161,7 @@ class Subscription:
         """
         if self.direct is not None:
             return Selection(topics=self.topics, only=self.direct)
-        return Selection(topics=self.topics, tags=self.tags, skips=self.name)
+        return Selection(topics=self.topics, tags=self.tags, filter=self.filter, skips=self.name)
 
     def partition(self, number: int) -> Partition:
         """Return a partition by its number, from 0 on."""

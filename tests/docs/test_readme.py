@@ -58,6 +58,11 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     if arguments[:2] in (["subscriptions", "split"], ["subscriptions", "backfill"]):
         Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared
 
+    if arguments[0] == "consumers":
+        consumer = Outbox(engine).consumer("billing")
+        consumer.on("orders")(print)
+        consumer.once()
+
     assert parsed(main, list(arguments)).args == []
     if (
         line.endswith("--watch")

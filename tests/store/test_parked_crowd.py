@@ -27,7 +27,7 @@ def crowd(request, monkeypatch):
 
 
 def set_aside(engine, channel, keys, asides):
-    """Park one message for each key; an aside is its state, and for how many seconds it has been due."""
+    """Park one message for each key; each is its state, and for how many seconds it has been due."""
     outbox = Outbox(engine)
     with outbox.begin() as session:
         outbox.send_all(session, [Message("t", b"x", key=key) for key in keys])

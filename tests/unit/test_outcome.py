@@ -24,7 +24,7 @@ def test_what_a_parked_message_blocks_is_parked_with_it_also_what_is_before_it()
     middle = batch.messages[2]
     batch.resolve(batch.messages[3:4], [(middle, POLICY.failed(middle, "no"))])
 
-    assert seen(batch.outcome) == {"done": [4], "aside": [(3, "retry", 1), (1, "blocked", 0), (5, "blocked", 0)],
+    assert seen(batch.outcome) == {"done": [4], "parked": [(3, "retry", 1), (1, "blocked", 0), (5, "blocked", 0)],
                                    "open": []}  # fmt: skip
     assert ids(batch.messages) == [2]
 

@@ -37,7 +37,7 @@ def test_a_failure_is_its_messages_own_and_blocks_its_key():
     outcome = Stage(handler, ONE).run(messages("a", "b", "a", "b", None))
 
     assert handler.calls == [[1], [2], [3], [5]]
-    assert seen(outcome) == {"done": [1, 3, 5], "aside": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), MemoryError()])
@@ -49,7 +49,7 @@ def test_whatever_a_listener_raises_is_a_failure(error):
 
     outcome = Stage(Handler(answer), ONE).run(messages("a", "b"))
 
-    assert seen(outcome) == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
+    assert seen(outcome) == {"done": [2], "parked": [(1, "retry", 1)], "open": []}
 
 
 def test_an_answer_that_is_none_is_a_failure_that_says_so():
@@ -79,7 +79,7 @@ def test_a_portion_of_several_is_answered_in_parts():
     outcome = Stage(handler, replace(POLICY, portion=3)).run(messages("a", "b", "c", "b", "d"))
 
     assert handler.calls == [[1, 2, 3], [5]]
-    assert seen(outcome) == {"done": [1, 3, 5], "aside": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
 
 
 def test_a_suspended_queue_leaves_the_rest_open():
@@ -88,7 +88,7 @@ def test_a_suspended_queue_leaves_the_rest_open():
     outcome = Stage(handler, replace(ONE, suspend=True), concurrency=3).run(messages("a", "b", "c", "d"))
 
     assert handler.calls == [[1], [2]]
-    assert seen(outcome) == {"done": [1], "aside": [(2, "retry", 1)], "open": [3, 4]}
+    assert seen(outcome) == {"done": [1], "parked": [(2, "retry", 1)], "open": [3, 4]}
 
 
 def test_what_is_unavailable_is_not_counted_and_others_go_on():
@@ -96,7 +96,7 @@ def test_what_is_unavailable_is_not_counted_and_others_go_on():
 
     outcome = Stage(handler, ONE).run(messages("a", "b", "c"))
 
-    assert seen(outcome) == {"done": [1, 3], "aside": [(2, "waiting", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 3], "parked": [(2, "waiting", 0)], "open": []}
 
 
 # Portions that do not come back
@@ -111,7 +111,7 @@ def test_a_portion_that_hangs_holds_its_own_message_only_and_counts_against_it()
         seconds = time.monotonic() - began
 
         assert handler.calls == [[1], [2], [3], [5]]
-        assert seen(outcome) == {"done": [1, 3, 5], "aside": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
+        assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
         assert next(p.error for _, p in outcome.parked) == "no answer within 0.1 s"
         assert seconds > 0.1
         held = stage.batch_handler.hung.held()
@@ -132,7 +132,7 @@ def test_a_late_answer_counts_when_the_message_is_read_again():
     retried = stage.run([again(m, p.attempts + 1) for m, p in outcome.parked], parked=True, quota=0)
 
     assert handler.calls == [[1], [2]]
-    assert seen(retried) == {"done": [1], "aside": [], "open": []}
+    assert seen(retried) == {"done": [1], "parked": [], "open": []}
 
 
 def test_a_late_failure_is_tried_again():
@@ -146,7 +146,7 @@ def test_a_late_failure_is_tried_again():
 
     retried = stage.run([again(m, p.attempts + 1) for m, p in outcome.parked], parked=True, quota=0)
 
-    assert seen(retried) == {"done": [1], "aside": [], "open": []}
+    assert seen(retried) == {"done": [1], "parked": [], "open": []}
 
 
 def test_a_call_left_behind_hands_over_nothing_more():
@@ -212,7 +212,7 @@ def test_a_stop_is_followed_between_two_portions():
     handler.answer = stops
     stage = Stage(handler, ONE, held=held)
 
-    assert seen(stage.run(messages("a", "b", "c"))) == {"done": [1, 2], "aside": [], "open": [3]}
+    assert seen(stage.run(messages("a", "b", "c"))) == {"done": [1, 2], "parked": [], "open": [3]}
 
 
 # Side by side

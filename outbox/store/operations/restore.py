@@ -12,6 +12,7 @@ from outbox.model.topics import Topics
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Restore
+from outbox.store.log.filtering import condition_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now} AND partition >= 0"
@@ -98,7 +99,12 @@ def _sent_again(channel: Channel, subscription: Subscription) -> int:
         "only": selection.only,
         "name": subscription.name,
     }
-    statement = database.sql(_statements(channel).again, of_topics=database.dialect.values.of_topics)
+    values, of_filter = database.dialect.values, "TRUE"
+    if selection.filter is not None:
+        filtered = condition_of(selection.filter, values.filtering)
+        of_filter = filtered.sql
+        parameters |= filtered.parameters
+    statement = database.sql(_statements(channel).again, of_topics=values.of_topics, of_filter=of_filter)
     return int(channel.rows(statement, **parameters)[0][0])
 
 

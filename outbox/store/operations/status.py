@@ -17,6 +17,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.dialect import OF_SLOTS, slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
+from outbox.store.log.filtering import condition_of
 from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
@@ -231,12 +232,16 @@ class _Unsettled:
         of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
         is_check = subscription.kind == "check"
         # A look reads only the columns that it needs, because rows are copied for it.
-        more = ", tags, key, headers" if tags is not None or is_check else ""
+        filtered = None
+        if subscription.selection.filter is not None:
+            filtered = condition_of(subscription.selection.filter, values.filtering)
+        more = ", tags, key, headers" if tags is not None or filtered is not None or is_check else ""
         self._columns = f"id, topic, direct, created_at, deliver_at{more}{', slot' if slots else ''}"
         self._since = "created_at" if is_check else _DUE
         still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
         of_slots = OF_SLOTS if slots else "TRUE"
-        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open} AND {of_slots}"
+        of_filter = "TRUE" if filtered is None else filtered.sql
+        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open} AND {of_slots} AND {of_filter}"
         self._common = {
             **values.bind_topics(topics),
             "half": HALF_TOPIC,
@@ -244,6 +249,7 @@ class _Unsettled:
             "direct": subscription.selection.skips if only is None else only,
             "limit": MOST_COUNTED + 1,
             **slots,
+            **({} if filtered is None else filtered.parameters),
         }
         self._parts = [self._part(*look) for look in self._looks()]
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from outbox.errors import SubscriptionError
 from outbox.model.destination import same_destination
+from outbox.model.filter.tags import tag_expression
 from outbox.model.subscription import (
     Declaration,
     Kind,
@@ -54,7 +55,7 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
         )
     if declared.kind == "backfill":
         # A command has chosen its selection, and workers do not know it.
-        declared = replace(declared, topics=stored.topics, tags=stored.tags)
+        declared = replace(declared, topics=stored.topics, tags=stored.tags, filter=stored.filter)
     topics = None if declared.topics is None else tuple(sorted(set(declared.topics)))
     destination = declared.destination or stored.destination
     if destination and stored.destination and same_destination(stored.destination, destination):
@@ -66,6 +67,8 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
         (f"has {what} {_shown(there)}, this worker asks for {_shown(here)}", option)
         for what, there, here, option in (
             ("topics", stored.topics, topics, _topics_option(topics)),
+            ("tags", stored.tags, declared.tags, _option("tags", tag_expression(declared.tags))),
+            ("filter", stored.filter, declared.filter, _option("filter", declared.filter or "TRUE")),
             ("destination", stored.destination, destination, _option("to", destination)),
             ("on-dead", stored.on_dead, on_dead, _option("on-dead", on_dead)),
             ("grace", stored.grace, grace, _option("grace", f"{grace_milliseconds(grace)}ms")),

@@ -29,24 +29,25 @@ from outbox.store.subscriptions.refusals import require_fitting, require_partiti
 
 _COLUMNS = (
     "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms, stop_at,"
-    " next_partitions, ordered, compact"
+    " next_partitions, ordered, compact, filter"
 )
 _FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
 _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
     {insert_once} {subscription}
-        (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, ordered, compact)
-    VALUES (:name, :topics, :destination, :on_dead, :partitions, :generation, {now}, :grace_ms, :kind, :tags, :ordered,
-            :compact) {unless_there}
+        (name, topics, tags, filter, destination, on_dead, partitions, generation, created_at, grace_ms, kind, ordered,
+         compact)
+    VALUES (:name, :topics, :tags, :filter, :destination, :on_dead, :partitions, :generation, {now}, :grace_ms, :kind,
+            :ordered, :compact) {unless_there}
 """
 _DECLARE = """
-    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, ordered = :ordered,
-           compact = :compact
+    UPDATE {subscription} SET topics = :topics, tags = :tags, filter = :filter, destination = :destination,
+           on_dead = :on_dead, ordered = :ordered, compact = :compact
     WHERE name = :name AND destination IS NULL
 """
 _ALTER = """
-    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, grace_ms = :grace_ms,
-           ordered = :ordered, compact = :compact
+    UPDATE {subscription} SET topics = :topics, tags = :tags, filter = :filter, destination = :destination,
+           on_dead = :on_dead, grace_ms = :grace_ms, ordered = :ordered, compact = :compact
     WHERE name = :name
 """
 #: Compared with what was read before, so that it never undoes a change that was ordered meanwhile.
@@ -270,6 +271,7 @@ class Subscriptions:
             next_partitions=row[12],
             ordered=bool(row[13]),
             compact=bool(row[14]),
+            filter=row[15],
         )
 
 
@@ -282,6 +284,7 @@ def _row(made: Subscription | Declaration) -> dict[str, object]:
         "grace_ms": grace_milliseconds(made.grace or timedelta(0)),
         "kind": made.kind,
         "tags": None if made.tags is None else json.dumps(made.tags),
+        "filter": made.filter,
         "partitions": made.partitions or 1,
         "generation": made.generation if isinstance(made, Subscription) else 1,
         "ordered": made.ordered is not False,
