@@ -117,8 +117,14 @@ class ParkedQueue:
         settings: Settings,
         teller: Teller,
         finished: Finished | None = None,
+        *,
+        suspends: bool = False,
     ) -> None:
-        """`hung`: calls that did not come back. `finished`: knows which messages are done already."""
+        """`hung`: calls that did not come back. `finished`: knows which messages are done already.
+
+        `suspends`: everything waits for a message that failed.
+        """
+        self._suspends = suspends
         self._parked = parked
         self._settlement = settlement
         self._hung = hung
@@ -133,9 +139,10 @@ class ParkedQueue:
         self._some_wait = True
         self._round = _Round()
 
-    def some_retry(self) -> bool:
-        """Return whether a message waits for another try."""
-        return self._parked.some_retry()
+    @property
+    def suspended(self) -> bool:
+        """True when everything waits for a message that failed."""
+        return self._suspends and self._parked.some_retry()
 
     @property
     def due_in(self) -> float:
@@ -171,7 +178,12 @@ class ParkedQueue:
         worked = self._carry_out_requests() + self._remove_done() + self._fall_due() > 0
         self._round = _Round(worked)
         ready = self._parked.ready(
-            self.keys.released, self._refused_topics(), self._limits.rows, self._limits.bytes, held=self._hung.held()
+            self.keys.released,
+            self._refused_topics(),
+            self._limits.rows,
+            self._limits.bytes,
+            held=self._hung.held(),
+            retries=self.suspended,
         )
         return self._sorted_out(ready) if ready else None
 
