@@ -67,6 +67,12 @@ def delivery(path: Path, *, per_hour: Sequence[Row], parked: Sequence[Row], back
         _backlog(right, backlog)
 
 
+def written(path: Path, per_hour: Sequence[Row]) -> None:
+    """Draw rows of `messages_per_hour` alone."""
+    with _drawn(path, (10, 3.4)) as figure:
+        _per_hour(figure.subplots(), per_hour)
+
+
 def transactions(path: Path, rows: Sequence[Row]) -> None:
     """Draw the reconciliation of half messages: rows of `states`."""
     shown = sorted(rows, key=lambda row: -sum(_counts(row).values()))[:_MOST_BARS]
