@@ -193,7 +193,7 @@ def test_the_index_has_every_page_once():
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make docs` does; a warning is an error."""
     if find_spec("sphinx") is None and not os.environ.get("CI"):
         pytest.skip("the site is built by Sphinx, of the extra docs")
