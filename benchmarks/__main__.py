@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.async_write import async_write
 from benchmarks.business import business_1, business_5, business_direct, write_4_connections
+from benchmarks.consume import consume_8_vs_1, consume_inbox, consume_vs_relay
 from benchmarks.consumers import latency_kafka, latency_nats
 from benchmarks.destinations import kafka_vs_raw, nats_vs_raw, rabbitmq_vs_raw, redis_vs_raw, webhook_vs_raw
 from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fetch
@@ -47,6 +48,9 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("drain_pinned_vs_claim",): drain_pinned_vs_claim,
     ("drain_8_partitions",): drain_8_partitions,
     ("scale_4_processes",): scale_4_processes,
+    ("consume_vs_relay",): consume_vs_relay,
+    ("consume_8_vs_1",): consume_8_vs_1,
+    ("consume_inbox",): consume_inbox,
     ("latency_p50", "latency_p99"): latency,
     **{
         (f"latency_random_{a_second}_p50", f"latency_random_{a_second}_p99"): partial(latency_random, a_second=a_second)
@@ -84,11 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
     logging.getLogger("outbox").setLevel(logging.ERROR)
     measurements = _measure(options.names or NAMES, quick=options.quick)
-    report.save(measurements, options.out, _what())
+    report.save(measurements, options.out, what_is_compared())
     print(report.table(measurements))
 
 
-def _what() -> dict[str, str]:
+def what_is_compared() -> dict[str, str]:
     """The first line about each benchmark, by the names of what it measures."""
     lines = ((names, inspect.getdoc(getattr(each, "func", each)) or "") for names, each in BENCHMARKS.items())
     return {name: text.partition("\n")[0] for names, text in lines for name in names}

@@ -95,6 +95,10 @@ class Scale:
     #: By several partitions in one process, and in several processes.
     partitioned: int = 50_000
     shared: int = 10_000
+    #: By consumers: by one, by eight processes, and with a transaction each.
+    consumed: int = 300_000
+    shared_consumed: int = 8_000
+    booked: int = 5_000
     #: To a real destination.
     sent: int = 30_000
     #: To a webhook, whose client needs a request for each.
@@ -132,6 +136,9 @@ QUICK = Scale(
     extracted=5_000,
     partitioned=2_000,
     shared=400,
+    consumed=3_000,
+    shared_consumed=800,
+    booked=200,
     sent=600,
     posted=600,
 )

@@ -9,24 +9,34 @@ from contextlib import ExitStack, closing
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
+from typing import Protocol
 
-from benchmarks.arrivals import running
+from benchmarks.arrivals import Receiver, running
 from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.site import Place, Site
 from outbox import Limits, Message, Outbox, Relay, Settings, Verdict, create_engine
 from outbox.model.subscription import Declaration, Start
 from outbox.model.verdict import DONE
+from outbox.relay.life_cycle import LifeCycle
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _PATIENCE = 300.0
 _SHARED_PARTITIONS = 16
 #: A filled table gives no hint, and each process is to notice it at once.
-_PACE = Settings(limits=Limits(rows=100), poll=(timedelta(milliseconds=20), timedelta(milliseconds=50)))
+PACE = Settings(limits=Limits(rows=100), poll=(timedelta(milliseconds=20), timedelta(milliseconds=50)))
 #: How many workers have partitions, and how many each of them has at least and at most.
 _SHARES = """
     SELECT count(*), min(number), max(number)
     FROM (SELECT count(*) AS number FROM outbox_lease WHERE subscription = %s AND owner IS NOT NULL GROUP BY owner) AS w
 """
+
+
+class Counting(Protocol):
+    """Counts messages, and notes when the first call began and the last one ended."""
+
+    count: int
+    began: int
+    ended: int
 
 
 class SlowSender:
@@ -70,7 +80,7 @@ def _drain(place: Place, count: int, partitions: int, number: int) -> float:
     name = f"{partitions}-{number}"
     _declare(place, name, partitions, "earliest")
     started = time.perf_counter()
-    Relay(Outbox(place.engine), sender, name=name, settings=_PACE).until_empty()
+    Relay(Outbox(place.engine), sender, name=name, settings=PACE).until_empty()
     return _rate(sender.count, count, time.perf_counter() - started)
 
 
@@ -86,10 +96,28 @@ def scale_4_processes(site: Site) -> list[Measurement]:
 def _share(place: Place, count: int, processes: int, number: int) -> float:
     name = f"{processes}-{number}"
     _declare(place, name, _SHARED_PARTITIONS, "latest")
+    receiver = partial(_relay, name=name)
+    return share(place, name, receiver, count, processes=processes, partitions=_SHARED_PARTITIONS)
+
+
+def share(
+    place: Place,
+    name: str,
+    receiver: Receiver,
+    count: int,
+    *,
+    processes: int,
+    partitions: int,
+    keyed: bool = True,
+) -> float:
+    """Messages a second of processes that share a subscription, from the beginning of the first to the last.
+
+    Each is to answer how many it has handled when it is asked; and at its end also when it began and ended.
+    """
     with ExitStack() as stack:
-        pipes = [stack.enter_context(running(partial(_relay, name=name), place.url)) for _ in range(processes)]
-        _wait_until_shared(place, name, processes)
-        place.fill(count)
+        pipes = [stack.enter_context(running(receiver, place.url)) for _ in range(processes)]
+        _wait_until_shared(place, name, processes, partitions // processes)
+        place.fill(count, keyed=keyed)
         _wait_until_handled(pipes, count)
         for pipe in pipes:
             pipe.send("stop")
@@ -101,16 +129,20 @@ def _share(place: Place, count: int, processes: int, number: int) -> float:
 def _relay(url: str, pipe: Pipe, *, name: str) -> None:
     """A process with a relay. It says how many messages it has handled when it is asked, and more at its end."""
     sender = SlowSender(a_message=0.001)
-    relay = Relay(Outbox(create_engine(url)), sender, name=name, settings=_PACE)
+    run_until_told(Relay(Outbox(create_engine(url)), sender, name=name, settings=PACE), sender, pipe)
+
+
+def run_until_told(worker: LifeCycle, counting: Counting, pipe: Pipe) -> None:
+    """Run, and answer through the pipe, as `share` asks."""
 
     def answer() -> None:
         while pipe.recv() != "stop":
-            pipe.send(sender.count)
-        relay.stop()
+            pipe.send(counting.count)
+        worker.stop()
 
     threading.Thread(target=answer, daemon=True).start()
-    relay.run()
-    pipe.send((sender.count, sender.began, sender.ended))
+    worker.run()
+    pipe.send((counting.count, counting.began, counting.ended))
 
 
 def _declare(place: Place, name: str, partitions: int, start: Start) -> None:
@@ -120,11 +152,10 @@ def _declare(place: Place, name: str, partitions: int, start: Start) -> None:
         Subscriptions(channel).declare(declared, start)
 
 
-def _wait_until_shared(place: Place, name: str, processes: int) -> None:
+def _wait_until_shared(place: Place, name: str, processes: int, share: int) -> None:
     until = time.monotonic() + _PATIENCE
     with place.connect() as connection:
         connection.autocommit = True
-        share = _SHARED_PARTITIONS // processes
         while connection.execute(_SHARES, (name,)).fetchone() != (processes, share, share):
             _require_time(until, "the partitions are not shared")
 

@@ -24,7 +24,7 @@ PROCESSES.set_forkserver_preload(["benchmarks.arrivals", "benchmarks.writers"])
 #: Messages of a filled table come in transactions of this size.
 _TRANSACTION = 100
 
-#: Bodies of 300 bytes, and a key for every ten messages.
+#: Bodies of 300 bytes, and a key for every ten messages, or none.
 _FILL = """
 DO $$
 DECLARE
@@ -32,7 +32,7 @@ DECLARE
 BEGIN
     WHILE rest > 0 LOOP
         INSERT INTO {table} (message_id, topic, key, slot, body, content_type)
-        SELECT gen_random_uuid(), 'orders', 'order-' || (rest - i) / 10, (rest - i) / 10 % 256,
+        SELECT gen_random_uuid(), 'orders', {key}, {slot},
                convert_to(rpad((rest - i)::text, 300, '.'), 'UTF8'), 'text/plain'
         FROM generate_series(1, least(rest, {transaction})) AS i;
         COMMIT;
@@ -40,6 +40,8 @@ BEGIN
     END LOOP;
 END $$
 """
+_KEYED = {"key": sql.SQL("'order-' || (rest - i) / 10"), "slot": sql.SQL("(rest - i) / 10 % 256")}
+_KEYLESS = {"key": sql.SQL("NULL"), "slot": sql.SQL("floor(random() * 256)")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,13 @@ class Place:
             connection.autocommit = True
             connection.execute(statement)
 
-    def fill(self, count: int, table: str = "outbox_message") -> None:
+    def fill(self, count: int, table: str = "outbox_message", *, keyed: bool = True) -> None:
         """Append messages, and leave nothing of that to be done while something is measured."""
         fill = sql.SQL(_FILL).format(
-            count=sql.Literal(count), table=sql.Identifier(table), transaction=sql.Literal(_TRANSACTION)
+            count=sql.Literal(count),
+            table=sql.Identifier(table),
+            transaction=sql.Literal(_TRANSACTION),
+            **(_KEYED if keyed else _KEYLESS),
         )
         with self.connect() as connection:
             connection.autocommit = True

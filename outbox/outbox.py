@@ -208,13 +208,14 @@ class Outbox(BareOutbox):
         *,
         topics: Iterable[str] | None = None,
         tags: str | None = None,
+        filter: str | None = None,
         ordered: bool | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> Consumer:
         """Return a consumer of this outbox's messages, for the functions of `@consumer.on(…)`; see `Consumer`."""
         from outbox.consumer.consumer import Consumer
 
-        return Consumer(self, name, topics=topics, tags=tags, ordered=ordered, **options)
+        return Consumer(self, name, topics=topics, tags=tags, filter=filter, ordered=ordered, **options)
 
     # Relaying within the application
 

@@ -13,7 +13,7 @@ from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, WorkerAliveError, borr
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.parking import STATES
 from outbox.model.position import Position
-from outbox.model.subscription import Start, Subscription, compensation_of
+from outbox.model.subscription import Start, Subscription, backfill_of, compensation_of
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
@@ -54,7 +54,8 @@ def alter(
 
     `on_dead="continue"` also frees the messages that dead letters hold back by now. They are sent in the order of their
     key, before later ones, and the dead letters stay dead letters. `on_dead="block"` counts from the next dead letter
-    on: messages have passed the earlier ones already.
+    on: messages have passed the earlier ones already. The same goes for order: without it no failed message holds back
+    others any more, and with it the next failed message does.
 
     `before`: as the caller has read the subscription; None: as stored now. Only differences are stored, so that two
     commands at once do not undo each other. `wait`: for how long a worker is asked for the lease; 0: not at all.
@@ -67,8 +68,8 @@ def alter(
         LeaseLostError: a worker took the lease meanwhile; nothing was stored.
     """
     stored = before or Subscriptions(channel).get(changed.name)
-    if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
-        raise SubscriptionError(f"{changed.name} follows {changed.direct}; alter that one")
+    if changed.follows is not None and replace(stored, grace=changed.grace) != changed:
+        raise SubscriptionError(f"{changed.name} follows {changed.follows}; alter that one")
     if changed.kind == "extract":
         raise SubscriptionError(
             f"{changed.name} is an extract, which has the topics of its archive; for another hold run it with other"
@@ -84,32 +85,35 @@ def alter(
         Subscriptions(channel).alter(altered)
         for each in followers:
             Subscriptions(channel).alter(replace(each, destination=altered.destination))
-        if altered.on_dead == "continue":
-            Parked(channel, changed.name).unblock_dead()
+        if altered.on_dead == "continue" or not altered.ordered:
+            Parked(channel, changed.name).unblock(dead=altered.ordered)
     return altered
 
 
 @contextmanager
 def _changing(
-    channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT
+    channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT, backfills: bool = True
 ) -> Iterator[tuple[Position, list[Subscription]]]:
-    """Do as `changing`, for subscriptions and the compensations of direct writers; yield position and compensations.
+    """Do as `changing`, for subscriptions and those that follow them; yield the position, and the followers.
 
     Raises:
-        SubscriptionError: direct writers began or were dropped meanwhile, so not all leases are held.
+        SubscriptionError: a follower was created or dropped meanwhile, so not all leases are held.
     """
-    before = followers_of(channel, subscriptions)
+    before = followers_of(channel, subscriptions, backfills=backfills)
     with changing(channel, [*before, *subscriptions], wait=wait) as position:
-        followers = followers_of(channel, subscriptions)
+        followers = followers_of(channel, subscriptions, backfills=backfills)
         if [each.name for each in followers] != [each.name for each in before]:
             names = ", ".join(each.name for each in subscriptions)
-            raise SubscriptionError(f"direct writers of {names} began or were dropped meanwhile; try again")
+            raise SubscriptionError(f"direct writers or a backfill of {names} began or ended meanwhile; try again")
         yield position, followers
 
 
-def followers_of(channel: Channel, subscriptions: Sequence[Subscription]) -> list[Subscription]:
-    """Return the compensations of these subscriptions, as far as there are any."""
-    found = (Subscriptions(channel).find(compensation_of(each.name)) for each in subscriptions)
+def followers_of(
+    channel: Channel, subscriptions: Sequence[Subscription], *, backfills: bool = True
+) -> list[Subscription]:
+    """Return the compensations of these subscriptions, and the backfills, as far as there are any."""
+    follow = (compensation_of, backfill_of) if backfills else (compensation_of,)
+    found = (Subscriptions(channel).find(of(each.name)) for each in subscriptions for of in follow)
     return [each for each in found if each is not None]
 
 
@@ -123,21 +127,21 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
 
 def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:
     """Return `now` with the differences between `stored` and `changed`."""
-    wanted = {
-        name: getattr(changed, name) for name in ("topics", "destination", "on_dead", "grace", "ordered", "compact")
-    }
+    names = ("topics", "tags", "filter", "destination", "on_dead", "grace", "ordered", "compact")
+    wanted = {name: getattr(changed, name) for name in names}
     return replace(now, **{name: value for name, value in wanted.items() if value != getattr(stored, name)})
 
 
 def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAIT) -> Mapping[str, int]:
     """Let a subscription begin again at `start`; return how many parked messages were deleted, by state.
 
-    In a single transaction all partitions get the position, and the parked messages go, with the requests on them.
-    Workers go on from there. What a worker has handled and not settled, because it was frozen or killed, is not settled
-    any more. An ordered number of partitions counts from then on.
+    In a single transaction all partitions get the position, and the parked messages go, with the requests of people.
+    Workers go on from the position. A worker that was frozen or killed cannot settle the messages of before any more.
+    An ordered number of partitions counts from then on.
 
-    The compensation of a relay begins again, too, and its acks go. So the relay also sends what direct writers have
-    sent. The inbox of a consumer stays as it is, and passes over the messages that it remembers.
+    The compensation of a relay begins again, too, and its acks go. So the relay also sends the messages that direct
+    writers have sent. The inbox of a consumer stays, and the listener is not called again for remembered messages. A
+    backfill goes on.
 
     Args:
         channel: to the database of the outbox.
@@ -154,7 +158,7 @@ def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAI
     meant = Subscriptions(channel).get_all(name)
     require_resettable(meant[0])
     parked = Counter[str]()
-    with _changing(channel, meant, wait=wait) as (now, followers):
+    with _changing(channel, meant, wait=wait, backfills=False) as (now, followers):
         progress = Subscriptions(channel).first_progress(start, now)
         for each in (*followers, *meant):
             parked.update(Subscriptions(channel).restart(each.name, progress))
@@ -165,7 +169,8 @@ def require_resettable(subscription: Subscription) -> None:
     """Refuse to let a subscription begin again that follows another one, the verdicts, or an archive."""
     name = subscription.name
     why = {
-        "compensation": f"follows {subscription.direct}; reset that one",
+        "compensation": f"follows {subscription.follows}; reset that one",
+        "backfill": "ends by itself; drop it, and begin another one",
         "check": "asks about transactions, and a verdict stands for ever; those that were given up are asked about"
         " again by: outbox half resume",
         "extract": "has the position of its archive; for an archive that begins again run outbox extract with another"
@@ -178,7 +183,8 @@ def require_resettable(subscription: Subscription) -> None:
 def drop(channel: Channel, name: str) -> list[str]:
     """Delete a subscription with progress and parked messages, while no worker is at work; return what was deleted.
 
-    The compensation goes, too; of a broadcast consumer all instances go.
+    The compensation and the backfill go, too; of a broadcast consumer all instances go. A backfill alone may be deleted
+    while its worker is at work: the worker is asked for the lease.
 
     Raises:
         SubscriptionError: direct writers began meanwhile; nothing was dropped.
@@ -186,7 +192,7 @@ def drop(channel: Channel, name: str) -> list[str]:
         LeaseLostError: a worker took the lease meanwhile; nothing was dropped.
     """
     meant = Subscriptions(channel).get_all(name)
-    with _changing(channel, meant) as (_, followers):
+    with _changing(channel, meant, wait=WAIT if meant[0].kind == "backfill" else NO_WAIT) as (_, followers):
         dropped = [each.name for each in (*meant, *followers)]
         for each in dropped:
             Subscriptions(channel).drop(each)

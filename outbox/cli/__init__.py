@@ -26,7 +26,11 @@ _VERBS = {
     "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
     "subscriptions": (
         "outbox.cli.subscriptions:subscriptions",
-        "List, alter, split, reset and drop the readers of the log.",
+        "List, alter, split, reset, backfill and drop the readers of the log.",
+    ),
+    "consumers": (
+        "outbox.cli.consumers:consumers",
+        "List the consumers of the log, look at one, let it begin again, drop it.",
     ),
     "extract": ("outbox.cli.extract:extract", "Write messages to Parquet files, by Spark."),
     "report": ("outbox.cli.report:report", "Look at the log with Spark: delivery, transactions, order."),

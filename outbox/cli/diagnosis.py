@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from shlex import quote
 
 from outbox.cli.output import age, counted, moment
+from outbox.model.filter.tags import tag_expression
 from outbox.model.subscription import base_of, place_of
 from outbox.runtime.text import labelled, without_server
 from outbox.store.database import Channel
@@ -163,14 +164,14 @@ class Look:
             numbers = ", ".join(str(each.number) for each in sorted(standing.unowned, key=lambda each: each.number))
             name = f"partition {numbers} of {name}"
         # A worker that cannot begin says itself what to do; the options that its relay had are the old ones.
-        has_advice = subscription.kind == "compensation" or self._is_refused(name)
+        has_advice = subscription.follows is not None or self._is_refused(name)
         advice = "" if has_advice else f"; {_start(standing)}"
         return [f"nobody runs {name}{since}; {waits}{unpurged}{advice}"]
 
     def _others_are_used(self, name: str) -> bool:
-        """Return whether another subscription is in use, besides the compensation of direct writers."""
+        """Return whether another subscription is in use, besides those that follow this one."""
         others = [each.subscription for each in self.standings if each.subscription.name != name]
-        return any(each.is_used and each.direct != name for each in others if each.kind != "check")
+        return any(each.is_used and each.follows != name for each in others if each.kind != "check")
 
 
 def look_at(channel: Channel, limits: Limits) -> Look:
@@ -213,6 +214,8 @@ def _start(standing: SubscriptionStatus) -> str:
     destination = subscription.destination or ""
     if "://" not in destination and destination != "stdout:":
         return "start the application that runs it"
-    topics_option = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
-    run = f"outbox relay --name {quote(subscription.name)}{topics_option} --to {quote(destination)}"
+    options = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
+    options += "" if subscription.tags is None else f" --tags {quote(tag_expression(subscription.tags))}"
+    options += "" if subscription.filter is None else f" --filter {quote(subscription.filter)}"
+    run = f"outbox relay --name {quote(subscription.name)}{options} --to {quote(destination)}"
     return f"start its relay with the options that it had: {run}"

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox.cli.output import say
 from outbox.errors import (
     DatabaseError,
+    FilterError,
     HungHandlerError,
     MissingExtraError,
     OutboxError,
@@ -25,12 +26,18 @@ _NO_CONNECTION = ("08", "28", "3D", "53", "57P")
 
 
 def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> int | None:
-    """Tell the error in one line; return the exit code, or None for an unforeseen error.
+    """Tell the error in one line, a filter in three; return the exit code, or None for an unforeseen error.
 
     `labelled` begins the line with the database or the option.
     """
     if isinstance(error, OutboxError):
-        say(f"Error: {labelled(str(error))}")
+        told = [str(error)]
+        if isinstance(error, FilterError):
+            # The filter, with a caret below.
+            told = str(error).split("\n")
+        say(f"Error: {labelled(told[0])}")
+        for line in told[1:]:
+            say(line)
         return _code_of(error)
     driver = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     if not isinstance(driver, psycopg.Error | sqlite3.Error):
@@ -46,7 +53,7 @@ def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> in
 def _code_of(error: OutboxError) -> int:
     if isinstance(error, HungHandlerError):
         return UNFINISHED
-    configuration = SenderError | MissingExtraError | SubscriptionError | DatabaseError
+    configuration = FilterError | SenderError | MissingExtraError | SubscriptionError | DatabaseError
     return USAGE if isinstance(error, configuration) else FAILURE
 
 

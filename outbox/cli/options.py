@@ -127,6 +127,12 @@ class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versi
 
 DURATION, START, NAMES, URLS = Duration(), StartAt(), Names(), Urls()
 
+#: The rest of a selection, besides topics.
+by_content = together(
+    option("--tags", help="Only messages with one of these tags, as 'TagA || TagB'; '*' all."),
+    option("--filter", help='Only messages for which a condition in SQL92 is true, as "price > 100"; TRUE all.'),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -18,6 +18,7 @@ from outbox.cli.options import (
     about_databases,
     as_given,
     as_value,
+    by_content,
     by_routes,
     option,
     to_a_destination,
@@ -36,6 +37,8 @@ class Reading:
 
     name: str
     topics: tuple[str, ...] | None
+    tags: str | None
+    filter: str | None
     start: Start
     on_dead: OnDead | None
     partitions: int | None
@@ -47,6 +50,7 @@ class Reading:
 @to_a_destination
 @by_routes
 @option("--topics", type=NAMES, help="Only these topics; 'orders.*' is a pattern, '!orders.*' an exception.")
+@by_content
 @option("--name", default="relay", help="The subscription: one name, one selection, one destination.")
 @option(
     "--from",
@@ -90,15 +94,17 @@ def relay(
 
     With --route or --config there is a relay for each route, with a subscription of its own: NAME for '*', NAME:TOPIC
     for the others. The file of --config also says how a destination gets its messages: prefix, rename, envelope,
-    deadline; and for all routes attempts, batch_size and batch_bytes.
+    deadline. It also narrows the topics of a route, by tags and filter, and has attempts, batch_size and batch_bytes
+    for all routes.
     """
     if not reading.name or not reading.name.isprintable():
         raise click.UsageError("--name must be one or more characters that can be printed")
     if lease < timedelta(seconds=1):
         raise click.UsageError("--lease must be at least 1s: a shorter lease would be lost before the first renewal")
     source = _source_of(to=to, route=route or None, config=config)
-    if to is None and reading.topics is not None:
-        raise click.UsageError(f"{source} and --topics exclude each other: each route has its own topics")
+    for name in ("topics", "tags", "filter"):
+        if to is None and getattr(reading, name) is not None:
+            raise click.UsageError(f"{source} and --{name} exclude each other: each route has its own {name}")
 
     from outbox.cli.relaying import Pace, run_relays
     from outbox.cli.routes import Routes, routes_of_file, routes_of_options
@@ -110,7 +116,14 @@ def relay(
     if to is not None:
         require_own_name(reading.name)
         routes = Routes({})
-        only = Route(to=to, on_dead=reading.on_dead, partitions=reading.partitions, compact=reading.compact)
+        only = Route(
+            to=to,
+            on_dead=reading.on_dead,
+            partitions=reading.partitions,
+            compact=reading.compact,
+            tags=reading.tags,
+            filter=reading.filter,
+        )
         plan = [(only, Declaration(name=reading.name, destination=None, topics=chosen_topics(reading.topics)))]
     else:
         routes = Routes(routes_of_options(route)) if config is None else routes_of_file(config)

@@ -15,7 +15,7 @@ import click
 
 from outbox.cli.options import DURATION, secrets_in, warn_of_readers
 from outbox.cli.output import keep_secret
-from outbox.errors import SenderError
+from outbox.errors import FilterError, SenderError
 from outbox.model.retry import RetryPolicy
 from outbox.relay.routes import Route
 from outbox.senders.envelopes import ENVELOPES, EnvelopeName
@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A variable with the name of its parameter, if it is the whole value of one.
 _BY_VARIABLE = re.compile(rf"(?:[^?&]*=)?{_VARIABLE.pattern}")
 _UNQUOTED = re.compile(r"^\s*\[routes\.[^\"'\]]*\*", re.MULTILINE)
-_FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline", "partitions", "compact")
+_FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline", "partitions", "compact", "tags", "filter")
 #: The fields of the whole file, for all routes.
 _NUMBERS = ("attempts", "batch_size", "batch_bytes")
 _MOST_ROWS = 100_000
@@ -123,8 +123,10 @@ class _Table:
                 deadline=self._deadline(),
                 partitions=self._partitions(),
                 compact=self._switch("compact"),
+                tags=self._text("tags"),
+                filter=self._text("filter"),
             )
-        except SenderError as error:
+        except (SenderError, FilterError) as error:
             raise click.UsageError(f"{self._about} {error}") from None
 
     def _to(self) -> str:

@@ -78,22 +78,14 @@ class SparkStartError(OutboxError):
 
 
 def require_extra(*packages: str, extra: str = "spark") -> None:
-    """Raise if a package is missing, before Spark is started.
-
-    Raises:
-        MissingExtraError: a package is not installed.
-    """
+    """Raise `MissingExtraError` if a package is missing, before Spark is started."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtraError(f"{package} is not installed: pip install 'outbox-log[{extra}]'")
 
 
 def require_drawable(picture: Path | None) -> None:
-    """Raise if a picture could not be drawn, before the data is read.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Raise if a picture could not be drawn, before the data is read: without matplotlib, say."""
     if picture is None:
         return
     require_extra("matplotlib", extra="plot")
@@ -116,12 +108,7 @@ def require_drawable(picture: Path | None) -> None:
 
 @contextmanager
 def session(*, cluster: Cluster, verbose: bool = False) -> Iterator[SparkSession]:
-    """Open a Spark session, and stop the session at the end; an active session is used, and stays open.
-
-    Raises:
-        SparkStartError: Spark does not start.
-        MissingExtraError: Spark is not installed.
-    """
+    """Open a Spark session, and stop the session at the end; an active session is used, and stays open."""
     require_extra("pyspark", "pyarrow")
     from pyspark.sql import SparkSession
 

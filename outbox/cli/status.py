@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
-from outbox.cli.output import age, moment, say, show_json, show_table, warn
+from outbox.cli.output import age, say, show_json, show_table, warn
+from outbox.cli.standings import show_standings, standing_as_json
 from outbox.cli.tables import Alarm
-from outbox.runtime.process import host_and_pid
 
 if TYPE_CHECKING:
     from outbox.cli.diagnosis import Limits, Look
     from outbox.store.operations.half_status import HalfStatus
-    from outbox.store.operations.parked_status import Trouble
-    from outbox.store.operations.status import PartitionStatus, SubscriptionStatus
 
-_HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
-_PARTITION_HEADERS = ("SUBSCRIPTION", "PARTITION", "BACKLOG", "LAG", "IDLE", "WORKER")
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
 #: Between two looks of --watch.
 _PAUSE_SECONDS = 2.0
@@ -114,52 +110,12 @@ def _watch(target: Target, show: Callable[[Look], None], limits: Limits) -> None
 
 
 def _show_table(look: Look) -> None:
-    show_table(_HEADERS, map(_row, look.standings), numbers=_HEADERS[1:-1])
-    if partitions := [row for standing in look.standings for row in _partition_rows(standing)]:
-        click.echo()
-        show_table(_PARTITION_HEADERS, partitions, numbers=_PARTITION_HEADERS[2:-1])
+    show_standings(look.standings)
     if look.halves:
         click.echo()
         show_table(_HALF_HEADERS, map(_half_row, look.halves), numbers=_HALF_HEADERS[2:])
     for warning in look.warnings:
         warn(warning)
-
-
-def _row(standing: SubscriptionStatus) -> tuple[object, ...]:
-    worker = ", ".join(map(host_and_pid, standing.owners)) or Alarm("nobody")
-    if standing.hold is not None:
-        worker = Alarm("released") if standing.hold.released else f"held since {moment(standing.hold.since)}"
-    *parked, dead = standing.parked.values()
-    return (
-        standing.subscription.name,
-        standing.backlog,
-        _lag(standing),
-        *parked,
-        Alarm(dead) if dead.number else dead,
-        worker,
-    )
-
-
-def _partition_rows(standing: SubscriptionStatus) -> list[tuple[object, ...]]:
-    stored = standing.subscription
-    if stored.partitions == 1:
-        return []
-    following = "" if stored.next_partitions is None else f"→{stored.next_partitions}"
-    return [
-        (
-            stored.name,
-            f"{each.number}/{stored.partitions}{following}",
-            each.backlog,
-            _lag(each),
-            "-" if each.idle is None else age(each.idle),
-            host_and_pid(str(each.holder.owner)) if each.holder is not None and each.is_run else Alarm("nobody"),
-        )
-        for each in standing.partitions
-    ]
-
-
-def _lag(standing: SubscriptionStatus | PartitionStatus) -> str:
-    return f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
 
 
 def _half_row(half: HalfStatus) -> tuple[object, ...]:
@@ -174,7 +130,7 @@ def _show_json(look: Look) -> None:
         "at": look.now,
         "warnings": look.warnings,
         "refused": [{"name": each.name, "notice": each.notice, "noticed_at": each.since} for each in look.refused],
-        "subscriptions": [_as_json(each, look) for each in found],
+        "subscriptions": [standing_as_json(each) | {"warnings": look.warnings_of(each)} for each in found],
     }
     if look.halves:
         shown |= {"transactions": [_half_as_json(each) for each in look.halves], **_metrics(look)}
@@ -221,59 +177,4 @@ def _metrics(look: Look) -> dict[str, object]:
             for each in look.standings
             if each.subscription.kind not in ("check", "extract")
         },
-    }
-
-
-def _as_json(standing: SubscriptionStatus, look: Look) -> dict[str, object]:
-    holder = standing.holder
-    return {
-        "name": standing.subscription.name,
-        "kind": standing.subscription.kind,
-        "topics": standing.subscription.topics,
-        "tags": standing.subscription.tags,
-        "destination": standing.subscription.destination,
-        "backlog": standing.backlog.number,
-        "backlog_is_estimate": standing.backlog.about,
-        "lag_seconds": round(standing.lag, 3),
-        "lag_is_estimate": standing.lag_about,
-        "idle_seconds": None if standing.idle is None else round(standing.idle, 3),
-        "worker": holder.owner if holder is not None and standing.is_run else None,
-        "partitions": [_partition_as_json(each) for each in standing.partitions],
-        "next_partitions": standing.subscription.next_partitions,
-        "live": standing.is_run,
-        "lease_until": holder.lease_until if holder is not None else None,
-        "lease_seconds": holder.length.total_seconds() if holder is not None and holder.length is not None else None,
-        "notice": holder.notice if holder is not None else None,
-        "noticed_at": holder.noticed_at if holder is not None else None,
-        "parked": {state: count.number for state, count in standing.parked.items()},
-        "parked_is_minimum": [state for state, count in standing.parked.items() if count.about],
-        "held_since": None if standing.hold is None else standing.hold.since,
-        "held_until": None if standing.hold is None else standing.hold.until,
-        "released": None if standing.hold is None else standing.hold.released,
-        "troubles": [_trouble_as_json(each) for each in standing.troubles],
-        "warnings": look.warnings_of(standing),
-    }
-
-
-def _partition_as_json(partition: PartitionStatus) -> dict[str, object]:
-    holder = partition.holder
-    return {
-        "number": partition.number,
-        "backlog": partition.backlog.number,
-        "backlog_is_estimate": partition.backlog.about,
-        "lag_seconds": round(partition.lag, 3),
-        "lag_is_estimate": partition.lag_about,
-        "idle_seconds": None if partition.idle is None else round(partition.idle, 3),
-        "worker": holder.owner if holder is not None and partition.is_run else None,
-        "lease_until": holder.lease_until if holder is not None else None,
-    }
-
-
-def _trouble_as_json(trouble: Trouble) -> dict[str, object]:
-    return {
-        "state": trouble.state,
-        "messages": trouble.messages.number,
-        "messages_is_minimum": trouble.messages.about,
-        "since": trouble.since,
-        "error": trouble.error,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from outbox.cli.options import (
     about_a_database,
     as_json,
     as_value,
+    by_content,
     confirmed,
     option,
     to_a_destination,
@@ -40,7 +41,7 @@ _wait_for_lease = option(
 
 @click.group(cls=Group, no_args_is_help=True)
 def subscriptions() -> None:
-    """List, alter, split, reset and drop the readers of the log."""
+    """List, alter, split, reset, backfill and drop the readers of the log."""
 
 
 @subscriptions.command("list")
@@ -68,6 +69,8 @@ class Change:
     """The options of `alter` for a change."""
 
     topics: tuple[str, ...] | None
+    tags: str | None
+    filter: str | None
     on_dead: OnDead | None
     grace: timedelta | None
     ordered: bool | None
@@ -81,6 +84,7 @@ class Change:
 @option(
     "--topics", type=NAMES, help="Read only these topics; 'orders.*' is a pattern, '!orders.*' an exception, '*' all."
 )
+@by_content
 @to_a_destination
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back the key.")
 @option("--grace", type=DURATION, help="Time from the commit of a message until it may be read.")
@@ -91,7 +95,7 @@ class Change:
 @_wait_for_lease
 @as_json
 def alter(*, target: Target, name: str, to: str | None, change: Change, wait: timedelta, json: bool) -> None:
-    """Give a subscription other topics, another destination, another policy or another number of partitions.
+    """Give a subscription another selection, destination, policy or number of partitions.
 
     Topics of another route of the same relay are refused, because both routes would send the messages.
 
@@ -107,10 +111,11 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
     once. Several are handled up to the foremost position, by the running relays, before any goes on. The command waits
     as long as --wait says; the relays do not need the command. The present number takes the change back.
     """
-    others = {change.topics, to, change.on_dead, change.grace, change.ordered, change.compact} - {None}
+    others = {to, *(getattr(change, each.name) for each in fields(change) if each.name != "partitions")} - {None}
     if change.partitions is None and not others:
         raise click.UsageError(
-            "nothing to alter: give --topics, --to, --on-dead, --grace, --ordered, --compact or --partitions"
+            "nothing to alter: give --topics, --tags, --filter, --to, --on-dead, --grace, --ordered, --compact or"
+            " --partitions"
         )
     if change.partitions is not None and others:
         raise click.UsageError("--partitions is a change of its own: give no other")
@@ -136,6 +141,8 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
 
 
 def _changed(stored: Subscription, change: Change, to: str | None) -> Subscription:
+    from outbox.model.filter.sql92 import chosen_filter
+    from outbox.model.filter.tags import chosen_tags
     from outbox.model.topics import chosen_topics
 
     destination = None if to is None else _checked_destination(to, stored)
@@ -146,6 +153,8 @@ def _changed(stored: Subscription, change: Change, to: str | None) -> Subscripti
     return replace(
         stored,
         topics=stored.topics if change.topics is None else chosen_topics(change.topics),
+        tags=stored.tags if change.tags is None else chosen_tags(change.tags),
+        filter=stored.filter if change.filter is None else chosen_filter(change.filter),
         destination=destination or stored.destination,
         on_dead=change.on_dead or stored.on_dead or "block",
         grace=stored.grace if change.grace is None else change.grace,
@@ -225,7 +234,8 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
     first message that was created then or later.
 
     Messages are sent again as they were. What is past its expiry becomes a dead letter. Of a broadcast consumer all
-    instances begin again. The inbox of a consumer stays: the listener is not called for messages that it remembers.
+    instances begin again. The inbox of a consumer stays: the listener is not called for messages that it remembers. A
+    backfill goes on.
 
     Direct writers may go on. Their subscription, NAME:compensation, begins again as well, so that the relay also sends
     what writers have sent. A message that a writer sends at the moment of the reset may come twice.
@@ -238,7 +248,7 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
     from outbox.errors import SubscriptionError
 
     with target.open_outbox() as channel:
-        meant, parked = _with_followers(channel, name)
+        meant, parked = _with_followers(channel, name, backfills=False)
         commands.require_resettable(meant[0])
         names, at = " and ".join(each.name for each in meant), to if isinstance(to, str) else moment(to)
         lost = f" and delete the parked messages ({_by_state(parked)})" if parked else ""
@@ -256,6 +266,37 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
+@option("--topics", type=NAMES, required=True, help="The topics or patterns to handle again.")
+@option(
+    "--from",
+    "start",
+    type=START,
+    default="earliest",
+    envvar="OUTBOX_SUBSCRIPTIONS_BACKFILL_FROM",
+    help="Where to begin: earliest, or a time.",
+)
+@as_json
+def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start, json: bool) -> None:
+    """Handle earlier messages of some topics again, or for the first time, beside a subscription that goes on.
+
+    The workers of NAME handle the messages up to now as a subscription of its own, NAME:backfill, with the policy of
+    NAME. It ends by itself when everything is handled and nothing is parked; dead letters keep it until a person
+    decides. A message of a key may come before a later message that NAME has handled already: no order is promised
+    between the two. What NAME has not reached yet comes twice, and also what direct writers have sent.
+
+    No worker needs to stop. To end it early, drop NAME:backfill.
+    """
+    from outbox.admin.backfill import backfill as begin
+
+    with target.open_outbox() as channel:
+        made = begin(channel, name, topics, start)
+    at = start if isinstance(start, str) else moment(start)
+    tell(f"{_described(made)}, from {at} up to now; outbox status shows it until its end", _declared(made), json=json)
+
+
+@subscriptions.command()
+@about_a_database
+@click.argument("name")
 @option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
@@ -263,6 +304,8 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
 
     The subscription of direct writers, NAME:compensation, goes as well. Stop the writers first: the messages that
     writers leave behind are not sent. Of a broadcast consumer all instances go.
+
+    A backfill goes with its subscription. NAME:backfill alone may be dropped while workers run, which ends it early.
     """
     from outbox.admin import commands
 
@@ -275,13 +318,17 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
             then = "Nobody would be asked about its pending transactions any more; decide them before by outbox half."
         if meant[0].kind == "extract":
             then = "Messages that its archive does not have yet may be purged then."
+        if meant[0].kind == "backfill":
+            then = "The messages that are left would not be handled again."
         confirmed(f"drop {names}{lost}? {then}", yes=yes)
         dropped = commands.drop(channel, name)
     told = f"{names} {'is' if len(dropped) == 1 else 'are'} dropped{lost}"
     tell(told, {"dropped": dropped, "parked": {state: count.number for state, count in parked.items()}}, json=json)
 
 
-def _with_followers(channel: Channel, name: str) -> tuple[list[Subscription], dict[str, Count]]:
+def _with_followers(
+    channel: Channel, name: str, *, backfills: bool = True
+) -> tuple[list[Subscription], dict[str, Count]]:
     """Return the subscriptions that a reset or a drop of `name` changes, and how many messages they have parked."""
     from outbox.admin.commands import followers_of
     from outbox.model.parking import STATES
@@ -289,7 +336,7 @@ def _with_followers(channel: Channel, name: str) -> tuple[list[Subscription], di
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     meant = Subscriptions(channel).get_all(name)
-    meant += followers_of(channel, meant)
+    meant += followers_of(channel, meant, backfills=backfills)
     found = [parked_counts(channel, each.name) for each in meant]
     parked = {state: Count.total(each[state] for each in found) for state in STATES}
     return meant, {state: count for state, count in parked.items() if count.number}
@@ -338,7 +385,11 @@ def _topics(subscription: Subscription) -> str:
         return f"left behind by writers of {subscription.direct}"
     if subscription.kind == "check":
         return f"transactions of {','.join(subscription.tags or ())}"
-    return "all topics" if subscription.topics is None else ",".join(subscription.topics)
+    from outbox.model.filter.tags import tag_expression
+
+    topics = "all topics" if subscription.topics is None else ",".join(subscription.topics)
+    tags = "" if subscription.tags is None else f", tags {tag_expression(subscription.tags)}"
+    return f"{topics}{tags}{'' if subscription.filter is None else f', {subscription.filter}'}"
 
 
 def _as_json(subscription: Subscription, holders: Mapping[Partition, Holder], hold: Hold | None) -> dict[str, object]:
@@ -366,6 +417,7 @@ def _declared(subscription: Subscription) -> dict[str, object]:
         "kind": subscription.kind,
         "topics": subscription.topics,
         "tags": subscription.tags,
+        "filter": subscription.filter,
         "destination": subscription.destination,
         "on_dead": subscription.on_dead,
         "grace_seconds": subscription.grace.total_seconds(),

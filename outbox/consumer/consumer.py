@@ -13,12 +13,13 @@ from outbox.consumer.inbox import Home, Inbox, checked_consumer
 from outbox.consumer.listener import Dispatch, Listener
 from outbox.consumer.options import ConsumerOptions, Options
 from outbox.errors import SubscriptionError
+from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
 from outbox.model.subscription import AT, Declaration, Kind, Start, require_own_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.relay.life_cycle import LifeCycle
 from outbox.worker.calls import Caller
-from outbox.worker.job import Job
+from outbox.worker.job import Job, with_followers
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.worker import Worker
 from outbox.writing.bare import BareOutbox
@@ -45,6 +46,7 @@ class Consumer(LifeCycle):
         name: of the group, which has a position of its own in the log.
         topics: names and patterns, as for a `Relay`; None: those of the functions.
         tags: an expression such as "TagA || TagB"; None: all.
+        filter: a condition in SQL92 on headers, TAGS, KEYS and TOPIC, such as "price > 100"; None: all.
         ordered: False: each message is handled on its own, also with a key. None: as stored, else True.
         options: `start`, where a new group begins: "earliest", "latest" or a moment. `partitions`, how many processes
             may share a new group. `concurrency`, calls under way at once in this process, for different keys; functions
@@ -61,6 +63,7 @@ class Consumer(LifeCycle):
     Raises:
         TypeError, ValueError: an option is wrong; raised before any SQL. The text names the option.
         SubscriptionError: no message can have one of the topics.
+        FilterError: tags or filter cannot be read; the error shows the place.
     """
 
     _what = "consumer"
@@ -72,6 +75,7 @@ class Consumer(LifeCycle):
         *,
         topics: Iterable[str] | None = None,
         tags: str | None = None,
+        filter: str | None = None,
         ordered: bool | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
@@ -91,7 +95,7 @@ class Consumer(LifeCycle):
         self._options = chosen
         self._topics = chosen_topics(topics)
         self._all_topics = topics is None
-        self._tags = chosen_tags(tags)
+        self._tags, self._filter = chosen_tags(tags), chosen_filter(filter)
         self._ordered = ordered
         self._policy = HandlerPolicy(retry=chosen.retry, deadline=chosen.deadline)
         self._listeners: list[Listener] = []
@@ -117,6 +121,7 @@ class Consumer(LifeCycle):
             kind=kind,
             topics=self._topics_of_all(),
             tags=self._tags,
+            filter=self._filter,
             on_dead=options.on_dead,
             partitions=options.partitions,
             ordered=self._ordered,
@@ -190,7 +195,7 @@ class Consumer(LifeCycle):
             policy=policy,
             start=self.start_at,
         )
-        return Worker.of(self.outbox, [job], self.settings, stop=self._stop)
+        return Worker.of(self.outbox, with_followers(job), self.settings, stop=self._stop)
 
     def _topics_of_all(self) -> tuple[str, ...] | None:
         if not self._listeners:

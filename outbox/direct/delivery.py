@@ -10,6 +10,7 @@ from functools import partial
 from shlex import quote
 
 from outbox.errors import OutboxError, SubscriptionError
+from outbox.model.filter.sql92 import Filter
 from outbox.model.message import LogRef, Message
 from outbox.model.subscription import Declaration, Selection, compensation_of
 from outbox.model.topics import Topics
@@ -82,12 +83,7 @@ class DirectDelivery:
         return max(0.0, self._refresh_at - clock())
 
     def refresh(self) -> Direct | None:
-        """Make sure that the compensation exists; return the selection of the subscription.
-
-        Raises:
-            SubscriptionError: the subscription has another destination, or the grace of the compensation is too short.
-            OutboxError: only a person can mend the error.
-        """
+        """Make sure that the compensation exists; return the selection of the subscription, or raise."""
         sender, channel = self._open_sender(), self._open_channel()
         ensure_outbox(channel)
         subscriptions = Subscriptions(channel)
@@ -98,7 +94,11 @@ class DirectDelivery:
         self._refresh_at = clock() + _REFRESH_SECONDS
         self.usable = True
         self._last_told = None
-        return Direct(self._name, Topics.of(None if own is None else own.topics))
+        if own is None:
+            return Direct(self._name)
+        return Direct(
+            self._name, Topics.of(own.topics), own.tags, None if own.filter is None else Filter.of(own.filter)
+        )
 
     def _declare(self, subscriptions: Subscriptions, sender: OpenedSender) -> float:
         """Make sure that the compensation exists; return for how many seconds after a commit a call may begin.

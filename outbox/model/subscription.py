@@ -15,11 +15,12 @@ OnDead = Literal["block", "continue"]
 #: The task of a subscription. relay: send. compensation: send what direct writers have left behind. check: ask about
 #: transactions. extract: stand for a reader outside the database, which holds retention back for a while. consumer:
 #: call listeners. broadcast: call the listeners of one instance; each instance of the consumer gets every message.
-Kind = Literal["relay", "compensation", "check", "extract", "consumer", "broadcast"]
+#: backfill: do for earlier messages the task of another subscription, up to a position, and end there.
+Kind = Literal["relay", "compensation", "check", "extract", "consumer", "broadcast", "backfill"]
 #: The start of a new subscription: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
 
-_COMPENSATION = ":compensation"
+_COMPENSATION, _BACKFILL = ":compensation", ":backfill"
 #: Between the name of a broadcast consumer, and its instance.
 AT = "@"
 
@@ -29,9 +30,15 @@ def compensation_of(name: str) -> str:
     return name + _COMPENSATION
 
 
-def subscription_of(compensation: str) -> str | None:
-    """Return the subscription of a compensation; None for any other name."""
-    return compensation.removesuffix(_COMPENSATION) if compensation.endswith(_COMPENSATION) else None
+def backfill_of(name: str) -> str:
+    """Return the name of the backfill of subscription `name`."""
+    return name + _BACKFILL
+
+
+def subscription_of(follower: str) -> str | None:
+    """Return the subscription of a compensation or a backfill; None for any other name."""
+    own, _, suffix = follower.rpartition(":")
+    return own if f":{suffix}" in (_COMPENSATION, _BACKFILL) else None
 
 
 def route_name(name: str, pattern: str) -> str:
@@ -45,10 +52,11 @@ def grace_milliseconds(grace: timedelta) -> int:
 
 
 def require_own_name(name: str) -> None:
-    """Refuse to run a compensation alone, because its subscription's relay runs it, with the same sender."""
+    """Refuse to run a compensation or a backfill alone: the workers of its subscription do its work."""
     own = subscription_of(name)
     if own is not None:
-        raise SubscriptionError(f"{name} is the compensation of {own!r}, which its relay does; run the relay {own!r}")
+        what = name.removeprefix(f"{own}:")
+        raise SubscriptionError(f"{name} is the {what} of {own!r}, whose workers do its work; run {own!r}")
 
 
 def check_of(group: str) -> str:
@@ -60,12 +68,14 @@ def check_of(group: str) -> str:
 class Selection:
     """The part of the log that a reader handles.
 
-    `topics`: in the form of `chosen_topics`; None: all except half messages. `tags`: the tags; None: all. `skips`:
-    leave out the direct sends of this subscription. `only`: nothing but the direct sends of this subscription.
+    `topics`: in the form of `chosen_topics`; None: all except half messages. `tags`: the tags, as of `chosen_tags`;
+    None: all. `filter`: a condition in SQL92; None: none. All three have to be true. `skips`: leave out the direct
+    sends of this subscription. `only`: nothing but the direct sends of this subscription.
     """
 
     topics: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None
+    filter: str | None = None
     skips: str | None = None
     only: str | None = None
 
@@ -91,6 +101,7 @@ class Declaration:
     kind: Kind = "relay"
     topics: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None
+    filter: str | None = None
     on_dead: OnDead | None = None
     grace: timedelta | None = None
     split_from: str | None = None
@@ -106,7 +117,7 @@ class Subscription:
 
     `hold`: for how long an extract holds retention back after its last progress. `stop_at`: the partitions handle the
     log up to this position; when all have arrived, their number becomes `next_partitions`. Both are None while no other
-    number is ordered. `ordered`, `compact`: as in `Declaration`.
+    number is ordered. A backfill has no other number: it ends at `stop_at`. `ordered`, `compact`: as in `Declaration`.
     """
 
     name: str
@@ -119,6 +130,7 @@ class Subscription:
     grace: timedelta = timedelta(0)
     kind: Kind = "relay"
     tags: tuple[str, ...] | None = None
+    filter: str | None = None
     hold: timedelta | None = None
     stop_at: Position | None = None
     next_partitions: int | None = None
@@ -129,6 +141,11 @@ class Subscription:
     def is_used(self) -> bool:
         """True when a worker has declared the subscription; the first migration creates a relay for nobody yet."""
         return self.destination is not None or self.kind in ("consumer", "broadcast")
+
+    @property
+    def follows(self) -> str | None:
+        """The subscription of this compensation or backfill; None for every other kind."""
+        return subscription_of(self.name) if self.kind in ("compensation", "backfill") else None
 
     @property
     def direct(self) -> str | None:
@@ -144,7 +161,7 @@ class Subscription:
         """
         if self.direct is not None:
             return Selection(topics=self.topics, only=self.direct)
-        return Selection(topics=self.topics, tags=self.tags, skips=self.name)
+        return Selection(topics=self.topics, tags=self.tags, filter=self.filter, skips=self.name)
 
     def partition(self, number: int) -> Partition:
         """Return a partition by its number, from 0 on."""

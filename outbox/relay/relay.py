@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Unpack, cast
 
+from outbox.model.filter.sql92 import chosen_filter
+from outbox.model.filter.tags import chosen_tags
 from outbox.model.retry import RetryPolicy
-from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
+from outbox.model.subscription import Declaration, OnDead, Start, require_own_name
 from outbox.model.topics import chosen_topics
 from outbox.relay.life_cycle import LifeCycle
 from outbox.relay.routes import Route, RouteOptions, opened, planned
 from outbox.senders.opening import Destination, SenderOptions, open_sender
-from outbox.worker.job import Job
+from outbox.worker.job import Job, with_followers
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.shared import caller_of
@@ -23,6 +25,8 @@ from outbox.writing.bare import BareOutbox
 class RelayOptions(SenderOptions, total=False):
     """The rarer options of a `Relay`."""
 
+    tags: str | None
+    filter: str | None
     partitions: int | None
     compact: bool | None
 
@@ -44,14 +48,16 @@ class Relay(LifeCycle):
         retry: how often a message is tried, and the pauses in between.
         settings: pace and limits of the worker.
         declared: by `routes`, in place of name, topics and on_dead.
-        options: `partitions`, how many relays may share a new subscription. `compact`: of a key's messages that are
-            read together only the newest is sent; None: as stored, else all. `deadline`, of one call of the sender;
-            without a value the sender's own, or 5 s. `rename`, `prefix` and `envelope`, the topics and the form of sent
-            messages; see `open_sender`. Direct sends keep topic and form, unless the writer's sender was opened with
-            another form.
+        options: `tags`, an expression such as "TagA || TagB", and `filter`, a condition in SQL92 such as "price > 100";
+            None: all. Topics, tags and filter have to be true. `partitions`, how many relays may share a new
+            subscription. `compact`: of a key's messages that are read together only the newest is sent; None: as
+            stored, else all. `deadline`, of one call of the sender; without a value the sender's own, or 5 s. `rename`,
+            `prefix` and `envelope`, the topics and the form of sent messages; see `open_sender`. Direct sends keep
+            topic and form, unless the writer's sender was opened with another form.
 
     Raises:
         SubscriptionError: the name belongs to a compensation, or no message can have one of the topics.
+        FilterError: tags or filter cannot be read; the error shows the place.
         SenderError: the URL is malformed; or messages cannot be sent under the topics, or in the envelope.
         TypeError: the deadline, or the sender's, is no timedelta above 0.
     """
@@ -75,6 +81,7 @@ class Relay(LifeCycle):
         if not isinstance(outbox, BareOutbox):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         partitions, compact = options.pop("partitions", None), options.pop("compact", None)
+        tags, filter = options.pop("tags", None), options.pop("filter", None)
         self._sender = open_sender(sender, **cast("SenderOptions", options))
         self._caller = caller_of(sender, self._sender)
         destination = self._sender.destination
@@ -83,6 +90,8 @@ class Relay(LifeCycle):
                 name=name,
                 destination=destination,
                 topics=chosen_topics(topics),
+                tags=chosen_tags(tags),
+                filter=chosen_filter(filter),
                 on_dead=on_dead,
                 partitions=partitions,
                 compact=compact,
@@ -95,15 +104,8 @@ class Relay(LifeCycle):
     @cached_property
     def _worker(self) -> Worker:
         send, caller, policy = self._sender.send, self._caller, self._policy
-        left_behind = Declaration(
-            name=compensation_of(self.name), destination=self._sender.destination, kind="compensation"
-        )
-        jobs = [
-            Job(declared=self._declared, handler=send, caller=caller, policy=policy, start=self._start),
-            # Writers create the compensation, at a position before their first row.
-            Job(declared=left_behind, handler=send, caller=caller, policy=policy, start=None),
-        ]
-        return Worker.of(self.outbox, jobs, self.settings, stop=self._stop)
+        job = Job(declared=self._declared, handler=send, caller=caller, policy=policy, start=self._start)
+        return Worker.of(self.outbox, with_followers(job), self.settings, stop=self._stop)
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` closes it as well. A shared sender stays open."""

@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from outbox.errors import SubscriptionError
+from outbox.model.filter.sql92 import chosen_filter
+from outbox.model.filter.tags import chosen_tags
 from outbox.model.subscription import Declaration, OnDead, route_name, subscription_of
 from outbox.model.topics import ANYTHING, checked_part, chosen_topics, covers
 from outbox.senders.envelopes import EnvelopeName
@@ -28,10 +30,12 @@ class Route:
     """The destination of a route, and how messages are sent; the fields are those of `Relay`, with `to` for the sender.
 
     `partitions`: how many workers may share a new subscription; None: as stored, else one. `compact`: only the newest
-    message of a key is sent; None: as stored, else all.
+    message of a key is sent; None: as stored, else all. `tags` and `filter`: which messages of the topics are sent; the
+    others are sent by no route.
 
     Raises:
         SenderError: no topic can be made so, or the envelope is unknown.
+        FilterError: tags or filter cannot be read; the error shows the place.
     """
 
     to: Destination
@@ -42,9 +46,13 @@ class Route:
     deadline: timedelta | None = None
     partitions: int | None = None
     compact: bool | None = None
+    tags: str | None = None
+    filter: str | None = None
 
     def __post_init__(self) -> None:
         Form(rename=self.rename, prefix=self.prefix, envelope=self.envelope or "raw")
+        chosen_tags(self.tags)
+        chosen_filter(self.filter)
 
     def over(self, shared: RouteOptions) -> Route:
         """Return the route with missing fields taken from the shared ones."""
@@ -85,6 +93,8 @@ def opened(plan: Plan) -> list[tuple[OpenedSender, Declaration]]:
             on_dead=route.on_dead,
             partitions=route.partitions,
             compact=route.compact,
+            tags=chosen_tags(route.tags),
+            filter=chosen_filter(route.filter),
         )
         for sender, (route, own) in zip(senders, plan, strict=True)
     ]

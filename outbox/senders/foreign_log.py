@@ -2,7 +2,7 @@
 
 A sender may not use `store/`: that room serves the outbox that this process reads, by an engine and a dialect, and one
 statement after the other. Here one round trip has to do. Both keep to the same two rules, which are on a lower floor:
-the version of the tables (`outbox.schema`), and the slot of a key (`outbox.model.message`).
+the version of the tables (`outbox.schema`), and the slot of a key (`outbox.model.slots`).
 """
 
 from __future__ import annotations
@@ -126,11 +126,7 @@ class ForeignLog:
         return columns
 
     def checked_slots(self, found: Sequence[Any] | None) -> int:
-        """Return the number of slots there, from the row that `look` has found.
-
-        Raises:
-            NotReadyError: the tables are of another version, or belong to another database.
-        """
+        """Return the number of slots there, from the row of `look`; raise `NotReadyError` if the tables do not fit."""
         if found is None:
             raise NotReadyError(f"outbox_meta is empty{self._where}; run there: {self._upgrade}")
         version, slots, is_copy = found
@@ -147,11 +143,7 @@ class ForeignLog:
 
 
 def row_of(message: Message, slots: int) -> Row:
-    """Return the row of a message.
-
-    Raises:
-        InvalidMessageError: no outbox would have written such a message, so none has to read it.
-    """
+    """Return the row of a message; raise `InvalidMessageError` for a message that no outbox would have written."""
     try:
         return Row(
             message_id=_id_of(message),

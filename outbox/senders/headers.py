@@ -98,11 +98,7 @@ def wire_headers(
 
 
 def own_headers(message: Message) -> dict[str, str]:
-    """Return the user's headers, as they are stored.
-
-    Raises:
-        InvalidMessageError: the row holds no JSON object of strings.
-    """
+    """Return the user's headers, as stored; raise `InvalidMessageError` for anything but a JSON object of strings."""
     if message.headers_json is None:
         return {}
     try:

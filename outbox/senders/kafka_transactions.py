@@ -142,11 +142,7 @@ class Transactions:
             raise _RefusedError from error
 
     def _flush(self, producer: Producer, batch: _Batch, until: float) -> None:
-        """Wait until the records are stored.
-
-        Raises:
-            _RefusedError: a record was refused.
-        """
+        """Wait until the records are stored; raise `_RefusedError` after a refusal."""
         while len(producer) > 0 and not batch.errors:
             producer.flush(self._patience(until))
         if batch.errors:
@@ -165,11 +161,7 @@ class Transactions:
             producer.poll(0)
 
     def _patience(self, until: float) -> float:
-        """Return how long to wait now.
-
-        Raises:
-            ConnectionError: not at all any more.
-        """
+        """Return how long to wait now; raise `ConnectionError` if there is no time left, or nothing to wait for."""
         away = [event for event in self._events if event.code() in NO_BROKER]
         if away and not self.trouble:
             self.trouble = away[0].str() + self._hint
@@ -256,11 +248,7 @@ class _Batch:
                 blocked.add(message.key)
 
     def learn(self) -> None:
-        """Leave out refused messages.
-
-        Raises:
-            KafkaException: no message was at fault, so that the next transaction would fail as well.
-        """
+        """Leave out refused messages; raise if no message was at fault: the next transaction would fail, too."""
         known = len(self.left_out) + len(self.alone)
         for index, error in self.errors.items():
             topic = self.topic(self.messages[index])

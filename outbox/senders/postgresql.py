@@ -148,11 +148,7 @@ class _Connection(Connection):
         return self.is_closed or not (self._turn.locked() or self._is_silent())
 
     async def open(self, deadline: float) -> None:
-        """Connect, and compare the tables there.
-
-        Raises:
-            NotReadyError: the tables are of another version, or missing.
-        """
+        """Connect, and compare the tables there; raise `NotReadyError` if the tables do not fit."""
         seconds = deadline - asyncio.get_running_loop().time()
         async with asyncio.timeout_at(deadline):
             # Statements that are prepared in one session are not there in the next one that a pooler gives us.
@@ -285,11 +281,7 @@ class _Connection(Connection):
             raise psycopg.OperationalError(f"the server has answered COMMIT with {committed}")
 
     async def _transact(self, *commands: tuple[bytes, Mapping[str, Any] | None]) -> str | None:
-        """Execute commands in one round trip, and return the status of the last command.
-
-        Raises:
-            psycopg.Error: the first error. The transaction is rolled back then.
-        """
+        """Execute commands in one round trip; return the status of the last, or roll back and raise the first error."""
         assert self._driver is not None
         errors: list[psycopg.Error] = []
         # An error is kept until the end of the pipeline, because the driver logs what it would replace there.

@@ -59,11 +59,7 @@ class Channel:
         return self._driver.is_closed
 
     async def carry(self, call: Call, faults: Faults) -> str | None:
-        """Publish messages until each has a verdict; return why the server closed the channel, if so.
-
-        Raises:
-            Exception: the connection was lost.
-        """
+        """Publish until each message has a verdict; return why the server closed the channel; raise after a loss."""
         published = [self._publish(call, faults, index) for index in call.chains.under_way()]  # by a closed channel
         while not self._closing.done():
             while (index := call.chains.take()) is not None:
@@ -180,11 +176,7 @@ def _forbids(reason: str, topic: str) -> bool:
 
 
 def frames_of(message: Message, exchange: str, *, channel: int, frame_max: int) -> bytes:
-    """Return the frames that publish a message on the channel with a number.
-
-    Raises:
-        InvalidMessageError: the message breaks the limits of `Message` or of RabbitMQ.
-    """
+    """Return the frames that publish a message on a channel; raise `InvalidMessageError` beyond a limit."""
     publish = _publish_frame(exchange, message.topic, channel)
     header = pamqp.frame.marshal(ContentHeader(0, len(message.body), _properties(message)), channel)
     if len(header) > frame_max:
@@ -199,21 +191,13 @@ def frames_of(message: Message, exchange: str, *, channel: int, frame_max: int) 
 # An application has few topics for very many messages.
 @lru_cache(maxsize=1024)
 def _publish_frame(exchange: str, topic: str, channel: int) -> bytes:
-    """Return the frame with exchange and routing key.
-
-    Raises:
-        InvalidMessageError: the topic breaks the limits of `Message`.
-    """
+    """Return the frame with exchange and routing key; raise `InvalidMessageError` if no message has the topic."""
     publish = commands.Basic.Publish(exchange=exchange, routing_key=checked_topic(topic), mandatory=True)
     return bytes(pamqp.frame.marshal(publish, channel))
 
 
 def _properties(message: Message) -> commands.Basic.Properties:
-    """Return the fields of a message besides topic and body.
-
-    Raises:
-        InvalidMessageError: the headers of the row cannot travel.
-    """
+    """Return the fields of a message besides topic and body; raise `InvalidMessageError` if a header cannot travel."""
     headers = wire_headers(message, reserved=RESERVED)
     for name in headers:
         if len(name.encode()) > _LONGEST_NAME:

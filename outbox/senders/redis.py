@@ -214,11 +214,7 @@ class RedisSender:
             self._client.connection_pool.release(connection)
 
     def _command(self, message: Message, server: _Server) -> tuple[str | bytes, ...]:
-        """Return the command that appends a message.
-
-        Raises:
-            InvalidMessageError, ValueError: Redis cannot carry the message.
-        """
+        """Return the command that appends a message; raise if Redis cannot carry the message."""
         stream = f"{self._prefix}{message.topic}".encode()
         once = ("IDMP", "outbox", message.id_text) if server.is_idempotent else ()
         fields = chain.from_iterable(wire_headers(message).items())

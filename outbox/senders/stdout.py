@@ -138,11 +138,7 @@ def _lines(messages: Sequence[Message]) -> tuple[list[str], list[Verdict]]:
 
 
 def json_line(message: Message) -> str:
-    """Return a message as one line of ASCII JSON with a newline.
-
-    Raises:
-        InvalidMessageError: the row holds headers other than a JSON object of strings.
-    """
+    """Return a message as a line of ASCII JSON; raise `InvalidMessageError` if the headers are no JSON object."""
     fields = {
         "message_id": str(message.message_id),
         "topic": message.topic,

@@ -107,11 +107,7 @@ class _Pool(Connection):
         return self.is_closed or self._is_stale
 
     async def open(self, deadline: float) -> None:
-        """Make the pool; the driver itself limits no time.
-
-        Raises:
-            ConnectionError: the file of certificates cannot be read.
-        """
+        """Make the pool, without a time limit of its own; raise if the file of certificates cannot be read."""
         target = self._target
         self._pool = AsyncConnectionPool(
             ssl_context=_trust(target),
@@ -248,11 +244,7 @@ class _Posting:
         self.has_accepted = False
 
     async def run(self) -> None:
-        """Post the messages, as many at once as may be.
-
-        Raises:
-            TimeoutError: an answer is missing.
-        """
+        """Post the messages, as many at once as may be; raise `TimeoutError` if an answer is missing."""
         async with asyncio.timeout_at(self._call.deadline), asyncio.TaskGroup() as group:
             self._offer(group)
         self._give_up_rest()

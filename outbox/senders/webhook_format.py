@@ -59,11 +59,7 @@ _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
 def wire_headers_of(message: Message) -> dict[str, str]:
-    """Return the headers that carry the fields of a message.
-
-    Raises:
-        InvalidMessageError, UnicodeError: HTTP cannot carry the row.
-    """
+    """Return the headers with the fields of a message; raise if HTTP cannot carry the row."""
     own = _checked_headers(message)
     headers = wire_headers(message, id_name=ID, reserved=RESERVED)
     headers[TOPIC] = message.topic
@@ -73,11 +69,7 @@ def wire_headers_of(message: Message) -> dict[str, str]:
 
 
 def header_bytes(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers for HTTP, with values in UTF-8.
-
-    Raises:
-        InvalidMessageError: HTTP has no place for a character of a value.
-    """
+    """Return headers for HTTP, in UTF-8; raise `InvalidMessageError` for a character without a place there."""
     for name, value in headers.items():
         # What is printable holds no control character; the expression only has to look at the few others.
         if not (value.isprintable() or _VALUE.fullmatch(value)) or value.strip(" \t") != value:

@@ -56,11 +56,7 @@ class Secrets:
             logger.warning("%s", warning)
 
     def keys(self) -> tuple[bytes, ...]:
-        """Return the keys to sign with; none without a file and without the variable.
-
-        Raises:
-            ValueError: the secrets cannot be read, or are malformed. The text says where, without the secrets.
-        """
+        """Return the keys to sign with; none without file and variable. An error says where, without the secrets."""
         source = SECRET_VARIABLE if self._file is None else f"secret-file {self._file}"
         try:
             secrets = os.environ.get(SECRET_VARIABLE) if self._file is None else self._file.read_text()

@@ -66,11 +66,7 @@ class Target:
 
     @classmethod
     def of(cls, url: str, *, timeout: timedelta) -> Target:
-        """Take a URL apart.
-
-        Raises:
-            SenderError: it is malformed, or an option is. No text shows a secret.
-        """
+        """Take a URL apart; raise `SenderError`, without a secret, if the URL or an option is malformed."""
         parts = split_url(url)
         given = parts.query.split("&") if parts.query else []
         ours = [each for each in given if each.partition("=")[0] in OPTIONS]

@@ -114,11 +114,7 @@ _CLASSES: dict[str, type[AdbcConnection | SqliteConnection]] = {
 
 
 def driver_of(dialect: str) -> type[AdbcConnection | SqliteConnection]:
-    """Return the class of connections to a database of this kind.
-
-    Raises:
-        MissingExtraError: the driver is not installed.
-    """
+    """Return the class of connections to a database of this kind; raise `MissingExtraError` without the driver."""
     found = _CLASSES[dialect]
     if found is AdbcConnection and find_spec("adbc_driver_postgresql") is None:
         raise MissingExtraError("PostgreSQL is read by ADBC, on every executor: pip install 'outbox-log[spark]'")

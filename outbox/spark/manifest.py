@@ -108,11 +108,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the text of a manifest's file.
-
-        Raises:
-            ArchiveError: the text is not a manifest, or is of another version.
-        """
+        """Read the text of a manifest's file; raise `ArchiveError` if the text is none, or of another version."""
         try:
             return cls._of(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError, PositionError) as error:
@@ -148,20 +144,12 @@ class Archive:
         self._folder = self.path / FOLDER
 
     def last(self) -> Manifest | None:
-        """Return the newest manifest, whose `until` is where the next window begins; None: there is no manifest yet.
-
-        Raises:
-            ArchiveError: the manifest cannot be read.
-        """
+        """Return the newest manifest, whose `until` is where the next window begins; None: there is no manifest yet."""
         newest = self._newest()
         return self._read(newest) if newest else None
 
     def newest(self) -> Manifest:
-        """Return the newest manifest; the archive must have one.
-
-        Raises:
-            ArchiveError: there is no archive, or no archive that can be read.
-        """
+        """Return the newest manifest; raise `ArchiveError` if there is none."""
         last = self.last()
         if last is None:
             raise ArchiveError(
@@ -170,11 +158,7 @@ class Archive:
         return last
 
     def require_writable(self) -> None:
-        """Refuse a folder that cannot be written to, before anything is read. The check leaves no file there.
-
-        Raises:
-            ArchiveError: the folder cannot be written to, or is a file.
-        """
+        """Raise if the folder cannot be written to, before anything is read. The check leaves no file there."""
         self._require_folder()
         there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
         try:
@@ -192,16 +176,10 @@ class Archive:
         Raises:
             ArchiveError: a manifest cannot be read or is missing, or does not begin where the manifest before ends.
         """
-        return self._consecutive(map(self._read, range(first, self._newest() + 1)))
+        return self._consecutive(map(self._read, range(max(1, first), self._newest() + 1)))
 
     def since(self, number: int) -> list[Manifest]:
-        """Return, in order, the manifests of all windows that may hold messages with this number or a higher number.
-
-        Manifests of earlier windows are not read.
-
-        Raises:
-            ArchiveError: see `manifests`.
-        """
+        """Return, in order, the manifests of all windows that may hold messages with this number or a higher number."""
         # The position at which a window begins sees all messages of the windows before.
         return self._back_to(lambda manifest: manifest.since.head <= number)
 
@@ -210,9 +188,6 @@ class Archive:
 
         Windows that were captured before the days hold no such messages, and only the newest of their manifests is
         read. Where clocks differ by more, the names of the files in the folders of the days tell the windows.
-
-        Raises:
-            ArchiveError: see `manifests`.
         """
         begin = datetime.fromisoformat(f"{first}T00:00:00+00:00")
         found = self._back_to(lambda manifest: manifest.captured_at + _CLOCKS_DIFFER < begin)
@@ -259,11 +234,7 @@ class Archive:
         return [file for manifest in self.manifests() for file in manifest.files]
 
     def require(self, files: Iterable[ArchivedFile]) -> None:
-        """Check that files that manifests count are there with their full size, without reading the files.
-
-        Raises:
-            ArchiveError: a file is missing, or has another size.
-        """
+        """Raise if a file is missing, or has another size than its manifest says, without reading the files."""
         for path, problem in self._problems(files):
             raise ArchiveError(f"{path}, which a manifest counts, {problem}; restore the file from a backup")
 
@@ -307,11 +278,7 @@ class Archive:
                     yield path, f"has {size} bytes, but {file.bytes} were written"
 
     def _newest(self) -> int:
-        """Return the number of the newest committed window; 0: there is none.
-
-        Raises:
-            ArchiveError: the folder cannot be read.
-        """
+        """Return the number of the newest committed window; 0: there is none."""
         try:
             names = [_NAME.fullmatch(name) for name in os.listdir(self._folder)]  # noqa: PTH208 - names are enough
         except FileNotFoundError:

@@ -49,11 +49,7 @@ class Offset:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-        """Read a stored offset.
-
-        Raises:
-            PositionError: the JSON is not an offset of this version.
-        """
+        """Read a stored offset; raise `PositionError` for anything else."""
         try:
             server = _server_in(stored)
             target, gone = (
@@ -82,11 +78,7 @@ class Mark:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the JSON of `write`, or a bare position.
-
-        Raises:
-            PositionError: the text is neither.
-        """
+        """Read the JSON of `write`, or a bare position; raise `PositionError` for anything else."""
         try:
             if not text.lstrip().startswith("{"):
                 return cls(position=Position.parse(text.strip()))

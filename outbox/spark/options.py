@@ -63,27 +63,15 @@ class Options:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Check everything that can be checked without a connection.
-
-        Raises:
-            OptionError: an option is wrong; the text names the option, the limit and the fix.
-        """
+        """Check what can be checked without a connection; an `OptionError` names the option, the limit and the fix."""
         return cls(**_Parser(options).values())
 
     def require_batch(self) -> None:
-        """Refuse options that only a stream has.
-
-        Raises:
-            OptionError: such an option is set.
-        """
+        """Raise if an option is set that only a stream has."""
         self._refuse(_OF_STREAMS, "only for spark.readStream")
 
     def require_stream(self) -> None:
-        """Refuse options that only a batch read has, and tables other than `messages`.
-
-        Raises:
-            OptionError: such an option is set, or such a table.
-        """
+        """Raise if an option is set that only a batch read has, or a table other than `messages`."""
         self._refuse(_OF_BATCHES, "a stream begins at startingPosition and has no end")
         if self.table != MESSAGES:
             raise OptionError(f"table: only {MESSAGES} can be followed, not {self.table}; use spark.read")

@@ -51,11 +51,7 @@ class Address:
         return self.text.removeprefix(_VARIABLE) if self.text.startswith(_VARIABLE) else None
 
     def resolve(self) -> URL:
-        """Return the complete URL; called in the process that connects.
-
-        Raises:
-            OptionError: the environment variable is not set, or does not hold a URL that the outbox can use.
-        """
+        """Return the complete URL, in the process that connects; raise if the environment variable holds none."""
         if self.variable is None:
             return _parsed(self.text, self.option)
         text = os.environ.get(self.variable)

@@ -80,11 +80,7 @@ class Planner:
         return self._ask(purged)
 
     def require_unpurged(self, window: Window) -> None:
-        """Refuse a window of which rows were purged.
-
-        Raises:
-            PurgedError: rows of the window are gone.
-        """
+        """Raise `PurgedError` if rows of the window were purged."""
         gone = self.purged()
         if gone is not None and window.overlaps(gone):
             raise PurgedError(

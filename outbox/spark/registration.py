@@ -32,21 +32,12 @@ class Registration:
     archive: Archive
 
     def require_possible(self, last: Manifest | None) -> None:
-        """Check that the archive may register under the name, and write nothing.
-
-        Raises:
-            SubscriptionError: the name belongs to a relay or another archive, or is reserved; or the name has windows,
-                but there is no archive; or the hold is out of range.
-        """
+        """Raise if the archive cannot register under the name, or is gone although the name has windows."""
         with self._connected() as readers:
             self._require_registrable(readers, last)
 
     def begin(self, last: Manifest | None, topics: tuple[str, ...] | None) -> None:
-        """Register before the first read, and store the archive's position, even if another was stored.
-
-        Raises:
-            SubscriptionError: see `require_possible`.
-        """
+        """Register before the first read, and store the archive's position, even if another was stored."""
         with self._connected() as readers:
             self._require_registrable(readers, last)
             readers.register(self.name, archive=str(self.archive.path), hold=self.hold, topics=topics)

@@ -188,12 +188,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _freeze(settings: Options) -> Frozen | None:
-    """Choose the window of a DataFrame for all its reads, `since` to `until` or now; None: the table is another.
-
-    Raises:
-        OptionError: `since` lies after `until`.
-        PositionError: a position is of another server, or lies ahead of the present position.
-    """
+    """Choose the window of a DataFrame for all its reads, `since` to `until` or now; None: the table is another."""
     from outbox.errors import OptionError
     from outbox.model.position import EARLIEST, Window
     from outbox.spark.planner import Planner
@@ -238,11 +233,7 @@ def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
 
 
 def _columns_of(settings: Options, schema: StructType) -> tuple[str, ...]:
-    """Return the columns of a schema; the table must have each column.
-
-    Raises:
-        OptionError: a column is unknown, of another type, or declared as never null.
-    """
+    """Return the columns of a schema; raise `OptionError` for one that the table does not have so."""
     from outbox.errors import OptionError
     from outbox.spark.tables import spark_type
     from outbox.store.log.extraction import columns_of

@@ -81,12 +81,7 @@ class Follower:
         return self._beyond(start, known, stamp, limit)
 
     def tasks(self, start: Offset, end: Offset, columns: tuple[str, ...]) -> list[Task]:
-        """Plan the batch between two offsets; every call plans the same rows.
-
-        Raises:
-            PositionError: the batch was planned on another server, or the stream selects other messages now.
-            PurgedError: rows of the batch were purged unread.
-        """
+        """Plan the batch between two offsets, always with the same rows; raise if these are gone."""
         if start.latest:
             return []
         server = self._planner.server()
@@ -226,11 +221,7 @@ class Follower:
         )
 
     def _unpurged(self, window: Window, gone: Position | None) -> Window | None:
-        """Return the window of which no row may be missing; None: `failOnDataLoss` is false, and nothing is checked.
-
-        Raises:
-            PurgedError: rows of the window were purged, and `failOnDataLoss` is true.
-        """
+        """Return the window of which no row may be missing, or raise; None: `failOnDataLoss` is false."""
         whole = window if window.base != EARLIEST else Window(gone or EARLIEST, window.target)
         try:
             self._planner.require_unpurged(whole)

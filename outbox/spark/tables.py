@@ -30,11 +30,7 @@ def ddl(table: str, columns: Sequence[str]) -> str:
 
 
 def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
-    """Return the columns as an Arrow schema; times are microseconds in UTC.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Return the columns as an Arrow schema, with times in microseconds, UTC; raise without pyarrow."""
     try:
         import pyarrow as pa
     except ImportError as error:

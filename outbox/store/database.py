@@ -112,11 +112,7 @@ class Database:
         return moment
 
     def open(self) -> Channel:
-        """Open a connection of our own.
-
-        Raises:
-            DatabaseError: the engine's pool has one connection that all share.
-        """
+        """Open a connection of our own; raise if the engine's pool has one connection that all share."""
         self.require_independent_connections()
         return Channel(self, self.dialect.driving.connect(self.engine, self.wake_up_name))
 

@@ -13,15 +13,15 @@ from outbox.model.subscription import Declaration, place_of
 from outbox.runtime.clock import clock as monotonic
 from outbox.runtime.text import age, counted, one_line, without_server
 from outbox.runtime.throttled_log import Throttle
-from outbox.telemetry.events import Dead, DestinationAway, DestinationBack, Event, Outage, UpkeepRefused
+from outbox.telemetry.events import Dead, DestinationAway, DestinationBack, Event, Outage, Parked, UpkeepRefused
 
 logger = logging.getLogger("outbox")
 
 _SAY_AGAIN_SECONDS = 60.0
 #: At most so many topics are named at a time.
 _MOST_LINES = 5
-#: So many outages are kept in mind.
-_MOST_TOPICS = 10_000
+#: So many outages are kept in mind, and so many messages that wait for their end.
+_MOST_TOPICS = _MOST_WAITING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,8 @@ class FailureLog:
         self._throttle = Throttle(_SAY_AGAIN_SECONDS, clock=clock)
         #: The topics of the outages that the log has a line about; None: the destination accepts nothing at all.
         self._logged: set[str | None] = set()
+        #: The log ids of messages that wait for the end of an outage, with their topics.
+        self._waiting: dict[int | None, str] = {}
         self._refused_upkeep: set[str] = set()
 
     def told(self, event: Event) -> None:
@@ -107,7 +109,10 @@ class FailureLog:
                 self._away(destination, outages)
             case DestinationBack(outage=outage) if outage.topic in self._logged:
                 self._logged.discard(outage.topic)
-                self._warn(f"{self._words.accepted(outage.topic)} after {age(outage.seconds)}")
+                self._warn(f"{self._words.accepted(outage.topic)} after {age(outage.seconds)}{self._waited(outage)}")
+            case Parked(messages=messages) if self._logged and len(self._waiting) < _MOST_WAITING:
+                waiting = [m for m, parked in messages if parked.state in ("waiting", "blocked")]
+                self._waiting.update((m.id, m.topic) for m in waiting if self._logged & {None, m.topic})
             case Dead(messages=messages):
                 self._dead(messages)
             case UpkeepRefused(what=what, error=error) if what not in self._refused_upkeep:
@@ -129,6 +134,14 @@ class FailureLog:
             self._warn(f"{self._words.refused(outage.topic)}{since}: {why}")
         if len(news) > _MOST_LINES:
             self._warn(f"nor does it accept {len(news) - _MOST_LINES} more topics")
+
+    def _waited(self, outage: Outage) -> str:
+        """Return how many messages have waited for the end of an outage, as far as they were parked; forget them."""
+        more = " or more" if len(self._waiting) >= _MOST_WAITING else ""
+        over = [id for id, topic in self._waiting.items() if outage.topic in (None, topic)]
+        for id in over:
+            del self._waiting[id]
+        return f"; {counted(f'{len(over)}{more}', 'message')} had waited" if over else ""
 
     def _dead(self, messages: Sequence[tuple[Message, Parking]]) -> None:
         """Log dead letters, with one line for all of a settle."""

@@ -16,6 +16,7 @@ from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
+from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.store.subscriptions.workers import LiveWorkers
@@ -24,6 +25,7 @@ from outbox.worker.notice import Notice
 #: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and
 #: few others.
 lease_logger = logging.getLogger("outbox.lease")
+logger = logging.getLogger("outbox")
 
 
 class LeaseSearch:
@@ -40,7 +42,7 @@ class LeaseSearch:
         #: Of the last look.
         self._holders: Mapping[Partition, Holder] = {}
         self._claims: dict[Partition, Holder | None] = {}
-        self._stands_by = self._is_known = False
+        self._stands_by = self._lengths_differ = self._is_known = False
         self._told: tuple[int, int, int] | None = None
 
     @staticmethod
@@ -100,14 +102,21 @@ class LeaseSearch:
             return set()
         standing = zip(stored.all_partitions(), ProgressLog(channel).standing(stored), strict=True)
         arrived = {partition for partition, progress in standing if has_arrived(progress, stored.stop_at)}
+        if stored.kind == "backfill":
+            arrived = {each for each in arrived if not Parked(channel, stored.name, each).some()}
         return {each for each in arrived if each in self._holders and self._holders[each].owner is None}
 
     def _has_changed(self, channel: Channel, stored: Subscription, met: Collection[Partition]) -> bool:
         """Return whether the subscription has new partitions; if all have met, the next ones begin."""
         if len(self._holders) == stored.partitions:
             all_met = len(met) == stored.partitions
-            return all_met and Subscriptions(channel).begin_next_generation(stored.name)
+            changed = all_met and Subscriptions(channel).begin_next_generation(stored.name)
+            if changed and stored.kind == "backfill":
+                logger.info("%s has come to its end", stored.name)
+            return changed
         found = Subscriptions(channel).find(stored.name)
+        if stored.kind == "backfill" and found is None:
+            return True  # another worker has brought it to its end
         if found is None or found.generation == stored.generation:
             raise LeaseLostError(f"subscription {stored.name!r} was dropped")
         return True
@@ -135,3 +144,10 @@ class LeaseSearch:
             held = "another worker holds the lease; standing by"
             left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
             lease_logger.info("%s: %s", self._subscription, held if holder.live else left)
+        # A lease that a command has borrowed is soon given back, mostly before a renewal.
+        theirs, ours = ((each or self._length).total_seconds() for each in (holder.length, self._length))
+        # Stored in milliseconds.
+        if holder.renewals and abs(theirs - ours) >= 0.001 and not self._lengths_differ:
+            self._lengths_differ = True
+            text = "%s: the lease of the other worker is %g s long, that of this worker %g s; give both the same length"
+            lease_logger.warning(text, self._subscription, theirs, ours)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
 from outbox.model.position import Position
-from outbox.model.subscription import AT
 from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
-from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.telemetry.events import Teller, UpkeepRefused
 from outbox.worker.outcome import Finished
@@ -22,7 +20,7 @@ from outbox.worker.settle import Settlement
 
 
 @dataclass(slots=True)
-class _Task:
+class Task:
     """A task: done at `at`, then `every` so many seconds, or soon again when `do` returns True."""
 
     name: str
@@ -42,8 +40,9 @@ class Maintenance:
         finished: Finished | None,
         upkeep: Upkeep,
         teller: Teller,
+        more: Iterable[Task] = (),
     ) -> None:
-        """`finished`: knows which messages of the subscription are done already."""
+        """`finished`: knows which messages of the subscription are done already. `more`: other tasks."""
         now = time.monotonic()
         self._database = channel.database
         self._teller = teller
@@ -59,20 +58,13 @@ class Maintenance:
             return handled >= inbox.PRUNED_AT_ONCE or deduplicated >= dedup.PRUNED_AT_ONCE
 
         self._tasks = [
-            _Task("old progress", upkeep.prune_progress, now + upkeep.prune_progress, settled),
-            _Task("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
+            Task("old progress", upkeep.prune_progress, now + upkeep.prune_progress, settled),
+            Task("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
+            *more,
         ]
-        consumer, at, _instance = lease.partition.subscription.partition(AT)
-        if at:
-
-            def gone(_base: Position) -> bool:
-                drop_gone(channel, consumer + at)
-                return False
-
-            self._tasks.append(_Task("instances that are gone", upkeep.prune_progress, now, gone))
         if finished is not None:
             self._tasks.append(
-                _Task("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))
+                Task("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))
             )
 
     def step(self, stored_base: Position) -> None:
@@ -83,7 +75,7 @@ class Maintenance:
                 more = self._done(task, stored_base)
                 task.at = time.monotonic() + (self._again if more else task.every)
 
-    def _done(self, task: _Task, stored_base: Position) -> bool:
+    def _done(self, task: Task, stored_base: Position) -> bool:
         """Do a task; return whether there is more to do. When a task is refused, messages are sent all the same."""
         try:
             return task.do(stored_base)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +21,7 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.handle import BatchHandler, Look
-from outbox.worker.maintenance import Maintenance
+from outbox.worker.maintenance import Maintenance, Task
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, newest, sort_out
@@ -72,10 +72,10 @@ class PartitionWorker:
         teller: Teller,
         finished: Finished | None = None,
         unsettled: Unsettled | None = None,
-        compact: bool = False,
+        tasks: Iterable[Task] = (),
     ) -> None:
-        """`finished`: knows which messages are done already. `unsettled`: the writes that failed before. `compact`: of
-        each topic and key in a batch only the newest message is handled.
+        """`finished`: knows which messages are done already. `unsettled`: the writes that failed before. `tasks`: of
+        the maintenance.
         """
         self._channel = channel
         self._batch_handler = batch_handler
@@ -88,17 +88,20 @@ class PartitionWorker:
         self._settlement.rehearse(newest.progress)
         policy = batch_handler.policy
         parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
-        self._parked_queue = ParkedQueue(parked, self._settlement, batch_handler.hung, settings, teller, finished)
+        self._hung = hung = batch_handler.hung
+        self._parked_queue = ParkedQueue(
+            parked, self._settlement, hung, settings, teller, finished, suspends=policy.suspend
+        )
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
-        self._compact, self._suspends = compact, policy.suspend
+        self._compact, self._suspends = policy.compact, policy.suspend
         self._teller = teller
-        self._stored, self._stop = _Stored(newest.progress), reading.stop
+        self._stored, self._stop, self._ends = _Stored(newest.progress), reading.stop, reading.ends
         self._handled = _Handled()
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
         self._settings = settings
-        self._maintenance = Maintenance(channel, lease, self._settlement, finished, settings.upkeep, teller)
+        self._maintenance = Maintenance(channel, lease, self._settlement, finished, settings.upkeep, teller, tasks)
 
     def close(self) -> None:
         """End the reading thread, and keep the outcomes that are not settled for the next lease."""
@@ -107,8 +110,13 @@ class PartitionWorker:
 
     @property
     def arrived(self) -> bool:
-        """True when the partition stands where all partitions meet, and handles nothing more."""
-        return self._stop is not None and has_arrived(self._stored.progress, self._stop)
+        """True when the partition stands where all partitions meet, and handles nothing more.
+
+        A partition that ends there handles its parked messages before.
+        """
+        if self._stop is None or not has_arrived(self._stored.progress, self._stop):
+            return False
+        return not (self._ends and self._parked_queue.some)
 
     @property
     def due_in(self) -> float:
@@ -120,7 +128,8 @@ class PartitionWorker:
         """Return whether messages from before the first step still wait for their grace, or for one that failed; called
         after an idle step.
         """
-        return self._is_suspended() or any(self._left(batch.messages) for batch in self._prefetcher.young())
+        suspended = self._parked_queue.suspended and not any(hung.call.hangs for hung in self._hung.unfinished)
+        return suspended or any(self._left(batch.messages) for batch in self._prefetcher.young())
 
     def step(self, *, postpone: bool = False) -> Generator[Wait, None, int]:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
@@ -132,7 +141,7 @@ class PartitionWorker:
         if self._handled.settle_at <= time.monotonic():
             self.settle_handled()
         worked = (yield from self._handle_parked()) if self._parked_queue.due_in <= 0 else False
-        if self._is_suspended():
+        if self._parked_queue.suspended:
             return int(worked)
         batch = self._prefetcher.read()
         if batch.incarnation not in (None, self._incarnation):
@@ -147,10 +156,6 @@ class PartitionWorker:
             self._store_in_passing(batch)
         self._maintenance.step(self._stored.progress.base)
         return worked + batch.seen
-
-    def _is_suspended(self) -> bool:
-        """Return whether everything waits for a message that failed."""
-        return self._suspends and self._parked_queue.some_retry()
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:
         """Handle parked messages that are due, and requests of people; return whether there were any."""
@@ -190,14 +195,16 @@ class PartitionWorker:
             # A crash must never repeat more than one batch.
             self.settle_handled()
         settle_at = time.monotonic() + self._settings.settle_within.total_seconds()
-        self._outcome = outcome = Outcome(done=replaced, parked=parkings)
+        self._outcome = outcome = Outcome(parked=parkings)
         if to_send:
             outcome = yield from self._hand_over(to_send, batch)
         if outcome.open:
+            # Without the replaced messages: they are not handled before the newest of their key is.
             self._settle_partly(batch, outcome.open)
         elif postpone and not self._outcome.parked and time.monotonic() < settle_at:
-            self._handled.add(batch.end, self._outcome.done, size, settle_at)
+            self._handled.add(batch.end, self._outcome.done + replaced, size, settle_at)
         else:
+            self._outcome.done += replaced
             self._store(batch.end, self._outcome)
         self._outcome = Outcome()
 

@@ -11,7 +11,6 @@ from tenacity.wait import wait_base, wait_random_exponential
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
-from outbox.worker.portions import Portions
 
 BLOCKED = Parking(state="blocked", blocks=True)
 DELAYED = Parking(state="delayed", blocks=False)
@@ -20,11 +19,27 @@ _MAX_ERROR = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Portions:
+    """The way in which a call hands its messages over.
+
+    `size`: so many messages at once; the deadline counts for each portion. `seconds`: later in a call no portion
+    begins. `in_order`: nothing behind a failed message of a key is handed over. `suspend`: nothing behind any failed
+    message is.
+    """
+
+    size: int
+    seconds: float
+    in_order: bool = True
+    suspend: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerPolicy:
     """The rules for failures.
 
-    `ordered`: later messages of a key wait for a failed one. `deadline`: of one call. `least`: messages in a call,
-    however long calls take; after a failure of unknown cause a call has one message all the same. `max_hung`: with so
+    `ordered`: later messages of a key wait for a failed one. `compact`: of each topic and key in a batch only the
+    newest message is handled. `deadline`: of one call. `least`: messages in a call, however long calls take; after a
+    failure of unknown cause a call has one message all the same. `max_hung`: with so
     many calls past their deadline no further call is made, and with so many past three deadlines the worker gives up.
     `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
     seconds. `portion`: so many messages are handed over at once, with the deadline for each portion, and a failure is
@@ -38,6 +53,7 @@ class HandlerPolicy:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     block_on_dead: bool = True
     ordered: bool = True
+    compact: bool = False
     deadline: timedelta = timedelta(seconds=5)
     least: int = 1
     max_hung: int = 8
@@ -102,9 +118,12 @@ def sort_out(
 
 
 def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Separate the newest message of each topic and key, and messages without a key, from the messages before."""
-    last = {(message.topic, message.key): message.id for message in messages}
+    """Separate the newest message of each topic and key, and messages without a key, from the messages before.
+
+    `messages`: in the order of the log. A message that may expire before it is handed over stands for no other.
+    """
+    last = {(message.topic, message.key): message.id or 0 for message in messages if message.expires_at is None}
     found: tuple[list[Message], list[Message]] = ([], [])
     for message in messages:
-        found[message.key is not None and last[message.topic, message.key] != message.id].append(message)
+        found[message.key is not None and (message.id or 0) < last.get((message.topic, message.key), 0)].append(message)
     return found

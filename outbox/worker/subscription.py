@@ -6,14 +6,15 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.lease import Lease, Partition
-from outbox.model.subscription import Subscription, place_of
+from outbox.model.position import Position
+from outbox.model.subscription import AT, Subscription, place_of
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import counted
 from outbox.store.database import Channel, Database
@@ -25,6 +26,7 @@ from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -40,12 +42,13 @@ from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls, hung_calls_of
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
+from outbox.worker.maintenance import Task
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Finished
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
-from outbox.worker.settings import Settings
+from outbox.worker.settings import Settings, Upkeep
 from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
@@ -132,7 +135,7 @@ class SubscriptionWorker:
             # Turns that stand where partitions were to meet, and kept their lease because a call hangs, begin anew.
             for partition in [each for each, turn in self.turns.items() if turn.arrived]:
                 self._end(connection, partition)
-        elif self._take_back_if_hung(connection, stored):
+        elif stored.next_partitions is not None and self._take_back_if_hung(connection, stored):
             self._stored, self.look_at = None, 0.0
             return {}
         channel, owner, partitions = connection.channel, connection.owner, stored.all_partitions()
@@ -140,6 +143,7 @@ class SubscriptionWorker:
         if met is None:
             self._stored, self.look_at = None, 0.0
             return {}
+        self._note_ended(stored, met)
         for partition, turn in self.turns.items():
             if partition not in self._search.own:
                 turn.held.stop.ask()
@@ -153,12 +157,17 @@ class SubscriptionWorker:
         left = set(open) - {lease.partition for lease in taken}
         again = [max(soon, tries[each].again_at) for each in left]
         # Also with all of its share this worker looks whether others have come, and whether all partitions have met.
-        if stored.stop_at is not None:
+        if stored.next_partitions is not None:
             again.append(soon)
-        elif len(partitions) > 1 or self.turns.keys() - set(partitions):
+        elif stored.stop_at is not None or len(partitions) > 1 or self.turns.keys() - set(partitions):
             again.append(now + self._settings.renew_every.total_seconds())
         self.look_at = min(again, default=math.inf)
         return taken
+
+    def _note_ended(self, stored: Subscription, met: Collection[Partition]) -> None:
+        """Note that nothing is left to do for partitions of a backfill that have come to their end."""
+        for partition in met if stored.kind == "backfill" else ():
+            self._failures.tries(partition).finished = True
 
     def step(self, connection: Connection) -> None:
         """Step each partition with work to do, until each waits."""
@@ -275,7 +284,9 @@ class SubscriptionWorker:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
             connection.channel.listen()
         block = subscription.on_dead != "continue"
-        policy = replace(self.job.policy, block_on_dead=block, ordered=subscription.ordered)
+        policy = replace(
+            self.job.policy, block_on_dead=block, ordered=subscription.ordered, compact=subscription.compact
+        )
         hung.ordered = subscription.ordered
         calls = LeasedCaller(
             caller=self.job.caller,
@@ -303,15 +314,18 @@ class SubscriptionWorker:
                 log=Log(settings.limits, subscription.selection, partition),
                 grace=Grace(grace, settings.poll) if grace else None,
                 stop=subscription.stop_at,
+                ends=subscription.kind == "backfill",
             ),
             batch_handler,
             settings,
             finished=_finished_of(connection.channel, subscription),
-            compact=subscription.compact,
             unsettled=self._failures.tries(partition).unsettled,
             teller=self._teller.of_partition(partition.partition),
+            tasks=_tasks_of(connection.channel, subscription, settings.upkeep),
         )
-        logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
+        # A consumer that asks again and again takes the lease each time.
+        level = logging.INFO if connection.until == "stopped" else logging.DEBUG
+        logger.log(level, "subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
         if self.job.deferral is not None:
             self.job.deferral.begin(held.stop if connection.until == "stopped" else None)
         polling = Polling(*(pause.total_seconds() for pause in settings.poll))
@@ -362,3 +376,14 @@ def _finished_of(channel: Channel, subscription: Subscription) -> Finished | Non
     if subscription.kind == "check":
         return DecidedHalves(channel)
     return None if subscription.direct is None else Acks(channel, subscription.direct)
+
+
+def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep) -> list[Task]:
+    """Return the tasks of the maintenance that concern other subscriptions."""
+    consumer, at, _instance = subscription.name.partition(AT)
+
+    def gone(_base: Position) -> bool:
+        drop_gone(channel, consumer + at)
+        return False
+
+    return [Task("instances that are gone", upkeep.prune_progress, time.monotonic(), gone)] if at else []

@@ -83,7 +83,7 @@ def test_every_option_can_be_set_by_the_environment(path):
 
 def test_the_relay_has_no_more_options_than_a_screen_shows():
     """What few users type is said in the file of routes."""
-    assert len([each for each in ALL["relay"].params if isinstance(each, click.Option)]) <= 18
+    assert len([each for each in ALL["relay"].params if isinstance(each, click.Option)]) <= 20
 
 
 def test_a_variable_counts_as_the_option(sqlite_engine):
@@ -138,7 +138,7 @@ def test_a_mistyped_command_is_told_what_it_is_like(arguments, said):
     assert (ended.code, ended.err.splitlines()[-1]) == (2, f"Error: {said}")
 
 
-@pytest.mark.parametrize("path", [[], *([name] for name in ("dead", "db", "half", "subscriptions"))])
+@pytest.mark.parametrize("path", [[], *([name] for name in ("dead", "db", "half", "subscriptions", "consumers"))])
 def test_no_help_is_cut(path):
     shown = CliRunner().invoke(main, [*path, "--help"], prog_name="outbox").stdout
 

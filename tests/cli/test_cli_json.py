@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from outbox import Done, Outbox, Reject, Relay, Unavailable
+from outbox import Done, Message, Outbox, Reject, Relay, Unavailable, Verdict
 from tests.rocketmq.halves import ask, begun
 from tests.support.command_line import outbox
 
@@ -27,6 +27,7 @@ COMMANDS = {
     "subscriptions alter": ["relay", "--on-dead", "continue"],
     "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
     "subscriptions reset": ["relay", "--to", "earliest", "--yes"],
+    "subscriptions backfill": ["relay", "--topics", "fine"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
     "db check": [],
@@ -110,6 +111,19 @@ def test_the_page_and_the_command_agree(shop, command):
     if command == "status":
         assert outbox(shop, "relay", "--to", "nats://elsewhere:4222", "--until-empty").code == 2
     agree(command, outbox(shop, *command.split(), *COMMANDS[command], "--json").json)
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "billing"]], ids=" ".join)
+def test_the_page_and_a_command_about_consumers_agree(shop, command):
+    consumer = Outbox(shop).consumer("billing", topics=["bad"])
+
+    @consumer.on()
+    def handle(_message: Message) -> Verdict:
+        return Reject("never")
+
+    consumer.until_empty()
+
+    agree(f"consumers {command[0]}", outbox(shop, "consumers", *command, "--json").json)
 
 
 @pytest.mark.parametrize("command", ABOUT_TRANSACTIONS)

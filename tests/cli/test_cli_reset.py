@@ -108,3 +108,37 @@ def test_a_broadcast_consumer_is_dropped_with_all_its_instances(engine, channel)
 
     assert (one.json["dropped"], rest.json["dropped"]) == (["news@a"], ["news@b"])
     assert list(generations(channel)) == ["newsletter@a", "relay"]
+
+
+@ONE_DATABASE
+def test_a_backfill_is_told_shown_and_dropped(engine, channel, sent):
+    told = outbox(engine, "subscriptions", "backfill", "relay", "--topics", "topic0,mail")
+    again = outbox(engine, "subscriptions", "backfill", "relay", "--topics", "mail")
+    shown = {each["name"]: each for each in outbox(engine, "status", "--json").json["subscriptions"]}
+    dropped = outbox(engine, "subscriptions", "drop", "relay:backfill", "--yes")
+
+    up_to_now = "from earliest up to now; outbox status shows it until its end"
+    assert (told.code, told.err) == (0, f"relay:backfill: mail,topic0 to file://{sent}, {up_to_now}\n")
+    assert (again.code, "outbox subscriptions drop relay:backfill" in again.err) == (2, True)
+    assert (shown["relay:backfill"]["kind"], shown["relay:backfill"]["backlog"]) == ("backfill", 10)
+    assert (dropped.code, dropped.err, generations(channel)) == (0, "relay:backfill is dropped\n", {"relay": 1})
+
+
+@ONE_DATABASE
+def test_a_relay_that_runs_until_its_log_is_empty_handles_a_backfill(engine, channel, sent):
+    assert outbox(engine, "subscriptions", "backfill", "relay", "--topics", "topic0", "--from", "earliest").code == 0
+
+    again = outbox(engine, "relay", "--to", f"file://{sent}", "--until-empty")
+
+    assert (again.code, len(sent.read_text().splitlines()), generations(channel)) == (0, 20, {"relay": 1})
+
+
+@ONE_DATABASE
+def test_a_backfill_that_nobody_runs_is_in_the_warnings(engine, channel, sent):
+    assert outbox(engine, "subscriptions", "backfill", "relay", "--topics", "topic0").code == 0
+    channel.run("UPDATE {progress} SET settled_at = '2020-01-01 00:00:00' WHERE subscription = 'relay:backfill'")
+
+    (warning,) = [each for each in outbox(engine, "status", "--json").json["warnings"] if "relay:backfill" in each]
+
+    assert warning.startswith("nobody runs relay:backfill, for ")
+    assert warning.endswith("10 messages wait for it, and messages after its position are not purged")

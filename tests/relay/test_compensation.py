@@ -301,7 +301,7 @@ def test_until_empty_does_not_wait_when_writers_have_sent_everything(engine):
 
 
 def test_a_compensation_has_no_relay_of_its_own(engine):
-    with pytest.raises(SubscriptionError, match="is the compensation of 'relay', which its relay does"):
+    with pytest.raises(SubscriptionError, match="is the compensation of 'relay', whose workers do its work"):
         relay_of(engine, Destination(), name="relay:compensation")
 
 

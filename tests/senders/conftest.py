@@ -5,33 +5,28 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.senders.nats import NatsSender
-from outbox.senders.rabbitmq import RabbitSender
 from outbox.senders.webhook import WebhookSender
-from outbox.testing.servers import NatsServer
-from tests.conftest import started
-from tests.support.kafka_topics import FarKafka
+from tests.support.kafka_topics import FarKafka, Topics
 from tests.support.nats_streams import Stream
+from tests.support.other_outbox import OtherOutbox
+from tests.support.places import begun, opened, placed
 from tests.support.rabbit_exchanges import Exchange
-from tests.support.servers.proxy import TcpProxy
-from tests.support.servers.rabbitmq import RabbitServer
+from tests.support.redis_streams import Streams
 from tests.support.servers.redis import RedisServer
 from tests.support.webhook_endpoint import Endpoint
 from tests.support.webhooks import Hook
 
-
-@pytest.fixture(scope="session")
-def redis() -> Iterator[RedisServer]:
-    """A Redis server of this run; the names of streams are each test's own."""
-    with started(RedisServer) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def far_kafka() -> Iterator[FarKafka]:
-    """A Kafka broker of this run, behind a proxy; the names of topics are each test's own."""
-    with started(FarKafka) as kafka:
-        yield kafka
+redis = begun(RedisServer, "session")
+#: A broker of this run; the names of topics are each test's own.
+far_kafka = begun(FarKafka, "session")
+stream = placed(Stream, "nats")
+streams = placed(Streams, "redis")
+topics = placed(Topics, "kafka", port=None)
+exchange = placed(Exchange, "rabbitmq")
+publisher = opened("exchange")
+other = placed(OtherOutbox, "pg_engine", port="url.port")
+hook = placed(Hook, "endpoint", port="server_port")
+sender = opened("stream")
 
 
 @pytest.fixture
@@ -42,51 +37,10 @@ def kafka(far_kafka: FarKafka) -> Iterator[FarKafka]:
 
 
 @pytest.fixture
-def stream(nats: NatsServer) -> Iterator[Stream]:
-    """A stream of this test, behind a proxy of this test."""
-    with TcpProxy("127.0.0.1", nats.port) as proxy:
-        stream = Stream(nats, proxy)
-        yield stream
-        stream.close()
-
-
-@pytest.fixture
-def sender(stream: Stream) -> Iterator[NatsSender]:
-    """A sender to that stream."""
-    sender = stream.open()
-    yield sender
-    sender.close()
-
-
-@pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
     """A web server of this test."""
     with Endpoint() as endpoint:
         yield endpoint
-
-
-@pytest.fixture
-def hook(endpoint: Endpoint) -> Iterator[Hook]:
-    """A path of that server, behind a proxy of this test."""
-    with TcpProxy("127.0.0.1", endpoint.server_port) as proxy:
-        yield Hook(endpoint, proxy)
-
-
-@pytest.fixture
-def exchange(rabbitmq: RabbitServer) -> Iterator[Exchange]:
-    """An exchange of this test, behind a proxy of this test."""
-    with TcpProxy("127.0.0.1", rabbitmq.port) as proxy:
-        exchange = Exchange(rabbitmq, proxy)
-        yield exchange
-        exchange.close()
-
-
-@pytest.fixture
-def publisher(exchange: Exchange) -> Iterator[RabbitSender]:
-    """A sender to that exchange."""
-    publisher = exchange.open()
-    yield publisher
-    publisher.close()
 
 
 @pytest.fixture

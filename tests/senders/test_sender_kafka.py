@@ -17,26 +17,14 @@ from outbox.senders.kafka import KafkaSender, read_message
 from outbox.senders.opening import open_sender
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_eventually_done
 from tests.support.kafka_topics import PATIENCE, FarKafka, Topics
+from tests.support.places import opened
 from tests.support.tls import CERTIFICATE, FOREIGN, KEY
 from tests.support.waiting import eventually
 
 FIX = "send the message under another topic, and discard this one"
 
 
-@pytest.fixture
-def topics(kafka: FarKafka) -> Iterator[Topics]:
-    """Topics of this test, behind the proxy."""
-    topics = Topics(kafka)
-    yield topics
-    topics.close()
-
-
-@pytest.fixture
-def sender(topics: Topics) -> Iterator[KafkaSender]:
-    """A sender to them."""
-    sender = topics.open()
-    yield sender
-    sender.close()
+sender = opened("topics")
 
 
 class TestKafkaSender(SenderContract):

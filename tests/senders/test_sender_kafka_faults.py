@@ -2,61 +2,25 @@
 
 import logging
 import time
-from collections.abc import Iterator
 
-import pytest
 from confluent_kafka import KafkaError
 
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders import kafka as kafka_sender
 from outbox.senders.kafka import KafkaSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, outcome_of
-from tests.conftest import started
 from tests.support.kafka_topics import FarKafka, Topics
+from tests.support.places import begun, opened, placed
 from tests.support.remote import RemoteSenderContract
 
-
-@pytest.fixture
-def topics(kafka: FarKafka) -> Iterator[Topics]:
-    """Topics of this test, behind the proxy."""
-    topics = Topics(kafka)
-    topics.make("orders")
-    yield topics
-    topics.close()
-
-
-@pytest.fixture
-def sender(topics: Topics) -> Iterator[KafkaSender]:
-    """A sender to them."""
-    sender = topics.open()
-    yield sender
-    sender.close()
-
-
-@pytest.fixture
-def place(topics: Topics) -> Topics:
-    """Topics of this test."""
-    return topics
-
-
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[FarKafka]:
-    """A broker to be killed and paused."""
-    with started(FarKafka) as kafka:
-        yield kafka
-
-
-@pytest.fixture
-def mortal(fragile: FarKafka) -> Iterator[Topics]:
-    """Topics there."""
-    topics = Topics(fragile)
-    yield topics
-    topics.close()
+fragile, mortal = begun(FarKafka), placed(Topics, "fragile", port=None)
+sender = opened("topics")
 
 
 class TestBadWeather(RemoteSenderContract):
     """Calls take turns, and a producer has threads of its own."""
 
+    at = "topics"
     calls = 1
     kills = 1
     slack = 3
@@ -66,14 +30,14 @@ def test_an_outage_and_a_message_that_is_too_large_are_no_fatal_errors_in_the_lo
     """The client calls it one when records behind a refused one are thrown away, which is what keeps their order."""
     caplog.set_level(logging.INFO)
     topics.make("narrow", max_message_bytes="5000")
-    check_eventually_done(sender, [a_message("orders", n, key=f"k{n % 7}") for n in range(60)])
+    check_eventually_done(sender, [a_message("alpha", n, key=f"k{n % 7}") for n in range(60)])
     sender.send([a_message("narrow", str(n).ljust(6_000 if n == 30 else 300), key=f"k{n % 7}") for n in range(60)])
     topics.fall_silent()
-    outcome_of(sender, [a_message("orders", n, key=f"k{n % 7}") for n in range(60)])
+    outcome_of(sender, [a_message("alpha", n, key=f"k{n % 7}") for n in range(60)])
     topics.recover()
-    check_eventually_done(sender, [a_message("orders", n, key=f"k{n % 7}") for n in range(60)])
+    check_eventually_done(sender, [a_message("alpha", n, key=f"k{n % 7}") for n in range(60)])
     topics.disappear()
-    outcome_of(sender, [a_message("orders", n, key=f"k{n % 7}") for n in range(60)])
+    outcome_of(sender, [a_message("alpha", n, key=f"k{n % 7}") for n in range(60)])
 
     assert [record.getMessage() for record in caplog.records if record.name.endswith(".client")] == []
     assert {record.levelname for record in caplog.records} == {"INFO", "WARNING"}
@@ -101,7 +65,7 @@ def test_a_refused_batch_beside_a_silent_partition_makes_no_dead_letters(monkeyp
         def __init__(self, settings: object, prefix: str, *, streams: bool) -> None:
             super().__init__({}, prefix, streams=streams)
             made.append("stream" if streams else "careful")
-            self._topics = {"orders"}
+            self._topics = {"alpha"}
             self._handed_over: list[int] = []
 
         def hand_over(self, call, until):
@@ -118,7 +82,7 @@ def test_a_refused_batch_beside_a_silent_partition_makes_no_dead_letters(monkeyp
     sender = KafkaSender("kafka://localhost:9092?timeout=1")
 
     for _ in range(2):
-        verdicts = sender.send([a_message("orders", n, key=f"k{n}") for n in range(4)])
+        verdicts = sender.send([a_message("alpha", n, key=f"k{n}") for n in range(4)])
         assert {type(verdict) for verdict in verdicts} == {Unavailable}
     sender.close()
 

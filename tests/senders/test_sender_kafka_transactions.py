@@ -14,17 +14,9 @@ from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders import kafka_transactions
 from outbox.senders.kafka import KafkaSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done
-from tests.support.kafka_topics import FarKafka, Topics
+from tests.support.kafka_topics import Topics
 
 EARLIER = Unavailable("an earlier message of its key was not stored")
-
-
-@pytest.fixture
-def topics(kafka: FarKafka) -> Iterator[Topics]:
-    """Topics of this test, behind the proxy."""
-    topics = Topics(kafka)
-    yield topics
-    topics.close()
 
 
 @pytest.fixture

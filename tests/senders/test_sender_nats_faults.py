@@ -1,46 +1,24 @@
 """NATS JetStream in bad weather: the contract, several servers, and the order of a key."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-
-import pytest
 
 from outbox.model.verdict import Unavailable
 from outbox.senders.nats import NatsSender
 from outbox.testing.sender_contract import a_message, check_all_done
 from outbox.testing.servers import NatsServer
-from tests.conftest import started
 from tests.support.nats_streams import Stream, Witness
+from tests.support.places import begun, placed
 from tests.support.remote import RemoteSenderContract
 from tests.support.servers.proxy import TcpProxy
 
-
-@pytest.fixture
-def place(stream: Stream) -> Stream:
-    """A stream of this test."""
-    return stream
-
-
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[NatsServer]:
-    """A server to be killed and paused."""
-    with started(NatsServer) as server:
-        yield server
-
-
-@pytest.fixture
-def mortal(fragile: NatsServer) -> Iterator[Stream]:
-    """A stream there; the server keeps it when it is killed."""
-    with TcpProxy("127.0.0.1", fragile.port) as proxy:
-        stream = Stream(fragile, proxy)
-        yield stream
-        stream.close()
+fragile, mortal = begun(NatsServer), placed(Stream, "fragile")
 
 
 class TestBadWeather(RemoteSenderContract):
     """The stream drops second copies, so each message is there once."""
 
+    at = "stream"
     drops_copies = True
 
 

@@ -27,6 +27,7 @@ from outbox.testing.servers import PostgresServer
 from tests.support.destination import Destination, relay_to
 from tests.support.handles import conninfo_of
 from tests.support.other_outbox import OtherOutbox, new_id, with_passwords
+from tests.support.places import opened
 from tests.support.servers.proxy import TcpProxy
 from tests.support.several import new_database
 
@@ -35,18 +36,7 @@ FIX = "send the message anew without that, and discard this one"
 EARLIER = Unavailable("an earlier message of its key was not stored")
 
 
-@pytest.fixture
-def other(pg_engine: sqlalchemy.Engine) -> Iterator[OtherOutbox]:
-    """The outbox of another database, behind a proxy of this test."""
-    with TcpProxy("127.0.0.1", pg_engine.url.port or 0) as proxy:
-        yield OtherOutbox(pg_engine, proxy)
-
-
-@pytest.fixture
-def sender(other: OtherOutbox) -> Iterator[PostgresSender]:
-    """A sender to that outbox."""
-    with closing(other.open()) as sender:
-        yield sender
+sender = opened("other")
 
 
 class TestPostgresSender(SenderContract):

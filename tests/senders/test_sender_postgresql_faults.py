@@ -13,7 +13,6 @@ from datetime import timedelta
 from itertools import count
 
 import pytest
-import sqlalchemy
 
 from outbox import Message, create_engine, migrate
 from outbox.model.verdict import DONE, Done, Unavailable
@@ -22,22 +21,9 @@ from outbox.testing.sender_contract import a_message, check_all_done, check_stor
 from outbox.testing.servers import PostgresServer
 from tests.support.handles import conninfo_of
 from tests.support.other_outbox import OtherOutbox
+from tests.support.places import opened
 from tests.support.remote import RemoteSenderContract
 from tests.support.servers.proxy import Direction, TcpProxy
-
-
-@pytest.fixture
-def other(pg_engine: sqlalchemy.Engine) -> Iterator[OtherOutbox]:
-    """The outbox of another database, behind a proxy of this test."""
-    with TcpProxy("127.0.0.1", pg_engine.url.port or 0) as proxy:
-        yield OtherOutbox(pg_engine, proxy)
-
-
-@pytest.fixture
-def sender(other: OtherOutbox) -> Iterator[PostgresSender]:
-    """A sender to that outbox."""
-    with closing(other.open()) as sender:
-        yield sender
 
 
 @pytest.fixture
@@ -58,21 +44,19 @@ def fragile(server: PostgresServer) -> Iterator[OtherOutbox]:
 
 
 @pytest.fixture
-def place(other: OtherOutbox) -> OtherOutbox:
-    """The outbox of this test."""
-    return other
-
-
-@pytest.fixture
 def mortal(fragile: OtherOutbox, server: PostgresServer) -> OtherOutbox:
     """An outbox on a server of this test."""
     fragile.server = server
     return fragile
 
 
+sender = opened("other")
+
+
 class TestBadWeather(RemoteSenderContract):
     """A second copy is never stored."""
 
+    at = "other"
     drops_copies = True
     full_cuts = range(900)
 

@@ -2,10 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -13,35 +14,16 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Unavailable
 from outbox.senders.rabbitmq import RabbitSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
-from tests.conftest import started
+from tests.support.places import begun, placed
 from tests.support.rabbit_exchanges import Exchange, Witness, out_of_memory
 from tests.support.remote import RemoteSenderContract
 from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.rabbitmq import RabbitServer
 
-QUORUM = {"x-queue-type": "quorum"}
+QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 
-
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[RabbitServer]:
-    """A server of these tests alone, to be killed, paused and filled up."""
-    with started(RabbitServer) as server:
-        yield server
-
-
-@pytest.fixture
-def quorum(fragile: RabbitServer) -> Iterator[Exchange]:
-    """An exchange there, with a quorum queue."""
-    with TcpProxy("127.0.0.1", fragile.port) as proxy:
-        exchange = Exchange(fragile, proxy, **QUORUM)
-        yield exchange
-        exchange.close()
-
-
-@pytest.fixture
-def place(exchange: Exchange) -> Exchange:
-    """An exchange of this test."""
-    return exchange
+fragile = begun(RabbitServer)
+quorum = placed(partial(Exchange, **QUORUM), "fragile")
 
 
 @pytest.fixture
@@ -54,6 +36,7 @@ def mortal(quorum: Exchange) -> Exchange:
 class TestBadWeather(RemoteSenderContract):
     """Its server needs long to come back."""
 
+    at = "exchange"
     kills = 1
     full_cuts = (*range(600), *range(601, 2_000, 3))
 

@@ -18,8 +18,8 @@ from outbox.senders.opening import open_sender
 from outbox.senders.redis import RedisSender, read_message, wait_command
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_eventually_done
 from outbox.testing.servers.process import free_port
-from tests.support.redis_streams import NewerRedis, PatientRedis, Streams
-from tests.support.servers.proxy import TcpProxy
+from tests.support.places import opened
+from tests.support.redis_streams import NewerRedis, PatientRedis
 from tests.support.servers.redis import RedisServer
 from tests.support.tls import CERTIFICATE, FOREIGN, KEY
 
@@ -32,21 +32,7 @@ USERS = (
 )
 
 
-@pytest.fixture
-def streams(redis: RedisServer) -> Iterator[Streams]:
-    """Streams of this test, behind a proxy of this test."""
-    with TcpProxy("127.0.0.1", redis.port) as proxy:
-        streams = Streams(redis, proxy)
-        yield streams
-        streams.close()
-
-
-@pytest.fixture
-def sender(streams: Streams) -> Iterator[RedisSender]:
-    """A sender to them."""
-    sender = streams.open()
-    yield sender
-    sender.close()
+sender = opened("streams")
 
 
 @pytest.fixture(scope="module")

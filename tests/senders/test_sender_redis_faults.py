@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -16,47 +15,21 @@ from outbox.testing.sender_contract import (
     check_eventually_done,
     outcome_of,
 )
-from tests.conftest import started
+from tests.support.places import begun, placed
 from tests.support.redis_streams import SlowRedis, Streams
 from tests.support.remote import RemoteSenderContract
 from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.redis import RedisServer
 
-
-@pytest.fixture
-def streams(redis: RedisServer) -> Iterator[Streams]:
-    """Streams of this test, behind a proxy of this test."""
-    with TcpProxy("127.0.0.1", redis.port) as proxy:
-        streams = Streams(redis, proxy)
-        yield streams
-        streams.close()
-
-
-@pytest.fixture
-def place(streams: Streams) -> Streams:
-    """Streams of this test."""
-    return streams
-
-
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[RedisServer]:
-    """A server to be killed and paused, whose log is on disk before it answers."""
-    with started(lambda: RedisServer(settings={"appendfsync": "always"})) as server:
-        yield server
-
-
-@pytest.fixture
-def mortal(fragile: RedisServer) -> Iterator[Streams]:
-    """Streams there."""
-    with TcpProxy("127.0.0.1", fragile.port) as proxy:
-        streams = Streams(fragile, proxy)
-        yield streams
-        streams.close()
+#: Its log is on disk before it answers.
+fragile = begun(lambda: RedisServer(settings={"appendfsync": "always"}))
+mortal = placed(Streams, "fragile")
 
 
 class TestBadWeather(RemoteSenderContract):
     """A call that waits ends by its own deadline, half of which is for the disk."""
 
+    at = "streams"
     closing_ends_calls = False
     body = 5_000
     topics = ("alpha", "beta")

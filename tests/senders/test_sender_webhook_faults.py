@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -13,43 +12,20 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Unavailable
 from outbox.senders.webhook import WebhookSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_stored
+from tests.support.places import begun, opened, placed
 from tests.support.remote import RemoteSenderContract
-from tests.support.servers.proxy import TcpProxy
 from tests.support.webhook_endpoint import Answer
-from tests.support.webhooks import EndpointProgram, Filed, Gate, Hook
+from tests.support.webhooks import EndpointProgram, Filed, Gate
 
-
-@pytest.fixture
-def sender(hook: Hook) -> Iterator[WebhookSender]:
-    """A sender to that path."""
-    sender = hook.open()
-    yield sender
-    sender.close()
-
-
-@pytest.fixture
-def place(hook: Hook) -> Hook:
-    """A path of this test."""
-    return hook
-
-
-@pytest.fixture(scope="module")
-def fragile() -> Iterator[EndpointProgram]:
-    """A web server to be killed and paused, which files what it accepts."""
-    with EndpointProgram() as server:
-        yield server
-
-
-@pytest.fixture
-def mortal(fragile: EndpointProgram) -> Iterator[Filed]:
-    """A path there."""
-    with TcpProxy("127.0.0.1", fragile.port) as proxy:
-        yield Filed(fragile, proxy)
+#: It files what it accepts.
+fragile, mortal = begun(EndpointProgram), placed(Filed, "fragile")
+sender = opened("hook")
 
 
 class TestBadWeather(RemoteSenderContract):
     """An answer is short, so that most cuts lie within the requests."""
 
+    at = "hook"
     cuts = (*range(0, 130, 9), *range(131, 700, 41))
     full_cuts = range(700)
 

@@ -65,6 +65,7 @@ def test_a_manifest_is_read_as_it_was_written(archive):
     archive.commit(wanted)
 
     assert (archive.last(), archive.manifests(), archive.counted()) == (wanted, [wanted], list(wanted.files))
+    assert archive.manifests(first=0) == [wanted]
     assert [path.name for path in (archive.path / FOLDER).iterdir()] == ["00000001.json"]
 
 
@@ -173,6 +174,7 @@ def test_a_manifest_that_is_missing_fails_the_reads_that_need_it_and_no_others(a
 
     assert archive.newest().window == 5
     assert [each.window for each in archive.manifests(first=3)] == [3, 4, 5]
+    assert archive.manifests(first=6) == []
     assert [each.window for each in archive.since(35)] == [4, 5]
     assert [each.window for each in archive.of_days("2026-01-25", "2026-01-25")] == [3, 4, 5]
     for needs in (archive.manifests, archive.counted, lambda: archive.since(15), lambda: archive.clean(timedelta(0)),

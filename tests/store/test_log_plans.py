@@ -23,6 +23,7 @@ from outbox.store.dialects.dialect import OF_SLOTS
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.statements import _PARAMETER
 from outbox.store.log.cursor import Cursor
+from outbox.store.log.filtering import condition_of
 from outbox.store.log.limits import Limits
 from outbox.store.log.log import _BODIES, Log
 from outbox.testing.servers import PostgresServer
@@ -38,6 +39,7 @@ COMMON: dict[str, Any] = {
     "inline": 8000, "limit": LIMIT, "skips": "", "tags": None, "only": None, "hidden": "", "patterns": None,
     "exceptions": None, "topics": None,
 }  # fmt: skip
+RARE = condition_of("n > 3 AND n < 5", POSTGRESQL.values.filtering)
 #: A partition among several; the rows have each slot in turn.
 PARTITION = {"partitions": 8, "partition": 5}
 
@@ -104,6 +106,22 @@ def cases(rows: int) -> dict[str, Case]:
                 "upto": first + 5500, "late": [OLD], "limit": 1000,
             },
         ),
+        "steady, of a rare header": Case(
+            POSTGRESQL.reads.read_on_chosen, OBVIOUS_FILTER, {**near_head, **RARE.parameters, "head": rows // 2}
+        ),
+        "page of a rare header": Case(
+            POSTGRESQL.reads.page,
+            OBVIOUS_PAGE,
+            {**backlog, **RARE.parameters, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
+        ),
+        "page of a rare header with one late row": Case(
+            POSTGRESQL.reads.page_late,
+            OBVIOUS_LATE_PAGE,
+            {
+                **backlog, **RARE.parameters, "head": first + 5000, "first": first + 5000, "after": OLD - 1,
+                "upto": first + 5500, "late": [OLD], "limit": 1000,
+            },
+        ),
         "extent": Case(POSTGRESQL.reads.extent, OBVIOUS_EXTENT, small_window),
     }  # fmt: skip
 
@@ -118,6 +136,11 @@ OBVIOUS_CHOICE = """
 """
 OBVIOUS_PATTERN = """
     SELECT * FROM {message} WHERE xact_id >= CAST(:head AS bigint) AND topic LIKE ANY(CAST(:patterns AS text[]))
+    ORDER BY xact_id, id LIMIT :limit
+"""
+OBVIOUS_FILTER = """
+    SELECT * FROM {message} WHERE xact_id >= CAST(:head AS bigint)
+      AND CAST(CAST(headers AS json) ->> 'n' AS numeric) BETWEEN CAST(:f0 AS numeric) AND CAST(:f1 AS numeric)
     ORDER BY xact_id, id LIMIT :limit
 """
 OBVIOUS_SHARE = """
@@ -145,8 +168,9 @@ OBVIOUS_EXTENT = """
 CASES = tuple(cases(0))
 
 FILL = """
-    INSERT INTO outbox_message (xact_id, message_id, topic, key, slot, body)
+    INSERT INTO outbox_message (xact_id, message_id, topic, key, slot, headers, body)
     SELECT n, gen_random_uuid(), CASE WHEN n % 50000 = 7 THEN 'rare' ELSE 'orders' END, 'k' || n % 1000, n % 256,
+           '{{"n":"' || n || '"}}',
            decode(repeat('00', 60), 'hex')
     FROM generate_series(1, {rows}) AS n
 """
@@ -216,7 +240,8 @@ class Work:
 def work(engine: Engine, template: str, parameters: dict[str, Any], mode: str) -> Work:
     """Run a statement as a prepared one, and tell what it touched."""
     of_slots = f"AND {OF_SLOTS}" if "partition" in parameters else ""
-    statement = Database(engine).sql(template, of_slots=of_slots)
+    filtered = f"AND {RARE.sql}" if "f0" in parameters else ""
+    statement = Database(engine).sql(template, of_slots=of_slots, filtered=filtered)
     names = list(dict.fromkeys(_PARAMETER.findall(statement)))
     numbered = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
     places = ", ".join(["%s"] * len(names))

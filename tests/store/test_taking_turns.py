@@ -227,7 +227,7 @@ def test_a_command_leaves_no_compensation_behind_that_a_direct_writer_declares_a
     with pytest.raises(SubscriptionError) as raised:
         command(channel, stored)
 
-    assert str(raised.value) == "direct writers of relay began or were dropped meanwhile; try again"
+    assert str(raised.value) == "direct writers or a backfill of relay began or ended meanwhile; try again"
     assert destinations(channel) == {"relay": "old", "relay:compensation": "old"}
     command(channel, stored)
     assert destinations(channel) == after

@@ -76,6 +76,9 @@ class Place(Destination):
         check_exactly_stored(self, sent)
         self.check_copies()
 
+    def close(self) -> None:
+        """Remove what was made for the test, where that is needed."""
+
     def raw(self) -> Sequence[tuple[UUID, object]]:
         """The id of every copy, and its bytes as the destination has them, headers and properties included."""
         return [(one.message_id, one) for one in self.stored()]
@@ -168,7 +171,10 @@ _WAYS = {
 
 
 class RemoteSenderContract:
-    """The suite. A module has the fixtures `place`, and `mortal`: a place whose server may be killed and paused."""
+    """The suite. A module has the fixture `mortal`: a place whose server may be killed and paused."""
+
+    #: The fixture with a place of the test.
+    at: str
 
     #: Whether the destination stores no second copy.
     drops_copies = False
@@ -186,6 +192,11 @@ class RemoteSenderContract:
     body = 100_000
     #: How many more files and threads than before an outage there may be after it.
     slack = 1
+
+    @pytest.fixture
+    def place(self, request: pytest.FixtureRequest) -> Any:
+        """A place of this test."""
+        return request.getfixturevalue(self.at)
 
     def test_a_connection_that_is_cut_anywhere_loses_and_reorders_nothing(self, place: Place, full: bool) -> None:
         """In the login, between messages and within them, and in the answers."""

@@ -78,14 +78,16 @@ def test_a_server_that_is_away_is_told_as_such_and_so_is_the_end_of_it(caplog, c
     away = "NATS: nats://h:4222: connection refused"
 
     told.outages.refused({"orders": away}, by_all=away)
+    told.settled((message, POLICY.waiting(message, away)) for message in messages(None, None))
     clock.append(110.0)
     told.outages.refused({"mail": away}, by_all=away)
+    told.settled((message, BLOCKED) for message in messages(None, first=2, topic="mail") + messages("k", first=3))
     clock.append(152.0)
     told.accepted("mail")
 
     assert said(caplog) == [
         "relay: nats://h:4222/shop accepts nothing, messages wait: NATS: connection refused",
-        "relay: nats://h:4222/shop accepts messages again after 52 s",
+        "relay: nats://h:4222/shop accepts messages again after 52 s; 3 messages had waited",
     ]
     assert not told.outages
 
@@ -93,13 +95,15 @@ def test_a_server_that_is_away_is_told_as_such_and_so_is_the_end_of_it(caplog, c
 def test_a_topic_is_accepted_again_when_a_message_of_it_is(caplog, clock):
     told = Told(clock)
     told.outages.refused({"orders": "no stream"})
+    waiting = messages(None) + messages(None, first=2, topic="mail")
+    told.settled((message, POLICY.waiting(message, "no stream")) for message in waiting)
     told.accepted("mail")
     assert told.outages
 
     clock.append(280.0)
     told.accepted("orders", "mail")
 
-    again = "relay: nats://h:4222 accepts topic orders again after 3 min"
+    again = "relay: nats://h:4222 accepts topic orders again after 3 min; 1 message had waited"
     assert said(caplog)[-1] == again
 
 

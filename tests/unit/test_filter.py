@@ -3,8 +3,7 @@
 import pytest
 
 from outbox.errors import FilterError
-from outbox.model.filter.condition import Filter
-from outbox.model.filter.parser import MAX_DEPTH, MAX_LENGTH
+from outbox.model.filter.sql92 import MAX_DEPTH, MAX_LENGTH, Filter
 from outbox.model.filter.tags import chosen_tags, tag_expression
 from outbox.model.message import Message
 
@@ -20,6 +19,11 @@ HEADERS = {
     "ten": "1e1",
     "ts": "1700000000000",
     "odd": "1_000",
+    "nan": "NaN",
+    "digits": "9" * 100,
+    "more_digits": "9" * 101,
+    "far": "1000E996",
+    "farther": "1E1000",
 }
 
 OUT_OF_ORDER = "Illegal values of between, left value({}) must less than or equal to right value({}); exchange them"
@@ -79,9 +83,15 @@ def value_of(text: str):
         ("a > - - 6", False),
         ("1 = 1.0", True),
         ("1 <> 2", True),
+        ("digits > 1", True),
+        ("more_digits > 1", None),
+        ("far = 1e999", True),
+        ("farther > 0", None),
         # What is no number is unknown beside a number.
         ("word > 5", None),
         ("odd = 1000", None),
+        ("nan = nan", True),
+        ("nan < 1", None),
         ("empty < 1", None),
         ("word <> 5", None),
         ("word > a", None),
@@ -172,7 +182,7 @@ def test_an_expression_has_a_value(text, value):
         ("a = ", 4, "expected a property, a text, a number or a bracket here"),
         ("between = 1", 0, "expected a property, a text, a number or a bracket, not 'between'"),
         ("a IS 5", 5, "expected NULL or NOT NULL, not '5'"),
-        ("a > 1e1000", 4, "numbers have at most 100 digits before the point and after it, and an exponent of 3"),
+        ("a > 1e1000", 4, "a number has at most 100 characters, and an exponent of 3 digits"),
         ("a != 1", 2, f"Lexical error: '!' begins nothing; {NO_TOKEN}"),
         ("a = 'b\0'", 6, "Lexical error: '\\x00' is no text; leave it out"),
         ('a = "b"', 4, f"Lexical error: '\"' begins nothing; {NO_TOKEN}"),

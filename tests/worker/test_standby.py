@@ -100,8 +100,8 @@ def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[t
             relay.join(20)
 
 
-def test_a_shorter_lease_takes_none_from_a_longer_one(engine):
-    """A roll-out that changes the length has both at the same time."""
+def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog):
+    """A roll-out that changes the length has both at the same time; the log says so once."""
     outbox = Outbox(engine)
     with two_at_work(engine, settings(6, 2), settings(1, 0.3)) as (destination, _, _):
         for n in range(60):
@@ -110,7 +110,8 @@ def test_a_shorter_lease_takes_none_from_a_longer_one(engine):
         arrived = eventually(lambda: len(destination.messages) >= 60, 20)
         taken = epoch(engine)
 
-    assert (arrived, taken) == (True, 1)
+    differ = "the lease of the other worker is 6 s long, that of this worker 1 s; give both the same length"
+    assert (arrived, taken, caplog.text.count(differ)) == (True, 1, 1)
     assert sorted(map(int, destination.bodies)) == list(range(60))
 
 

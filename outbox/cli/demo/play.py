@@ -89,11 +89,7 @@ class Play:
         return found
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition; stop waiting when nothing moves any more.
-
-        Raises:
-            ProcessFailedError: shops have still to commit, and do not.
-        """
+        """Wait for a condition, as long as something moves; raise if shops have still to commit, and do not."""
         while not condition():
             self._tick()
             if time.monotonic() - self._moved_at > _PATIENCE_SECONDS:

@@ -41,11 +41,7 @@ class Child:
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Return whether the process still runs.
-
-        Raises:
-            ProcessFailedError: the process ended with an error.
-        """
+        """Return whether the process still runs; raise if the process ended with an error."""
         code = self._process.poll()
         if code is not None:
             self._let_go()

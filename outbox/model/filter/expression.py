@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal as OneOf
 
-#: A number in a filter or in the text of a property. It is compared as a decimal, exactly. Its length is bounded, so
-#: that no text costs much, and every database has room for the number.
-NUMBER = "[+-]?(?:[0-9]{1,100}[.]?[0-9]{0,100}|[.][0-9]{1,100})(?:[eE][+-]?[0-9]{1,3})?"
+#: The form of a number, in a filter and in the text of a property. Numbers are compared as decimals, exactly. The
+#: bounds of length and exponent keep a comparison cheap, and leave every database room for the number.
+NUMBER = "[+-]?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:[eE][+-]?[0-9][0-9]?[0-9]?)?"
+LONGEST_NUMBER = 100
 _NUMBER = re.compile(NUMBER)
 
 #: The value of an expression for one message. None: unknown.
@@ -213,7 +214,7 @@ class Holds(Expression):
 
 def number_of(text: str) -> Decimal | None:
     """Return the number that a text is; None: it is no number."""
-    return Decimal(text) if _NUMBER.fullmatch(text) else None
+    return Decimal(text) if len(text) <= LONGEST_NUMBER and _NUMBER.fullmatch(text) else None
 
 
 def _number(value: Value) -> Decimal | None:

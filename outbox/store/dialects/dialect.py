@@ -12,6 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, MetaData
 
 from outbox.model.lease import Partition
+from outbox.store.dialects.filtering import Filtering
 from outbox.store.dialects.finding import Finding
 from outbox.store.dialects.statements import Parameters, Row, Script
 
@@ -139,6 +140,7 @@ class Values:
     bind_topics: Callable[[Any], Parameters]
     #: The header `{name}` out of the `{headers}` of a stored message, as text; null without it.
     header: str
+    filtering: Filtering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,8 @@ class Reads:
     capture: str
     #: `capture`, and everything committed since a position, in one statement. `fresh`: for a position at which nothing
     #: was open. `chosen`: without the rows that the selection leaves out; the other two read them without their bodies.
-    #: Where a selection applies, `{of_slots}` is one more condition on the slot of a row, or empty.
+    #: Where a selection applies, `{of_slots}` is one more condition on the slot of a row, and `{filtered}` that of a
+    #: filter; each may be empty.
     read_on: str
     read_on_fresh: str
     read_on_chosen: str

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from outbox.store.dialects.filtering import Filtering
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speech:
@@ -19,6 +21,7 @@ class Speech:
     text: Callable[[str], str]
     uuid: Callable[[UUID], str]
     moment: Callable[[datetime], str]
+    filtering: Filtering
     #: The number that tells whether a row is settled, written so that the planner still walks the primary key.
     number: str
     #: The rows of several late transactions: `{values}`, with ids from `{first}` to `{last}`.

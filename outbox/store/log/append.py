@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from outbox.model.filter.sql92 import Filter
 from outbox.model.message import LogRef, Message
 from outbox.model.slots import slot_of
 from outbox.model.subscription import compensation_of
@@ -27,15 +28,22 @@ _PRESENT = "SELECT message_id FROM {message} WHERE {chosen}"
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """The messages that a writer sends without the relay, for a subscription that selects `topics`."""
+    """The messages that a writer sends without the relay, for a subscription with this selection."""
 
     subscription: str
     topics: Topics = EVERY_TOPIC
+    tags: tuple[str, ...] | None = None
+    filter: Filter | None = None
 
     def takes(self, message: Message) -> bool:
-        """Return True for a message of these topics without key, `deliver_at`, delay and expiry."""
+        """Return True for a selected message without key, `deliver_at`, delay and expiry."""
         plain = message.key is None and message.deliver_at is None and message.delay is None
-        return plain and message.expires_at is None and (self.topics.everything or self.topics.matches(message.topic))
+        return plain and message.expires_at is None and self._selects(message)
+
+    def _selects(self, message: Message) -> bool:
+        of_topics = self.topics.everything or self.topics.matches(message.topic)
+        of_tags = self.tags is None or message.tags in self.tags
+        return of_topics and of_tags and (self.filter is None or self.filter.matches(message))
 
 
 class Appended(NamedTuple):

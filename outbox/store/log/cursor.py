@@ -57,12 +57,14 @@ class Batch:
 class Reading:
     """The part of the log that a partition reads, after a grace, and up to a position.
 
-    `grace`: for how long rows are left alone after the commit. `stop`: where all partitions meet; None: no end.
+    `grace`: for how long rows are left alone after the commit. `stop`: where all partitions meet; None: no end. `ends`:
+    nothing follows the stop.
     """
 
     log: Log
     grace: Grace | None = None
     stop: Position | None = None
+    ends: bool = False
 
     def after(self, progress: Progress) -> Cursor:
         """Return a cursor that reads on from there."""

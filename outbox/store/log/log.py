@@ -20,6 +20,7 @@ from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
 from outbox.store.dialects.statements import Row, Sql
+from outbox.store.log.filtering import Condition, condition_of
 from outbox.store.log.limits import LIMITS, Limits
 
 _TOPIC, _BODY, _DIRECT = 2, 6, 11
@@ -96,9 +97,8 @@ class Log:
         self._selection = selection
         self._topics = Topics.of(selection.topics)
         self._slots = slots_of(partition)
-        self._narrow = (
-            bool(self._slots) or not self._topics.everything or (selection.tags, selection.only) != (None, None)
-        )
+        chosen = (selection.tags, selection.filter, selection.only)
+        self._narrow = bool(self._slots) or not self._topics.everything or chosen != (None, None, None)
         # An empty text skips and hides nothing: no subscription has an empty name, and no message an empty topic. Half
         # messages are hidden unless their topic is named, because only a checker handles them.
         self._skips = selection.skips or ""
@@ -153,11 +153,20 @@ class Log:
 
     def _choosing(self, channel: Channel, statement: str) -> Sql:
         """Return a statement that applies the selection, with a condition on slots if these are not all."""
-        return channel.database.sql(statement, of_slots=f"AND {OF_SLOTS}" if self._slots else "")
+        condition = self._condition(channel)
+        return channel.database.sql(
+            statement,
+            of_slots=f"AND {OF_SLOTS}" if self._slots else "",
+            filtered="" if condition is None else f"AND {condition.sql}",
+        )
+
+    def _condition(self, channel: Channel) -> Condition | None:
+        wanted = self._selection.filter
+        return None if wanted is None else condition_of(wanted, channel.database.dialect.values.filtering)
 
     def _chosen(self, channel: Channel) -> dict[str, Any]:
         """Return the selection as parameters of the statements that read messages."""
-        tags = self._selection.tags
+        tags, condition = self._selection.tags, self._condition(channel)
         return {
             "inline": self._limits.inline,
             **channel.database.dialect.values.bind_topics(self._topics),
@@ -166,6 +175,7 @@ class Log:
             "only": self._selection.only,
             "hidden": self._hidden,
             **self._slots,
+            **({} if condition is None else condition.parameters),
         }
 
     def _fitting(self, channel: Channel, rows: list[Row]) -> _Part:

@@ -137,22 +137,14 @@ class Purge:
         return self._go(older_than, kept, rehearsal=True)
 
     def old(self, older_than: timedelta) -> Old:
-        """Find out which messages are old enough to be deleted.
-
-        Raises:
-            SubscriptionError: there is no subscription.
-        """
+        """Find out which messages are old enough to be deleted; raise without any subscription."""
         identity.verify(self._channel)
         self._passed_by_all()
         before = self._moment_before(older_than)
         return Old(before=before, last_id=ids_before(self._channel, before)[1])
 
     def passed(self, kept: Kept) -> Kept:
-        """Narrow what is kept elsewhere to what every subscription has passed, and may be deleted now.
-
-        Raises:
-            SubscriptionError: there is no subscription.
-        """
+        """Narrow what is kept elsewhere to what every subscription has passed, and may be deleted now."""
         return replace(kept, position=self._passed_by_all(kept))
 
     def held(self, kept: Kept) -> Held | None:

@@ -12,6 +12,7 @@ from outbox.model.topics import Topics
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Restore
+from outbox.store.log.filtering import condition_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now} AND partition >= 0"
@@ -41,7 +42,7 @@ def restore(channel: Channel) -> list[Again]:
     """Give the rows of a copied log transaction ids of this server; return what each subscription will send again.
 
     A subscription that was ahead of another one sends messages a second time; none misses a message. No other statement
-    updates the log. All workers must be stopped. An ordered number of partitions is taken back.
+    updates the log. All workers must be stopped. An ordered number of partitions is taken back; backfills are dropped.
 
     Raises:
         SubscriptionError: a worker is alive.
@@ -55,6 +56,9 @@ def restore(channel: Channel) -> list[Again]:
         channel.run(restore.restamp)
         channel.run(_BEGIN_ANEW)
         channel.run(_FENCE)
+        for each in Subscriptions(channel).all():
+            if each.kind == "backfill":
+                Subscriptions(channel).drop(each.name)
         channel.run(_NO_BARRIER)
         identity.adopt(channel)
     return again
@@ -95,7 +99,12 @@ def _sent_again(channel: Channel, subscription: Subscription) -> int:
         "only": selection.only,
         "name": subscription.name,
     }
-    statement = database.sql(_statements(channel).again, of_topics=database.dialect.values.of_topics)
+    values, of_filter = database.dialect.values, "TRUE"
+    if selection.filter is not None:
+        filtered = condition_of(selection.filter, values.filtering)
+        of_filter = filtered.sql
+        parameters |= filtered.parameters
+    statement = database.sql(_statements(channel).again, of_topics=values.of_topics, of_filter=of_filter)
     return int(channel.rows(statement, **parameters)[0][0])
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from outbox.model.barrier import has_arrived
 from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
@@ -16,6 +17,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.dialect import OF_SLOTS, slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
+from outbox.store.log.filtering import condition_of
 from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
@@ -29,7 +31,10 @@ _ROWS_A_PLACE = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """The status of one partition of a subscription; see `SubscriptionStatus`."""
+    """The status of one partition of a subscription; see `SubscriptionStatus`.
+
+    `arrived`: the partition of a backfill has come to its end, so nobody needs to run the partition.
+    """
 
     number: int
     backlog: Count
@@ -37,6 +42,7 @@ class PartitionStatus:
     lag_about: bool
     holder: Holder | None
     idle: float | None
+    arrived: bool = False
 
     @property
     def is_run(self) -> bool:
@@ -71,7 +77,8 @@ class SubscriptionStatus:
     @property
     def unowned(self) -> list[PartitionStatus]:
         """The partitions that nobody runs, the longest idle first."""
-        return sorted((each for each in self.partitions if not each.is_run), key=lambda each: -(each.idle or 0.0))
+        unowned = (each for each in self.partitions if not (each.is_run or each.arrived))
+        return sorted(unowned, key=lambda each: -(each.idle or 0.0))
 
     @property
     def is_run(self) -> bool:
@@ -141,16 +148,20 @@ _SAMPLE = """
           ORDER BY id LIMIT :limit) AS r
 """
 _UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND number < :target AND NOT {in_target})"
+_LEFT_IN_WINDOW = f"id > :after AND {_LEFT}"
 #: Messages of the log, by primary key up to the limit.
 _WRITTEN = """
     SELECT count(CASE WHEN topic <> :half THEN 1 END) FROM (SELECT topic FROM {message} ORDER BY id LIMIT :limit) AS r
 """
 
 
-def standings(channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
-    """Return the database's clock, and the status of all subscriptions, sorted by name."""
+def standings(
+    channel: Channel, subscriptions: Sequence[Subscription] | None = None
+) -> tuple[datetime, list[SubscriptionStatus]]:
+    """Return the database's clock, and the status of these subscriptions; None: of all, sorted by name."""
     now = channel.now()
-    return now, [_standing(channel, each, now) for each in Subscriptions(channel).all()]
+    meant = Subscriptions(channel).all() if subscriptions is None else subscriptions
+    return now, [_standing(channel, each, now) for each in meant]
 
 
 def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
@@ -193,6 +204,7 @@ def _of_partition(channel: Channel, unsettled: _Unsettled, now: datetime) -> Par
         lag_about=about,
         holder=Leases(channel).look(unsettled.partition),
         idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
+        arrived=unsettled.arrived,
     )
 
 
@@ -205,6 +217,12 @@ class _Unsettled:
         self.partition = partition
         self.settled = ProgressLog(channel).newest(partition)
         self._progress = Progress(EARLIEST) if self.settled is None else self.settled.progress
+        self._ends = subscription.kind == "backfill"
+        stop = subscription.stop_at if self._ends else None
+        self.arrived = stop is not None and has_arrived(self._progress, stop)
+        if stop is not None and self._progress.target is None and not self.arrived:
+            # All of the rest lies in one window, whether a worker has opened the window or not.
+            self._progress = Progress(self._progress.base, stop, -1)
         slots = slots_of(partition)
         topics, only = Topics.of(subscription.selection.topics), subscription.selection.only
         values = database.dialect.values
@@ -214,12 +232,16 @@ class _Unsettled:
         of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
         is_check = subscription.kind == "check"
         # A look reads only the columns that it needs, because rows are copied for it.
-        more = ", tags, key, headers" if tags is not None or is_check else ""
+        filtered = None
+        if subscription.selection.filter is not None:
+            filtered = condition_of(subscription.selection.filter, values.filtering)
+        more = ", tags, key, headers" if tags is not None or filtered is not None or is_check else ""
         self._columns = f"id, topic, direct, created_at, deliver_at{more}{', slot' if slots else ''}"
         self._since = "created_at" if is_check else _DUE
         still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
         of_slots = OF_SLOTS if slots else "TRUE"
-        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open} AND {of_slots}"
+        of_filter = "TRUE" if filtered is None else filtered.sql
+        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open} AND {of_slots} AND {of_filter}"
         self._common = {
             **values.bind_topics(topics),
             "half": HALF_TOPIC,
@@ -227,6 +249,7 @@ class _Unsettled:
             "direct": subscription.selection.skips if only is None else only,
             "limit": MOST_COUNTED + 1,
             **slots,
+            **({} if filtered is None else filtered.parameters),
         }
         self._parts = [self._part(*look) for look in self._looks()]
 
@@ -267,8 +290,9 @@ class _Unsettled:
     def _looks(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield the bounded looks: at rows after the newer end of the progress, and at the rest of its window."""
         end = self._progress.target or self._progress.base
-        yield _FRESH, "{selected}", {"head": end.head}
-        late = self._database.dialect.reads.late
+        if not self._ends:
+            yield _FRESH, "{selected}", {"head": end.head}
+        late = None if self._ends else self._database.dialect.reads.late
         if end.open and late is not None:
             yield late, "{selected}", {"open": list(end.open)}
         if self._progress.target is not None:
@@ -296,7 +320,7 @@ class _Unsettled:
         """Estimate the number of selected, unsettled rows, from samples of rows and ids at many places of the log."""
         after = self._progress.after
         known = [part.first_id for part in self._parts if part.first_id is not None]
-        first = min(known if after is None else [*known, after + 1])
+        first = min(known if after in (None, -1) else [*known, after + 1])
         end = int(self._channel.rows(_LAST_ID)[0][0] or 0) + 1
         width = max(1, -(-(end - first) // _PLACES))
         return round(sum(self._sampled(start, min(start + width, end)) for start in range(first, end, width)))
@@ -317,7 +341,7 @@ class _Unsettled:
             "selected": self._selected,
             "since": self._since,
             "left": _LEFT.format(**seen),
-            "unsettled": _UNSETTLED.format(**seen),
+            "unsettled": (_LEFT_IN_WINDOW if self._ends else _UNSETTLED).format(**seen),
         }
         text = self._database.sql(
             statement,

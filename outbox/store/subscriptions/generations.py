@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outbox.model.barrier import next_generation, stop_at
-from outbox.model.position import Progress
+from outbox.model.barrier import has_arrived, next_generation, stop_at
+from outbox.model.position import Position, Progress
 from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
 from outbox.store.subscriptions.progress import ProgressLog
@@ -86,15 +86,27 @@ class Generations:
         """
         if subscription.next_partitions is None:
             return False
-        # First the lock: a worker that takes a lease, settles and gives it back would move a partition meanwhile.
-        if not self._are_given_back(subscription):
-            return False
-        standing = self._progress.standing(subscription)
-        start = next_generation(standing)
+        start = self._met_at(subscription)
         if start is None:
             return False
         self._begin_next(subscription, subscription.next_partitions, start)
         return True
+
+    def end_at(self, subscription: Subscription, stop: Position) -> None:
+        """Let the partitions handle the log up to a position, and no further."""
+        self._channel.run(_ORDER, name=subscription.name, stop_at=str(stop), partitions=None)
+
+    def ended(self, subscription: Subscription) -> bool:
+        """Return whether all partitions stand at their end, and all leases were given back."""
+        standing, stop = self._met_at(subscription), subscription.stop_at
+        return standing is not None and stop is not None and has_arrived(standing, stop)
+
+    def _met_at(self, subscription: Subscription) -> Progress | None:
+        """Return where all partitions stand, if that is the same progress, and all leases were given back."""
+        # First the lock: a worker that takes a lease, settles and gives it back would move a partition meanwhile.
+        if not self._are_given_back(subscription):
+            return None
+        return next_generation(self._progress.standing(subscription))
 
     def _begin_next(self, last: Subscription, partitions: int, start: Progress) -> None:
         following = replace(last, partitions=partitions, generation=last.generation + 1)

@@ -74,11 +74,7 @@ class Readers:
         return self._subscriptions.get(name)
 
     def require_registrable(self, name: str, *, archive: str, hold: timedelta) -> None:
-        """Make sure that an archive may have this name.
-
-        Raises:
-            SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
-        """
+        """Raise if an archive cannot have the name, of a relay, another archive or reserved, or the hold is wrong."""
         _require_sound(name, hold)
         self._require_free(self._subscriptions.find(name), name, archive)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from outbox.errors import SubscriptionError
 from outbox.model.destination import same_destination
+from outbox.model.filter.tags import tag_expression
 from outbox.model.subscription import (
     Declaration,
     Kind,
@@ -51,6 +53,9 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
             f"{stored.name!r} is the name of a subscription of another kind: {stored.kind}, not {declared.kind};"
             " use another name"
         )
+    if declared.kind == "backfill":
+        # A command has chosen its selection, and workers do not know it.
+        declared = replace(declared, topics=stored.topics, tags=stored.tags, filter=stored.filter)
     topics = None if declared.topics is None else tuple(sorted(set(declared.topics)))
     destination = declared.destination or stored.destination
     if destination and stored.destination and same_destination(stored.destination, destination):
@@ -62,6 +67,8 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
         (f"has {what} {_shown(there)}, this worker asks for {_shown(here)}", option)
         for what, there, here, option in (
             ("topics", stored.topics, topics, _topics_option(topics)),
+            ("tags", stored.tags, declared.tags, _option("tags", tag_expression(declared.tags))),
+            ("filter", stored.filter, declared.filter, _option("filter", declared.filter or "TRUE")),
             ("destination", stored.destination, destination, _option("to", destination)),
             ("on-dead", stored.on_dead, on_dead, _option("on-dead", on_dead)),
             ("grace", stored.grace, grace, _option("grace", f"{grace_milliseconds(grace)}ms")),
@@ -71,7 +78,7 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
     ]
     if differing:
         # A compensation has a grace of its own; everything else is that of its subscription.
-        altered = stored.name if stored.grace != grace else stored.direct or stored.name
+        altered = stored.name if stored.grace != grace else stored.follows or stored.name
         instead = (
             f"a transaction_timeout of {_shown(stored.grace)}"
             if stored.kind == "check" and stored.grace != grace
@@ -97,6 +104,8 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
 
 def require_partitions(name: str, kind: Kind, partitions: int, slots: int) -> None:
     """Refuse a number of partitions that does not fit the kind of subscription, or the slots of the outbox."""
+    if kind == "backfill":
+        raise SubscriptionError(f"{name} keeps the number of partitions with which it began")
     if kind not in ("relay", "consumer") and partitions != 1:
         raise SubscriptionError(f"{name} is of the kind {kind}, which has one partition")
     if not 1 <= partitions <= slots:

@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 from outbox.errors import SubscriptionError
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import (
+    AT,
     Declaration,
     Start,
     Subscription,
     compensation_of,
     grace_milliseconds,
-    subscription_of,
 )
 from outbox.model.topics import Topics
 from outbox.runtime.failpoints import crash_point
@@ -29,24 +29,25 @@ from outbox.store.subscriptions.refusals import require_fitting, require_partiti
 
 _COLUMNS = (
     "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms, stop_at,"
-    " next_partitions, ordered, compact"
+    " next_partitions, ordered, compact, filter"
 )
 _FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
 _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
     {insert_once} {subscription}
-        (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, ordered, compact)
-    VALUES (:name, :topics, :destination, :on_dead, :partitions, 1, {now}, :grace_ms, :kind, :tags, :ordered, :compact)
-    {unless_there}
+        (name, topics, tags, filter, destination, on_dead, partitions, generation, created_at, grace_ms, kind, ordered,
+         compact)
+    VALUES (:name, :topics, :tags, :filter, :destination, :on_dead, :partitions, :generation, {now}, :grace_ms, :kind,
+            :ordered, :compact) {unless_there}
 """
 _DECLARE = """
-    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, ordered = :ordered,
-           compact = :compact
+    UPDATE {subscription} SET topics = :topics, tags = :tags, filter = :filter, destination = :destination,
+           on_dead = :on_dead, ordered = :ordered, compact = :compact
     WHERE name = :name AND destination IS NULL
 """
 _ALTER = """
-    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, grace_ms = :grace_ms,
-           ordered = :ordered, compact = :compact
+    UPDATE {subscription} SET topics = :topics, tags = :tags, filter = :filter, destination = :destination,
+           on_dead = :on_dead, grace_ms = :grace_ms, ordered = :ordered, compact = :compact
     WHERE name = :name
 """
 #: Compared with what was read before, so that it never undoes a change that was ordered meanwhile.
@@ -89,7 +90,7 @@ class Subscriptions:
 
     def get_all(self, name: str) -> list[Subscription]:
         """Return the subscription of that name, or all instances of the broadcast consumer; raises as `get`."""
-        instances = [each for each in self.all() if each.kind == "broadcast" and each.name.startswith(f"{name}@")]
+        instances = [each for each in self.all() if each.kind == "broadcast" and each.name.startswith(name + AT)]
         return [self.get(name)] if not instances or self.find(name) is not None else instances
 
     @contextmanager
@@ -193,16 +194,26 @@ class Subscriptions:
         return Parked(self._channel, name).clear()
 
     def begin_next_generation(self, name: str) -> bool:
-        """Begin the ordered generation if all partitions have met; return True if it began."""
+        """Begin the ordered generation if all partitions have met; return True if it began.
+
+        A backfill has no other generation: it is dropped, and the return value is True, if nothing is parked.
+        """
         with self.changing():
             stored = self.find(name)
-            return stored is not None and Generations(self._channel).advance(stored)
+            if stored is None or stored.kind != "backfill":
+                return stored is not None and Generations(self._channel).advance(stored)
+            if Generations(self._channel).ended(stored) and not Parked(self._channel, name).some():
+                self.drop(name)
+                return True
+            return False
 
     def create_at(self, made: Subscription, standing: Sequence[Progress]) -> None:
         """Create a subscription whose partitions stand as given; for use inside `changing`."""
         if not self._channel.run(_CREATE, **_row(made)):
             raise SubscriptionError(f"there is a subscription {made.name!r} already; take another name")
         Generations(self._channel).begin(made, standing)
+        if made.stop_at is not None:
+            Generations(self._channel).end_at(made, made.stop_at)
 
     def leaves_to_writers(self, name: str, topics: Topics, bases: Sequence[Position]) -> bool:
         """Return True if writers of `name` send messages of these topics that one of `bases` lacks."""
@@ -218,9 +229,9 @@ class Subscriptions:
         """
         for table in ("parked", "progress", "lease"):
             self._channel.run(f"DELETE FROM {{{table}}} WHERE subscription = :name", name=name)
-        followed = subscription_of(name)
-        if followed is not None:
-            Acks(self._channel, followed).forget()
+        dropped = self.find(name)
+        if dropped is not None and dropped.direct is not None:
+            Acks(self._channel, dropped.direct).forget()
         self._channel.run("DELETE FROM {subscription} WHERE name = :name", name=name)
 
     def _create(self, declared: Declaration, start: Start | None) -> None:
@@ -260,6 +271,7 @@ class Subscriptions:
             next_partitions=row[12],
             ordered=bool(row[13]),
             compact=bool(row[14]),
+            filter=row[15],
         )
 
 
@@ -272,7 +284,9 @@ def _row(made: Subscription | Declaration) -> dict[str, object]:
         "grace_ms": grace_milliseconds(made.grace or timedelta(0)),
         "kind": made.kind,
         "tags": None if made.tags is None else json.dumps(made.tags),
+        "filter": made.filter,
         "partitions": made.partitions or 1,
+        "generation": made.generation if isinstance(made, Subscription) else 1,
         "ordered": made.ordered is not False,
         "compact": made.compact is True,
     }

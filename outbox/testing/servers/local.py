@@ -40,11 +40,7 @@ class LocalServer:
         self._has_answered = False
 
     def start(self) -> Self:
-        """Start, or start again on the same data and port; returns when the server answers.
-
-        Raises:
-            ServerFailedError: the server does not come up.
-        """
+        """Start, or start again on the same data and port; return when the server answers, or raise."""
         if self._program is not None and self._program.running():
             return self
         for _ in range(self._tries):

@@ -90,11 +90,7 @@ def free_port() -> int:
 
 
 def run_to_end(command: Sequence[str | Path], *, account: Account | None, cwd: Path) -> None:
-    """Run a program to its end.
-
-    Raises:
-        ServerFailedError: the exit status is not 0.
-    """
+    """Run a program to its end; raise `ServerFailedError` unless the exit status is 0."""
     done = subprocess.run(
         command,
         cwd=cwd,

@@ -39,6 +39,7 @@ from outbox.store.dialects.dialect import (
 )
 from outbox.store.dialects.postgresql.append import append
 from outbox.store.dialects.postgresql.check import check_ids, check_tables
+from outbox.store.dialects.postgresql.filtering import FILTERING
 from outbox.store.dialects.postgresql.restore import RESTORE
 from outbox.store.dialects.statements import Parameters, Row, pyformat
 
@@ -296,7 +297,7 @@ _OF_TOPICS = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS 
 _CHOSEN = f"""{_OF_TOPICS}
     AND (CAST(:tags AS text[]) IS NULL OR tags = ANY(CAST(:tags AS text[])))
     AND direct IS DISTINCT FROM CAST(:skips AS text) AND topic <> CAST(:hidden AS text)
-    AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text)) {{of_slots}}"""
+    AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text)) {{of_slots}} {{filtered}}"""
 
 #: The rows with their slots, by which they are chosen.
 _RAW = f"({_LATE}) UNION ALL ({_FRESH})".replace(_RAW_COLUMNS, f"{_RAW_COLUMNS}, slot")
@@ -421,6 +422,7 @@ DIALECT = Dialect(
         rows="VALUES {rows}",
         of_topics=_OF_TOPICS,
         bind_topics=_bind_topics,
+        filtering=FILTERING,
         header="(CAST({headers} AS json) ->> '{name}')",
     ),
     reads=Reads(

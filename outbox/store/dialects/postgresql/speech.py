@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC
 
+from outbox.store.dialects.postgresql.filtering import FILTERING
 from outbox.store.dialects.speech import Speech
 
 
@@ -24,6 +25,7 @@ SPEECH = Speech(
     text=_quoted,
     uuid=lambda value: f"CAST('{value}' AS uuid)",
     moment=lambda moment: f"CAST('{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00' AS timestamptz)",
+    filtering=FILTERING,
     # `+ 0` keeps the planner off the index (xact_id, id), which would sort the whole window.
     number="r.xact_id + 0",
     # One probe of (xact_id, id) each; OFFSET 0 keeps the planner from making a join of it.

@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 
 from outbox.errors import DatabaseError
 from outbox.store.dialects.dialect import Hint
+from outbox.store.dialects.sqlite.filtering import add_functions
 from outbox.store.dialects.sqlite.locking import BUSY_SECONDS, begin_immediate, prepare
 from outbox.store.dialects.statements import Parameters, Row
 
@@ -73,6 +74,7 @@ class SqliteChannel:
             disown_inherited()
             self._driver = sqlite3.connect(_file_of(engine), isolation_level=None, check_same_thread=False)
             prepare(self._driver)
+            add_functions(self._driver)
             _channels.add(self)
         self.fileno: int | None = None
 

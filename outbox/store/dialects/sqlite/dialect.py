@@ -33,6 +33,7 @@ from outbox.store.dialects.dialect import (
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.check import check_ids, check_tables
 from outbox.store.dialects.sqlite.engine import commits_every_statement, configure, make_fit, waits_for_itself
+from outbox.store.dialects.sqlite.filtering import FILTERING
 from outbox.store.dialects.sqlite.locking import is_busy
 from outbox.store.dialects.statements import Parameters, Row, Script, Statement
 
@@ -118,7 +119,7 @@ _OF_TOPICS = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topic
     AND (:exceptions IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(:exceptions) WHERE topic GLOB value))"""
 _CHOSEN = f"""{_OF_TOPICS}
     AND (:tags IS NULL OR tags IN (SELECT value FROM json_each(:tags)))
-    AND direct IS NOT :skips AND topic <> :hidden AND (:only IS NULL OR direct = :only) {{of_slots}}"""
+    AND direct IS NOT :skips AND topic <> :hidden AND (:only IS NULL OR direct = :only) {{of_slots}} {{filtered}}"""
 _FRESH = f"SELECT {_RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
 #: The rows with their slots, by which they are chosen.
 _RAW = _FRESH.replace(_RAW_COLUMNS, f"{_RAW_COLUMNS}, slot")
@@ -174,6 +175,7 @@ DIALECT = Dialect(
         rows="VALUES {rows}",
         of_topics=_OF_TOPICS,
         bind_topics=_bind_topics,
+        filtering=FILTERING,
         header="json_extract({headers}, '$.\"{name}\"')",
     ),
     reads=Reads(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from outbox.store.dialects.speech import Speech
+from outbox.store.dialects.sqlite.filtering import FILTERING
 
 
 def _quoted(text: str) -> str:
@@ -32,6 +33,7 @@ SPEECH = Speech(
     text=_quoted,
     uuid=lambda value: f"'{value.hex}'",
     moment=_moment,
+    filtering=FILTERING,
     number="r.id",
     late="",
     server="SELECT NULL AS system, NULL AS timeline",

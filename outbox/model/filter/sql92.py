@@ -1,4 +1,4 @@
-"""The parser of filters: RocketMQ's grammar of SQL92, in which NOT binds tighter than a comparison.
+"""Filters in RocketMQ's SQL92: their grammar, in which NOT binds tighter than a comparison, and what they match.
 
 condition  := all { OR all }
 all        := equality { AND equality }
@@ -12,12 +12,15 @@ primary    := text | number | TRUE | FALSE | NULL | property | '(' condition ')'
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import NamedTuple, NoReturn, cast
+from functools import lru_cache
+from typing import NamedTuple, NoReturn, Protocol, cast
 
 from outbox.errors import FilterError
 from outbox.model.filter.expression import (
+    LONGEST_NUMBER,
     Among,
     Equal,
     Expression,
@@ -35,9 +38,11 @@ from outbox.model.filter.expression import (
     number_of,
 )
 
-#: Limits of one filter. Within them no filter is too deep for Python, SQLite (1 000 levels) or PostgreSQL.
+#: Limits of one filter: characters, levels of brackets and signs, and comparisons of conditions with each other. Within
+#: them no filter is too large for SQLite, whose parser has a stack of 100 places.
 MAX_LENGTH = 4_000
-MAX_DEPTH = 32
+MAX_DEPTH = 16
+MAX_COMPARED = 2
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\n\r\f]+|--[^\n\r]*|/\*.*?\*/)
@@ -61,6 +66,78 @@ class _Token(NamedTuple):
     what: str
     shown: str
     at: int
+
+
+#: Properties that are no headers, as RocketMQ calls them (which has no TOPIC), and their columns.
+SYSTEM_PROPERTIES = {"TAGS": "tags", "KEYS": "key", "TOPIC": "topic"}
+
+
+class Filterable(Protocol):
+    """The parts of a message that a filter may name."""
+
+    topic: str
+    key: str | None
+    tags: str | None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A condition on messages in RocketMQ's SQL92."""
+
+    text: str
+    expression: Expression
+
+    @classmethod
+    def of(cls, text: str) -> Filter:
+        """Return the filter of a text.
+
+        Raises:
+            FilterError: the text is no condition, or too long or too deep; the error shows the place.
+        """
+        return _compiled(text)
+
+    def matches(self, message: Filterable) -> bool:
+        """Return True if the condition is true for the message, and not false or unknown."""
+        headers: Mapping[str, object] | None = None
+
+        def properties(name: str) -> str | None:
+            nonlocal headers
+            if name in SYSTEM_PROPERTIES:
+                found: object = getattr(message, SYSTEM_PROPERTIES[name])
+            else:
+                # Decoded once, and not for a filter of tags, keys and topics.
+                headers = _headers_of(message) if headers is None else headers
+                found = headers.get(name)
+            return found if isinstance(found, str) else None
+
+        return self.expression.value(properties) is True
+
+
+@lru_cache(maxsize=128)
+def _compiled(text: str) -> Filter:
+    return Filter(text, parse(text))
+
+
+def chosen_filter(text: str | None) -> str | None:
+    """Return a filter as stored. None and `TRUE` mean every message.
+
+    Raises:
+        FilterError: the text is no condition, or too long or too deep; the error shows the place.
+    """
+    return None if text is None or Filter.of(text).expression == Literal(True) else text.strip()
+
+
+def _headers_of(message: Filterable) -> Mapping[str, object]:
+    """Return the headers; none where a row of another hand holds no JSON object."""
+    try:
+        headers: object = message.headers
+    except ValueError:
+        return {}
+    return headers if isinstance(headers, Mapping) else {}
 
 
 def parse(text: str) -> Expression:
@@ -106,6 +183,7 @@ class _Parser:
         self._tokens = _tokens(text)
         self._next = 0
         self._depth = 0
+        self._compared = 0
 
     def filter(self) -> Expression:
         """Return the condition of the whole text."""
@@ -189,6 +267,12 @@ class _Parser:
         is_constant = isinstance(left, Literal) and isinstance(right, Literal)
         if is_constant and _is_condition(left) and not _is_condition(right):
             self._refuse(f"'{shown}' cannot be compared with '{self._shown(at)}'", at)
+        if not isinstance(right, Literal):
+            self._compared += "condition" in (left.kind, right.kind)
+        if self._compared > MAX_COMPARED:
+            self._refuse(
+                f"at most {MAX_COMPARED} comparisons of conditions by = and <>; join conditions by AND or OR", at
+            )
         return Equal(left, right)
 
     def _comparison(self) -> Expression:
@@ -283,9 +367,7 @@ class _Parser:
     def _number(self, token: _Token) -> Decimal:
         number = number_of(token.shown.rstrip("lL"))
         if number is None:
-            self._refuse(
-                "numbers have at most 100 digits before the point and after it, and an exponent of 3", token.at
-            )
+            self._refuse(f"a number has at most {LONGEST_NUMBER} characters, and an exponent of 3 digits", token.at)
         return number
 
     def _string(self) -> str:

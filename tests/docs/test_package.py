@@ -1,0 +1,75 @@
+"""What is published: a wheel with the package alone, and a long description whose links lead somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email import message_from_bytes
+from email.message import Message
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import TOP
+
+PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+SITE = PROJECT["urls"]["Documentation"]
+MOST_BYTES = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this folder."""
+    if find_spec("hatch_fancy_pypi_readme") is None and not os.environ.get("CI"):
+        pytest.skip("the wheel is built with hatch-fancy-pypi-readme, of the extra dev")
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=TOP, check=True, capture_output=True, timeout=120)
+    (found,) = folder.iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(files.read(name))
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        names = set(files.namelist())
+
+    outside = {name for name in names if not name.startswith("outbox/") and ".dist-info/" not in name}
+    kinds = {Path(name).suffix for name in names if name.startswith("outbox/")}
+    needed = {"outbox/py.typed", "outbox/_migrations/env.py", "outbox/_examples/orders.py"}
+    assert outside == {"pyspark_outbox.py"}
+    assert kinds == {".py", ".typed", ".mako", ".md"}
+    assert needed - names == set()
+    assert wheel.stat().st_size < MOST_BYTES
+
+
+def test_every_link_of_the_long_description_is_absolute(metadata):
+    links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_the_long_description_leads_to_pages_of_the_site(metadata):
+    pages = set(re.findall(rf"\]\({re.escape(SITE)}([\w-]+)\.html", metadata.get_payload()))
+
+    assert len(pages) > 5
+    assert {page for page in pages if not (TOP / "docs" / f"{page}.md").is_file()} == set()
+
+
+def test_each_version_of_python_that_is_named_is_one_that_ci_tests(metadata):
+    named = {each for each in metadata.get_all("Classifier", []) if re.search(r":: 3\.\d+$", each)}
+    script = (TOP / ".ci" / "pythons").read_text()
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    tested = {oldest, *re.findall(r"python(3\.\d+)", script)}
+
+    assert named == {f"Programming Language :: Python :: {version}" for version in tested}

@@ -1,0 +1,29 @@
+"""Broken twins: the library with one small part left out. The storm has to catch each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from outbox.model.message import Message
+from outbox.model.parking import Parking
+from outbox.worker import partition, settle
+from outbox.worker.policy import HandlerPolicy
+from tests.scenarios.exactness.twins import ParksWithoutEpoch, SettlesWithoutEpoch
+
+_failed = HandlerPolicy.failed
+
+
+def _blocks_nothing(
+    policy: HandlerPolicy, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True
+) -> Parking:
+    return replace(_failed(policy, message, error, after, counts=counts), blocks=False)
+
+
+def install(name: str | None) -> None:
+    """Make this process one of the twins."""
+    if name == "without_blocked":
+        setattr(HandlerPolicy, "failed", _blocks_nothing)  # noqa: B010  # type checkers take a method for a constant
+    elif name == "without_epoch":
+        setattr(partition, "Settlement", ParksWithoutEpoch)  # noqa: B010
+        setattr(settle, "ProgressLog", SettlesWithoutEpoch)  # noqa: B010
