@@ -101,7 +101,7 @@ def test_a_suspended_queue_also_waits_for_what_is_unavailable():
     outcome = Stage(handler, replace(ONE, suspend=True)).run(messages("a", "b", "c"))
 
     assert handler.calls == [[1], [2]]
-    assert seen(outcome) == {"done": [1], "aside": [(2, "retry", 0)], "open": [3]}
+    assert seen(outcome) == {"done": [1], "parked": [(2, "retry", 0)], "open": [3]}
 
 
 def test_what_is_unavailable_is_not_counted_and_others_go_on():
@@ -223,7 +223,7 @@ def test_whoever_drops_a_call_under_way_keeps_its_answers_and_holds_only_its_por
         released.set()
 
     assert handler.calls == [[1], [2], [3], [4]]
-    assert seen(outcome) == {"done": [1, 2, 4], "aside": [(3, "retry", 1), (5, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 2, 4], "parked": [(3, "retry", 1), (5, "blocked", 0)], "open": []}
 
 
 def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass():
@@ -237,7 +237,7 @@ def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass(
         seconds = time.monotonic() - began
         released.set()
 
-    assert seen(outcome) == {"done": [2], "aside": [(1, "dead", 1), (3, "waiting", 0)], "open": []}
+    assert seen(outcome) == {"done": [2], "parked": [(1, "dead", 1), (3, "waiting", 0)], "open": []}
     assert seconds < 2
 
 
@@ -265,7 +265,7 @@ def test_a_call_comes_back_whatever_those_raise_who_are_told_of_it(error):
     def hears(_: object) -> None:
         raise error
 
-    assert seen(stage.run(messages("a", "b"))) == {"done": [1, 2], "aside": [], "open": []}
+    assert seen(stage.run(messages("a", "b"))) == {"done": [1, 2], "parked": [], "open": []}
     assert not stage.batch_handler.hung
 
 
