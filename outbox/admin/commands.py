@@ -54,15 +54,16 @@ def alter(
 
     `on_dead="continue"` also frees the messages that dead letters hold back by now. They are sent in the order of their
     key, before later ones, and the dead letters stay dead letters. `on_dead="block"` counts from the next dead letter
-    on: messages have passed the earlier ones already.
+    on: messages have passed the earlier ones already. The same goes for order: without it no failed message holds back
+    others any more, and with it the next failed message does.
 
     `before`: as the caller has read the subscription; None: as stored now. Only differences are stored, so that two
     commands at once do not undo each other. `wait`: for how long a worker is asked for the lease; 0: not at all.
 
     Raises:
         SubscriptionError: a compensation has the selection and the destination of its subscription; a check-back may
-            change only grace and policy; another route of the relay has a topic; or topics or direct writers have
-            changed meanwhile.
+            change only grace and policy; a consumer has no destination; another route of the relay has a topic; or
+            topics or direct writers have changed meanwhile.
         WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was stored.
         LeaseLostError: a worker took the lease meanwhile; nothing was stored.
     """
@@ -74,6 +75,8 @@ def alter(
             f"{changed.name} is an extract, which has the topics of its archive; for another hold run it with other"
             f" options: outbox extract {quote(changed.destination or '')} --register {quote(changed.name)} --hold 30d"
         )
+    if changed.kind in ("consumer", "broadcast") and changed.destination is not None:
+        raise SubscriptionError(f"{changed.name} is a consumer, which has no destination; leave --to out")
     if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
         raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
     with _changing(channel, [stored], wait=wait) as (_, followers):
@@ -84,8 +87,8 @@ def alter(
         Subscriptions(channel).alter(altered)
         for each in followers:
             Subscriptions(channel).alter(replace(each, destination=altered.destination))
-        if altered.on_dead == "continue":
-            Parked(channel, changed.name).unblock_dead()
+        if altered.on_dead == "continue" or not altered.ordered:
+            Parked(channel, changed.name).unblock(dead=altered.ordered)
     return altered
 
 

@@ -146,7 +146,7 @@ def _changed(stored: Subscription, change: Change, to: str | None) -> Subscripti
     from outbox.model.topics import chosen_topics
 
     destination = None if to is None else _checked_destination(to, stored)
-    if stored.destination is None and destination is None and stored.direct is None:
+    if not stored.is_used and destination is None and stored.direct is None:
         raise click.UsageError(
             f"{stored.name} has no destination yet: its first worker declares all of it; or say --to"
         )

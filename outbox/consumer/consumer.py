@@ -144,8 +144,7 @@ class Consumer(LifeCycle):
         taken = Topics.of(chosen_topics(topics or None))
 
         def listen(function: F) -> F:
-            if self._dispatch is not None:
-                raise SubscriptionError(f"consumer {self.name} has begun; add its functions before")
+            self._require_not_begun()
             listener = Listener.of(taken, function)
             if self._options.inbox:
                 # Nothing is opened; an outbox on the other kind of engine raises.
@@ -164,6 +163,7 @@ class Consumer(LifeCycle):
 
     def configure(self, *, partitions: int | None = None, concurrency: int | None = None) -> None:
         """Replace options, before the consumer begins; None: as given before."""
+        self._require_not_begun()
         given: dict[str, Any] = {"partitions": partitions, "concurrency": concurrency}
         self._options = replace(self._options, **{name: value for name, value in given.items() if value is not None})
 
@@ -196,6 +196,10 @@ class Consumer(LifeCycle):
             start=self.start_at,
         )
         return Worker.of(self.outbox, with_followers(job), self.settings, stop=self._stop)
+
+    def _require_not_begun(self) -> None:
+        if self._dispatch is not None:
+            raise SubscriptionError(f"consumer {self.name} has begun; add functions and options before")
 
     def _topics_of_all(self) -> tuple[str, ...] | None:
         if not self._listeners:

@@ -33,6 +33,7 @@ def handle(message):
 
 
 wrong = outbox.consumer("wrong")
+cache = outbox.consumer("cache", broadcast=True)
 number = 7
 """
 
@@ -101,6 +102,11 @@ MISTAKES = [
     (("shop:nothing",), 2, "consume shop:nothing: shop has no nothing"),
     (("shop",), 2, "consume shop: write module:object, for example shop.orders:listener"),
     (("shop:wrong",), 2, "consumer wrong has no function: write @consumer.on('orders') above one, before it begins"),
+    (
+        ("shop:cache", "--partitions", "2"),
+        2,
+        "consume shop:cache: partitions: an instance of a broadcast consumer has one",
+    ),
     (("shop:billing", "--concurrency", "0"), 2, "Invalid value for '--concurrency': 0 is not in the range x>=1."),
     (("shop:billing", "--partitions", "257"), 2, "partitions: must be from 1 to 256, not 257; this outbox has 256"),
 ]
@@ -137,6 +143,23 @@ def test_other_commands_show_a_consumer_in_its_words(shop):
         ["relay", "all", "topics"],
     ]
     assert any("outbox subscriptions drop relay" in each for each in status["warnings"]), status["warnings"]
+
+
+def test_a_consumer_is_altered_as_a_relay_is_but_has_no_destination(shop):
+    consumer = shop.consumer("billing")
+    consumer.on("orders")(lambda _message: None)
+    consumer.until_empty()
+
+    altered = outbox(
+        shop.engine, "subscriptions", "alter", "billing", "--topics", "mail", "--no-ordered", "--json"
+    ).json
+    divided = outbox(shop.engine, "subscriptions", "alter", "billing", "--partitions", "4").code
+    refused = outbox(shop.engine, "subscriptions", "alter", "billing", "--to", "stdout:")
+
+    with closing(shop.database.open()) as channel:
+        stored = Subscriptions(channel).get("billing")
+    assert (stored.topics, stored.ordered, stored.partitions, divided) == (("mail",), False, 4, 0), altered
+    assert (refused.code, "billing" in refused.err, stored.destination) == (2, True, None), refused.err
 
 
 def test_an_idle_consumer_is_told_with_what_starts_it(shop, monkeypatch):

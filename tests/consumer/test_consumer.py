@@ -335,8 +335,10 @@ def test_a_function_is_added_before_the_consumer_begins(outbox):
     consumer.on("orders")(lambda _message: None)
     consumer.until_empty()
 
-    with pytest.raises(SubscriptionError, match="billing has begun; add its functions before"):
+    with pytest.raises(SubscriptionError, match="billing has begun; add functions and options before"):
         consumer.on("mail")(lambda _message: None)
+    with pytest.raises(SubscriptionError, match="billing has begun"):
+        consumer.configure(concurrency=2)
 
 
 # Mistakes

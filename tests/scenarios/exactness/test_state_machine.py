@@ -257,7 +257,7 @@ class Machine(Writers):
     @precondition(lambda self: self.model.parked and any(not holder.handed for holder in self.holders))
     @rule(which=st.integers(0, 1), failing=st.none() | st.integers(0, 2), die=st.sampled_from([False, False, True]))
     def look_at_parked(self, which: int, failing: int | None, die: bool) -> None:
-        """Wishes, what fell due, and what is ready, all in one; the process may die when it has sent."""
+        """Requests, what fell due, and what is ready, all in one; the process may die when it has sent."""
         self._wait_for_writers()
         holder = self._some(which, lambda holder: holder.handed is None)
         stub, ours = holder.batch_handler, self.model.holds(holder.lease)
@@ -339,7 +339,7 @@ def test_whatever_happens_in_whatever_order_the_outbox_does_what_the_model_does(
     """Several transactions at once where the database lets them, two workers one of which may be a zombie."""
     world = World(engine)
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    examples = (80 if world.concurrent else 200) * (20 if full else 1)
+    examples = (40 if world.concurrent else 100) * (40 if full else 1)
 
     run_state_machine_as_test(
         type("Machine", (Machine,), {"world": world}),
