@@ -136,8 +136,7 @@ class Consumer(LifeCycle):
     def on(self, *topics: str) -> Callable[[F], F]:
         """Have a function called with messages of these topics, names or patterns; none: all topics of the consumer.
 
-        Of several functions the first that fits is called. Either all functions of a consumer are written with async,
-        or none.
+        Of several functions the first that fits is called. Some may be written with async.
         """
         if topics and not isinstance(topics[0], str):
             raise TypeError("on takes topics, and then the function: write @consumer.on('orders')")
@@ -151,11 +150,6 @@ class Consumer(LifeCycle):
                 (self._home.abegin if listener.awaited else self._home.begin)("requires_new")
                 once = Inbox(self._home, self.name).idempotent(function)
                 listener = replace(listener, function=once)
-            if any(each.awaited != listener.awaited for each in self._listeners):
-                raise TypeError(
-                    f"{listener.name}: write all functions of consumer {self.name} with async, or none; or make two"
-                    " consumers"
-                )
             self._listeners.append(listener)
             return function
 

@@ -18,6 +18,8 @@ from tests.support.waiting import eventually
 
 SHOP = """
 import os
+import time
+from datetime import timedelta
 from pathlib import Path
 
 from outbox import Outbox, create_engine
@@ -30,6 +32,14 @@ billing = outbox.consumer("billing")
 def handle(message):
     with Path("handled").open("a") as file:
         print(message.body.decode(), file=file)
+
+
+hanging = outbox.consumer("hanging", concurrency=8, deadline=timedelta(seconds=0.2))
+
+
+@hanging.on("orders")
+def hang(message):
+    time.sleep(3600)
 
 
 wrong = outbox.consumer("wrong")
@@ -95,6 +105,15 @@ def test_a_consumer_that_is_started_again_goes_on(shop):
 
     assert "billing: orders to shop:billing, going on where it was" in said
     assert handled() == ["1", "2"]
+
+
+def test_a_process_whose_calls_never_come_back_ends_to_be_started_again(shop):
+    write(shop, *map(str, range(20)))
+    with consuming("shop:hanging") as process:
+        said = process.communicate(timeout=100)[1]
+
+    error = "Error: calls of the handler never came back; the process has to be restarted"
+    assert (process.returncode, said.splitlines()[-1]) == (4, error), said
 
 
 MISTAKES = [

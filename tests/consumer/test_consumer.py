@@ -348,10 +348,6 @@ def generator(_message: Message) -> Any:
     yield
 
 
-async def awaited(_message: Message) -> None:
-    """A coroutine function."""
-
-
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"concurrency": 0}, ValueError, "concurrency must be a whole number from 1 on, not 0"),
     ({"partitions": "2"}, ValueError, "partitions must be a whole number from 1 on, not '2'"),
@@ -386,7 +382,6 @@ FUNCTIONS = [
     (generator, "generator is a generator; write the handler without yield"),
     (7, "a handler is a function of a message, not 7"),
     (Message, "a handler is a function of a message, not <class"),
-    (awaited, "write all functions of consumer billing with async, or none"),
 ]
 
 
