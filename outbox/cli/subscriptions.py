@@ -372,8 +372,8 @@ def _destination(subscription: Subscription) -> str:
         return "(check-back)"
     if subscription.hold is not None:
         return f"archive {subscription.destination}"
-    if subscription.kind in ("consumer", "broadcast"):
-        return f"({subscription.kind})"
+    if subscription.destination is None and subscription.is_used:
+        return "(broadcast)" if subscription.kind == "broadcast" else "(consumer)"
     return subscription.destination or "(none yet)"
 
 
