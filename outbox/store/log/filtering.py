@@ -52,7 +52,7 @@ def condition_of(text: str, filtering: Filtering) -> Condition:
     def bind(value: str) -> str:
         name = f"f{len(parameters)}"
         parameters[name] = value
-        return filtering.parameter.format(name=f":{name}")
+        return f":{name}"
 
     return Condition(condition(text, filtering, bind), parameters)
 
@@ -74,7 +74,7 @@ class _Writing:
 
     def __init__(self, filtering: Filtering, bind: Callable[[str], str]) -> None:
         self._filtering = filtering
-        self._bind = bind
+        self._bound = bind
         self.aliases: dict[str, str] = {}
         self._writers: dict[type[Expression], Callable[[Any], str]] = {
             Literal: self._literal,
@@ -100,6 +100,9 @@ class _Writing:
         if name in SYSTEM_PROPERTIES:
             return SYSTEM_PROPERTIES[name]
         return self._filtering.header.format(headers="headers", name=self._bind(name))
+
+    def _bind(self, text: str) -> str:
+        return self._filtering.text.format(text=self._bound(text))
 
     def _property(self, found: Property) -> str:
         return self.aliases.setdefault(found.name, f"p{len(self.aliases)}")

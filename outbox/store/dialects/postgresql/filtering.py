@@ -29,7 +29,7 @@ _CODE = (
 _PLAIN, _ANY = _object(f"(?:{_ESCAPED})*"), _object(f"(?:{_ESCAPED}|{_CODE})*")
 
 FILTERING = Filtering(
-    parameter="CAST({name} AS text)",
+    text="CAST({text} AS text)",
     # A cast of anything else would be an error, and stop the reader at this row for ever.
     headers=f"CASE WHEN {_matches('headers', _PLAIN)} OR {_matches('headers', _ANY)} THEN CAST(headers AS json) END",
     header="({headers} ->> {name})",
