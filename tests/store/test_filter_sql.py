@@ -208,4 +208,4 @@ def test_a_row_of_another_hand_stops_no_reader(channel, headers):
     """One row that raised would hold up all that come after it."""
     rows = [stored_message((None, b"", "t", None, None, headers, b"", None, None, None, None))]
 
-    assert in_sql(channel, ["a > 1", "b IS NULL"], rows) == [[None, True]]
+    assert in_sql(channel, ["a > 1"], rows) == [[None]]

@@ -11,9 +11,7 @@ class Filtering:
 
     #: The parameter or the literal `{text}` as a text, and nothing else.
     text: str
-    #: The headers of a row if JSON can be read from the column, else null.
-    headers: str
-    #: The text of the header `{name}` out of `{headers}`; null without the header, or if its value is no text.
+    #: The text of the header `{name}` out of the column `headers`; null without the header, or if its value is no text.
     header: str
     #: A number out of the text `{text}`, null if it is none; and out of a text that is one.
     number: str

@@ -65,8 +65,7 @@ def condition(text: str, filtering: Filtering, bind: Callable[[str], str]) -> st
     columns = ", ".join(f"{writing.column(name)} AS {alias}" for name, alias in writing.aliases.items())
     if not columns:
         return found
-    headers = f"(SELECT {filtering.headers} AS headers, tags, key, topic{filtering.fence}) AS h"
-    return f"(SELECT {found} FROM (SELECT {columns} FROM {headers}{filtering.fence}) AS p)"
+    return f"(SELECT {found} FROM (SELECT {columns}{filtering.fence}) AS p)"
 
 
 class _Writing:
@@ -99,7 +98,7 @@ class _Writing:
         """Return the SQL that reads a property."""
         if name in SYSTEM_PROPERTIES:
             return SYSTEM_PROPERTIES[name]
-        return self._filtering.header.format(headers="headers", name=self._bind(name))
+        return self._filtering.header.format(name=self._bind(name))
 
     def _bind(self, text: str) -> str:
         return self._filtering.text.format(text=self._bound(text))

@@ -12,8 +12,8 @@ _PATH = "'$.\"' || {name} || '\"'"
 
 FILTERING = Filtering(
     text="{text}",
-    headers="CASE WHEN json_valid(headers) THEN headers END",
-    header=f"CASE json_type({{headers}}, {_PATH}) WHEN 'text' THEN json_extract({{headers}}, {_PATH}) END",
+    header="CASE WHEN json_valid(headers) THEN"
+    f" CASE json_type(headers, {_PATH}) WHEN 'text' THEN json_extract(headers, {_PATH}) END END",
     # As bytes, because what an escape of half a pair stands for is no text that Python could be given.
     number="outbox_number(CAST({text} AS blob))",
     literal="{text}",
