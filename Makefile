@@ -9,7 +9,7 @@ FIND_PYTHON = for python in python3 python3.14 python3.13 python3.12 python3.11;
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; python=; done; \
 	test -n "$$python" || { echo 'outbox needs Python 3.11 or newer' >&2; exit 1; }
 
-.PHONY: help demo test test-unit test-full model check bench clean
+.PHONY: help demo test test-unit test-full model check docs bench clean
 
 help:
 	@echo 'make demo       see transactions become messages, with a crash in the middle'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test-full  every suite, at full scale; AREA=senders: one folder of tests/ or tests/scenarios/'
 	@echo 'make model      every interleaving of small worlds, and the twins that break'
 	@echo 'make check      lint, format, types, floors and prose'
+	@echo 'make docs       the site, into build/site; a warning is an error'
 	@echo 'make bench      measure; writes benchmarks/out/'
 	@echo 'make clean      remove everything that these made'
 
@@ -52,6 +53,10 @@ check: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/docs/test_prose.py
+
+docs: .venv/.dev
+	$(BIN)/python -m sphinx -W --keep-going -n -q -d build/trees -b html docs build/site
+	@echo 'build/site/index.html'
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks $(ARGS)

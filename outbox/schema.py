@@ -37,7 +37,7 @@ from outbox.store.dialects.native import Native
 
 VERSION = 1
 PREFIX = "outbox_"
-_KINDS = "relay, compensation, check, extract, consumer or broadcast"
+_KINDS = "relay, compensation, check, extract, consumer, broadcast or backfill"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
 VERSION_TABLE = "outbox_alembic_version"
 
@@ -202,7 +202,7 @@ def _subscription(metadata: MetaData) -> Table:
         Column("tags", Text, comment="JSON list; null: all"),
         Column("filter", Text, comment="condition in SQL92; null: none"),
         Column("hold_ms", BigInteger, comment="of an extract: holds rows back so long after its last progress"),
-        Column("stop_at", Text, comment="position at which all partitions meet before the number changes"),
+        Column("stop_at", Text, comment="where all partitions meet before their number changes, or end"),
         Column("next_partitions", Integer, comment="their number after that"),
         Column("ordered", Boolean, nullable=False, server_default=text("true"), comment="keeps keys in order"),
         Column("compact", Boolean, nullable=False, server_default=text("false"), comment="newest of a key"),

@@ -51,7 +51,7 @@ def create_message(native: Native) -> None:
 
 
 def create_subscription() -> None:
-    kinds = "relay, compensation, check, extract, consumer or broadcast"
+    kinds = "relay, compensation, check, extract, consumer, broadcast or backfill"
     table(
         "outbox_subscription",
         sa.Column("name", name(), primary_key=True),
@@ -72,7 +72,7 @@ def create_subscription() -> None:
         sa.Column("tags", sa.Text, comment="JSON list; null: all"),
         sa.Column("filter", sa.Text, comment="condition in SQL92; null: none"),
         sa.Column("hold_ms", sa.BigInteger, comment="of an extract: holds rows back so long after its last progress"),
-        sa.Column("stop_at", sa.Text, comment="position at which all partitions meet before the number changes"),
+        sa.Column("stop_at", sa.Text, comment="where all partitions meet before their number changes, or end"),
         sa.Column("next_partitions", sa.Integer, comment="their number after that"),
         sa.Column("ordered", sa.Boolean, nullable=False, server_default=sa.text("true"), comment="keeps keys in order"),
         sa.Column("compact", sa.Boolean, nullable=False, server_default=sa.text("false"), comment="newest of a key"),

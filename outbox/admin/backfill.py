@@ -23,7 +23,7 @@ def backfill(channel: Channel, name: str, topics: Sequence[str], start: Start = 
     """Have the workers of a subscription handle earlier messages of some topics; return the backfill as stored.
 
     The workers handle the messages up to the position of now, and the subscription goes on. The backfill has the
-    policy, the tags and the number of partitions of the subscription. When every message is handled and nothing is
+    policy, tags, filter and number of partitions of the subscription. When every message is handled and nothing is
     parked, the backfill is dropped. No order is promised between the backfill and the subscription.
 
     Args:

@@ -54,7 +54,8 @@ def alter(
 
     `on_dead="continue"` also frees the messages that dead letters hold back by now. They are sent in the order of their
     key, before later ones, and the dead letters stay dead letters. `on_dead="block"` counts from the next dead letter
-    on: messages have passed the earlier ones already.
+    on: messages have passed the earlier ones already. The same goes for order: without it no failed message holds back
+    others any more, and with it the next failed message does.
 
     `before`: as the caller has read the subscription; None: as stored now. Only differences are stored, so that two
     commands at once do not undo each other. `wait`: for how long a worker is asked for the lease; 0: not at all.
@@ -84,8 +85,8 @@ def alter(
         Subscriptions(channel).alter(altered)
         for each in followers:
             Subscriptions(channel).alter(replace(each, destination=altered.destination))
-        if altered.on_dead == "continue":
-            Parked(channel, changed.name).unblock_dead()
+        if altered.on_dead == "continue" or not altered.ordered:
+            Parked(channel, changed.name).unblock(dead=altered.ordered)
     return altered
 
 

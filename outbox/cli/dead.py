@@ -24,6 +24,7 @@ from outbox.cli.options import (
 from outbox.cli.output import counted, moment, say, say_the_end, show_json, show_table
 
 if TYPE_CHECKING:
+    from outbox.model.subscription import Subscription
     from outbox.store.database import Channel
     from outbox.store.subscriptions.dead_letters import DeadLetter, Verb
 
@@ -55,8 +56,8 @@ def list_letters(
     chosen = DeadLetterFilter(topic=topic, key=key)
     found: list[DeadLetter] = []
     with target.open_outbox() as channel:
-        for each in _names(channel, name):
-            found += DeadLetters(channel, each).list(chosen, limit + 1 - len(found))
+        for each in _subscriptions(channel, name):
+            found += DeadLetters(channel, each.name).list(chosen, limit + 1 - len(found))
             if len(found) > limit:
                 break
     if json:
@@ -84,7 +85,7 @@ def show_letter(*, target: Target, id: int, name: str | None, json: bool) -> Non
     from outbox.store.subscriptions.dead_letters import DeadLetters
 
     with target.open_outbox() as channel:
-        parked = [DeadLetters(channel, each).find(id) for each in _names(channel, name)]
+        parked = [DeadLetters(channel, each.name).find(id) for each in _subscriptions(channel, name)]
     found = [each for each in parked if each is not None]
     if not found:
         raise click.ClickException(f"message {id} is not parked{'' if name is None else f' by {name}'}")
@@ -158,9 +159,10 @@ def _decide(
     told: list[str] = []
     done: list[dict[str, object]] = []
     with target.open_outbox() as channel:
-        names = _names(channel, choice.name)
+        subscriptions = _subscriptions(channel, choice.name)
         if verb == "discard":
-            names = _without_checks(channel, names, asked=choice.name is not None)
+            subscriptions = _without_checks(subscriptions, asked=choice.name is not None)
+        names = [each.name for each in subscriptions]
         chosen = DeadLetterFilter(ids=choice.ids or None, topic=choice.topic, key=choice.key)
         letters = {each: DeadLetters(channel, each) for each in names}
         counts = {each: count for each in names if (count := letters[each].count(chosen))}
@@ -187,24 +189,20 @@ def _decide(
         say(line)
 
 
-def _names(channel: Channel, name: str | None) -> list[str]:
+def _subscriptions(channel: Channel, name: str | None) -> list[Subscription]:
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    subscriptions = Subscriptions(channel)
-    return [each.name for each in subscriptions.all()] if name is None else [subscriptions.get(name).name]
+    return Subscriptions(channel).all() if name is None else [Subscriptions(channel).get(name)]
 
 
-def _without_checks(channel: Channel, names: list[str], *, asked: bool) -> list[str]:
+def _without_checks(found: list[Subscription], *, asked: bool) -> list[Subscription]:
     """Leave out check subscriptions: a transaction that was given up needs a verdict, and no discard."""
-    from outbox.store.subscriptions.subscriptions import Subscriptions
-
-    checks = {each.name for each in Subscriptions(channel).all() if each.kind == "check"}
-    if asked and checks.intersection(names):
+    if asked and found[0].kind == "check":
         raise click.UsageError(
-            f"{names[0]} holds transactions, which wait for a verdict: outbox half list, then outbox half commit or"
-            " rollback"
+            f"{found[0].name} holds transactions, which wait for a verdict: outbox half list, then outbox half commit"
+            " or rollback"
         )
-    return [name for name in names if name not in checks]
+    return [each for each in found if each.kind != "check"]
 
 
 def _require_each(found: list[DeadLetter], ids: tuple[int, ...], names: list[str]) -> None:

@@ -108,12 +108,7 @@ def require_drawable(picture: Path | None) -> None:
 
 @contextmanager
 def session(*, cluster: Cluster, verbose: bool = False) -> Iterator[SparkSession]:
-    """Open a Spark session, and stop the session at the end; an active session is used, and stays open.
-
-    Raises:
-        SparkStartError: Spark does not start.
-        MissingExtraError: Spark is not installed.
-    """
+    """Open a Spark session, and stop the session at the end; an active session is used, and stays open."""
     require_extra("pyspark", "pyarrow")
     from pyspark.sql import SparkSession
 

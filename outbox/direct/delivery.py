@@ -83,12 +83,7 @@ class DirectDelivery:
         return max(0.0, self._refresh_at - clock())
 
     def refresh(self) -> Direct | None:
-        """Make sure that the compensation exists; return the selection of the subscription.
-
-        Raises:
-            SubscriptionError: the subscription has another destination, or the grace of the compensation is too short.
-            OutboxError: only a person can mend the error.
-        """
+        """Make sure that the compensation exists; return the selection of the subscription, or raise."""
         sender, channel = self._open_sender(), self._open_channel()
         ensure_outbox(channel)
         subscriptions = Subscriptions(channel)

@@ -63,6 +63,11 @@ def checked_subscribed(topic: str) -> str:
     if not isinstance(topic, str) or not topic.strip():
         raise MQClientError("The specified topic is blank")
     _check_name(topic)
+    if topic.startswith((RETRY, DLQ)):
+        raise MQClientError(
+            f"{topic} is no topic here: dead_letters(outbox, '{DLQ}<group>') lists the dead letters, and the command"
+            " outbox dead replays them"
+        )
     if topic in _FORBIDDEN | _SYSTEM or topic.startswith("rmq_sys_"):
         raise MQClientError("cannot access system topic")
     return topic

@@ -104,7 +104,7 @@ class _Running(NamedTuple):
     dismiss: finalize[..., Any]
 
 
-def _run(loop: asyncio.AbstractEventLoop, _resident: object) -> None:
+def _run(loop: asyncio.AbstractEventLoop, _kept: object) -> None:
     # This frame keeps the object as long as its thread. When a process ends, threads are not taken apart, so that no
     # connection is collected then, and none complains that nobody has closed it.
     asyncio.set_event_loop(loop)

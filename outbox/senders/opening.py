@@ -145,12 +145,7 @@ def secrets_of_destination(url: str) -> list[Secret]:
 
 
 def _offered(url: str, name: str) -> Sender:
-    """Return the sender for a destination's URL.
-
-    Raises:
-        SenderError: no sender has the scheme. Credentials are never part of the text.
-        MissingExtraError: the sender's driver is not installed.
-    """
+    """Return the sender for a destination's URL; raise without one, or without its driver, and show no credentials."""
     scheme = name.partition(":")[0]
     offers = _offers(scheme)
     if not offers:

@@ -25,12 +25,7 @@ _FIX = "restore both from the same backup, or delete _delta_log"
 
 
 def commit_missing(archive: Archive) -> int:
-    """Commit the windows that the Delta table in an archive's folder does not have yet; return how many.
-
-    Raises:
-        MissingExtraError: deltalake is not installed.
-        ArchiveError: the table is of another archive, or cannot be written.
-    """
+    """Commit the windows that the Delta table in an archive's folder does not have yet; return how many."""
     try:
         from deltalake.exceptions import DeltaError
     except ImportError as error:

@@ -161,15 +161,7 @@ class Extract:
         self._begun = False
 
     def require_possible(self) -> None:
-        """Refuse an extract that could not add a window, without Spark; nothing is written.
-
-        Raises:
-            ArchiveError: the archive cannot be read or written, or holds other messages.
-            PurgedError: messages were purged before they were extracted.
-            PositionError: the archive is of another server, or the server has lost messages that the archive has.
-            SubscriptionError: the archive cannot be registered under the name.
-            DatabaseError: the database cannot be reached, or refuses.
-        """
+        """Refuse, with the errors of `extract`, what could not add a window, without Spark; nothing is written."""
         last = self._archive.last()
         self._archive.require_writable()
         self._require_same_messages(last)
@@ -179,17 +171,10 @@ class Extract:
             self._registration.require_possible(last)
 
     def step(self, spark: SparkSession) -> Manifest | None:
-        """Extract the messages committed since the last window; return the manifest of the new window.
+        """Extract the messages committed since the last window; return the new manifest. Errors: see `extract`.
 
         Return None if nothing was committed and nothing was written. After some idle time (see
         `Extraction.empty_after`) commit an empty window.
-
-        Raises:
-            ArchiveError: the archive cannot be read or written, or holds other topics; or another extract has committed
-                the window.
-            PurgedError: messages were purged before they were extracted.
-            PositionError: the archive is of another server, or the server has lost messages that the archive has.
-            DatabaseError: the database cannot be reached, or refuses.
         """
         last = self._archive.last()
         self._begin(last)
@@ -252,12 +237,7 @@ class Extract:
         )
 
     def _next(self, last: Manifest | None) -> Next:
-        """Return the window from where the archive ends to now.
-
-        Raises:
-            PurgedError: messages were purged before they were extracted.
-            PositionError: the archive is of another server, or the server has lost messages that the archive has.
-        """
+        """Return the window from where the archive ends to now; raise if the database cannot go on there."""
         stamp = self._planner.now()
         if last is not None:
             self._require_same_server(last, stamp)
@@ -285,9 +265,6 @@ class Extract:
         """Return `gone` if messages of the window were purged and the caller accepts the loss; None if none were.
 
         The first window begins with the messages that exist, so the first window has no gap.
-
-        Raises:
-            PurgedError: messages of the window were purged, and the caller does not accept the loss.
         """
         if window.base == EARLIEST or gone is None or not window.overlaps(gone):
             return None
@@ -301,12 +278,7 @@ class Extract:
         )
 
     def _extracted(self, spark: SparkSession, number: int, found: Next) -> list[ArchivedFile]:
-        """Have the executors write the files of a window, and return the files.
-
-        Raises:
-            PurgedError: more rows of the window were purged than those that `found.gone` sees.
-            PositionError: another server answers than when the window was captured.
-        """
+        """Have the executors write the files of a window; raise if more rows were purged, or another server answers."""
         base, target = found.window.base, found.window.target
         # Rows that were gone before are not required: `_next` has refused or accepted their loss.
         whole = Window(base if found.gone is None else base.union(found.gone), target)

@@ -179,13 +179,7 @@ class Archive:
         return self._consecutive(map(self._read, range(max(1, first), self._newest() + 1)))
 
     def since(self, number: int) -> list[Manifest]:
-        """Return, in order, the manifests of all windows that may hold messages with this number or a higher number.
-
-        Manifests of earlier windows are not read.
-
-        Raises:
-            ArchiveError: see `manifests`.
-        """
+        """Return, in order, the manifests of all windows that may hold messages with this number or a higher number."""
         # The position at which a window begins sees all messages of the windows before.
         return self._back_to(lambda manifest: manifest.since.head <= number)
 
@@ -194,9 +188,6 @@ class Archive:
 
         Windows that were captured before the days hold no such messages, and only the newest of their manifests is
         read. Where clocks differ by more, the names of the files in the folders of the days tell the windows.
-
-        Raises:
-            ArchiveError: see `manifests`.
         """
         begin = datetime.fromisoformat(f"{first}T00:00:00+00:00")
         found = self._back_to(lambda manifest: manifest.captured_at + _CLOCKS_DIFFER < begin)

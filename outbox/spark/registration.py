@@ -32,12 +32,7 @@ class Registration:
     archive: Archive
 
     def require_possible(self, last: Manifest | None) -> None:
-        """Check that the archive may register under the name, and write nothing.
-
-        Raises:
-            SubscriptionError: the name belongs to a relay or another archive, or is reserved; or the name has windows,
-                but there is no archive; or the hold is out of range.
-        """
+        """Raise if the archive cannot register under the name, or is gone although the name has windows."""
         with self._connected() as readers:
             self._require_registrable(readers, last)
 

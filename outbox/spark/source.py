@@ -188,12 +188,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _freeze(settings: Options) -> Frozen | None:
-    """Choose the window of a DataFrame for all its reads, `since` to `until` or now; None: the table is another.
-
-    Raises:
-        OptionError: `since` lies after `until`.
-        PositionError: a position is of another server, or lies ahead of the present position.
-    """
+    """Choose the window of a DataFrame for all its reads, `since` to `until` or now; None: the table is another."""
     from outbox.errors import OptionError
     from outbox.model.position import EARLIEST, Window
     from outbox.spark.planner import Planner

@@ -81,12 +81,7 @@ class Follower:
         return self._beyond(start, known, stamp, limit)
 
     def tasks(self, start: Offset, end: Offset, columns: tuple[str, ...]) -> list[Task]:
-        """Plan the batch between two offsets; every call plans the same rows.
-
-        Raises:
-            PositionError: the batch was planned on another server, or the stream selects other messages now.
-            PurgedError: rows of the batch were purged unread.
-        """
+        """Plan the batch between two offsets, always with the same rows; raise if these are gone."""
         if start.latest:
             return []
         server = self._planner.server()

@@ -20,7 +20,6 @@ logger = logging.getLogger("outbox")
 _SAY_AGAIN_SECONDS = 60.0
 #: At most so many topics are named at a time.
 _MOST_LINES = 5
-_WAITS = ("waiting", "blocked")
 #: So many outages are kept in mind, and so many messages that wait for their end.
 _MOST_TOPICS = _MOST_WAITING = 10_000
 
@@ -112,7 +111,8 @@ class FailureLog:
                 self._logged.discard(outage.topic)
                 self._warn(f"{self._words.accepted(outage.topic)} after {age(outage.seconds)}{self._waited(outage)}")
             case Parked(messages=messages) if self._logged and len(self._waiting) < _MOST_WAITING:
-                self._waiting.update((m.id, m.topic) for m, parked in messages if parked.state in _WAITS)
+                waiting = [m for m, parked in messages if parked.state in ("waiting", "blocked")]
+                self._waiting.update((m.id, m.topic) for m in waiting if self._logged & {None, m.topic})
             case Dead(messages=messages):
                 self._dead(messages)
             case UpkeepRefused(what=what, error=error) if what not in self._refused_upkeep:

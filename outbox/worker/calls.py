@@ -77,7 +77,7 @@ class Call:
     """
 
     __slots__ = ("_back", "_began", "_ended", "_held", "_needs", "_until", "_wake", "awaited", "deadline", "error",
-                 "finished", "late", "messages", "started", "verdicts")  # fmt: skip
+                 "finished", "late", "left", "messages", "started", "verdicts")  # fmt: skip
 
     def __init__(
         self,
@@ -112,6 +112,8 @@ class Call:
         self.finished = False
         #: True when its turn came too late, and the handler was not called.
         self.late = False
+        #: True when the worker went on without the call.
+        self.left = False
         self.verdicts: Sequence[Verdict] | None = None
         self.error: BaseException | None = None
 
@@ -151,14 +153,17 @@ class Call:
     def perform(self, handler: Handler) -> None:
         """Call the handler, and keep the verdicts or the error."""
         try:
-            # Checked here, right before the call: another thread began it, and both may have been suspended since.
-            self.late = self._is_late()
-            if not self.late:
-                self.verdicts = handler(self.messages)
+            self._hand_over(handler)
         except BaseException as error:
             # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
             self.error = error
         self._ended = time.monotonic()
+
+    def _hand_over(self, handler: Handler) -> None:
+        # Checked here, right before the call: another thread began it, and both may have been suspended since.
+        self.late = self._is_late()
+        if not self.late:
+            self.verdicts = handler(self.messages)
 
     def _is_late(self) -> bool:
         now = clock()
@@ -166,7 +171,8 @@ class Call:
 
     def leave_behind(self) -> bool:
         """Go on without the call, which is past its deadline; return False if the call has come back meanwhile."""
-        return not self.finished
+        self.left = not self.finished
+        return self.left
 
     def finish(self) -> None:
         """Tell the thread that waits that the call has come back."""

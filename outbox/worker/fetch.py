@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
@@ -10,8 +9,6 @@ from queue import SimpleQueue
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
-
-logger = logging.getLogger("outbox")
 
 #: So many batches are read before they are asked for. With one, the reading thread could send its next query only when
 #: the thread that handles the batch releases the interpreter lock, and the server would be idle until then.

@@ -97,10 +97,8 @@ class LeasedCaller:
             seconds = time.monotonic() - began
             self.teller.tell(HandedOver, messages=messages, verdicts=verdicts, error=error, seconds=seconds)
 
-    def _tell(self, call: PortionedCall) -> None:
-        if call.answered:
-            answers = {"messages": call.answered, "verdicts": call.verdicts, "error": None}
-            self.teller.tell(HandedOver, **answers, seconds=call.seconds)
+    def _tell(self, messages: Sequence[Message], verdicts: Sequence[Verdict], seconds: float) -> None:
+        self.teller.tell(HandedOver, messages=messages, verdicts=verdicts, error=None, seconds=seconds)
 
 
 class BatchHandler:
@@ -163,7 +161,7 @@ class BatchHandler:
             batch.leave_all()
             yield self._part(batch)
         except BaseException:
-            self._leave_calls()
+            self._leave_calls(batch)
             self.keep(batch.outcome.done, batch.outcome.parked, parked=parked)
             raise
 
@@ -295,21 +293,24 @@ class BatchHandler:
                 if call.started is None and self._stop.asked:
                     caller.withdraw(call)
                 if call.finished or (call.over and call.leave_behind()):
-                    self._under_way.remove(call)
-                    if not call.finished:
+                    if call.left:
                         self.hung.add(call, self._calls.held.lease, blamed=self._calls.portions is not None)
+                    self._under_way.remove(call)
                     return call
             waits = any(call.started is None for call in self._under_way)
             yield Wait(until, tuple(self._under_way), self._stop if waits else None)
 
-    def _leave_calls(self) -> None:
+    def _leave_calls(self, batch: Pending) -> None:
         """Hold the messages of the calls under way until the calls come back.
 
         Once a call has begun, its verdicts count, whether it has come back by now or not.
         """
         for call in self._under_way:
-            if not self._calls.caller.withdraw(call):
-                self.hung.add(call, self._calls.held.lease)
+            if self._calls.caller.withdraw(call):
+                continue
+            if isinstance(call, PortionedCall) and call.leave_behind(overdue=False):
+                self._apply(batch, *call.answered)
+            self.hung.add(call, self._calls.held.lease)
         self._under_way = []
 
     def _choose(self, batch: Pending) -> list[Message]:
@@ -382,8 +383,8 @@ class BatchHandler:
 
         Its messages are tried again when the call has come back.
         """
-        decided = self._apply(batch, *((call.answered, call.verdicts) if call.finished else call.early))
-        if call.finished:
+        decided = self._apply(batch, *call.answered)
+        if not call.left:
             return decided
         logger.warning("a call with %d messages did not come back in time", len(call.messages))
         batch.resolve([], [(message, self.policy.failed(message, self._no_answer)) for message in call.messages])
@@ -434,6 +435,8 @@ class BatchHandler:
         match verdict:
             case Retry(error, after, counts):
                 return self.policy.failed(message, error, after, counts=counts)
+            case Unavailable(error) if self.policy.suspend:
+                return self.policy.failed(message, error, counts=False)
             case Reject(error):
                 return self.policy.dead(message, error)
             case Unavailable(error, everything):
@@ -458,11 +461,12 @@ class BatchHandler:
     def _use_late_answers(self, batch: Pending) -> bool:
         """Use the verdicts of hung calls that have come back; return whether there were any.
 
-        For a message alone in a call that still hangs, an attempt is counted when other messages were accepted since.
+        For a message alone in a call that still hangs, an attempt is counted when other messages were accepted since;
+        for a portion that an earlier lease began, at the deadline.
         """
         known = self.hung.known
         if known:
-            in_turn = batch.in_turn(known.among(batch.messages, parked=batch.parked))
+            in_turn = batch.in_turn(known.among(batch.messages, parked=batch.parked), ordered=self.policy.ordered)
             done, parkings = known.take(in_turn, parked=batch.parked)
             batch.findings.some_accepted |= bool(done)
             batch.resolve(done, parkings)
@@ -472,7 +476,12 @@ class BatchHandler:
         for hung in self.hung.unfinished:
             # Found by id, because a message that was parked meanwhile was read again. One call counts only once.
             message = None if hung.alone is None else batch.by_id().get(hung.alone.id)
-            if message is not None and self._blame.accepted_since_failure(message):
+            if message is None:
+                continue
+            if self._calls.portions is not None and hung.call.over:
+                hung.blamed = True
+                batch.resolve([], [(message, self.policy.failed(message, self._no_answer))])
+            elif self._blame.accepted_since_failure(message):
                 hung.blamed = True
                 batch.resolve([], [(message, self.policy.failed(message, "hangs, while others are accepted"))])
         return bool(finished)
@@ -481,7 +490,7 @@ class BatchHandler:
         """Use the verdicts of a late call, except for messages behind a message that has to be sent again."""
         answers = hung.call.answers
         verdicts = {identity_of(message): verdict for message, verdict in answers}
-        used = batch.in_turn(verdicts)
+        used = batch.in_turn(verdicts, ordered=self.policy.ordered)
         now = set(map(identity_of, used))
         self.hung.known.note(m for m, v in answers if isinstance(v, Done) and identity_of(m) not in now)
         if used:
@@ -490,9 +499,10 @@ class BatchHandler:
     def _leave_hopeless(self, batch: Pending) -> None:
         """Park messages that hang for too long, and the rest of their keys, so that the position can pass.
 
-        The messages stay held until the call ends.
+        The messages stay held until the call ends. For a portion the deadline is too long.
         """
-        for call in [hung.call for hung in self.hung.unfinished if hung.call.hangs]:
+        portions = self._calls.portions is not None
+        for call in [each.call for each in self.hung.unfinished if (each.call.over if portions else each.call.hangs)]:
             ids = {message.id for message in call.messages}
             keys = {message.key for message in call.messages if message.key is not None}
             stuck = [message for message in batch.messages if message.id in ids or message.key in keys][: batch.quota]

@@ -145,8 +145,9 @@ class LeaseSearch:
             left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
             lease_logger.info("%s: %s", self._subscription, held if holder.live else left)
         # A lease that a command has borrowed is soon given back, mostly before a renewal.
-        if holder.renewals and holder.length not in (None, self._length) and not self._lengths_differ:
+        theirs, ours = ((each or self._length).total_seconds() for each in (holder.length, self._length))
+        # Stored in milliseconds.
+        if holder.renewals and abs(theirs - ours) >= 0.001 and not self._lengths_differ:
             self._lengths_differ = True
-            theirs, ours = (each.total_seconds() for each in (holder.length, self._length))
             text = "%s: the lease of the other worker is %g s long, that of this worker %g s; give both the same length"
             lease_logger.warning(text, self._subscription, theirs, ours)

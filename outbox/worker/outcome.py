@@ -85,8 +85,8 @@ class Pending:
         self.outcome = Outcome(open=list(part.open), refused=set(part.refused))
         return part
 
-    def in_turn(self, identities: Container[Identity]) -> list[Message]:
-        """Return the messages with an identity among these, if no other message of the key is in front."""
+    def in_turn(self, identities: Container[Identity], *, ordered: bool) -> list[Message]:
+        """Return the messages with an identity among these; `ordered`: if no other message of the key is in front."""
         found: list[Message] = []
         held: set[str | None] = set()
         for message in self.messages:
@@ -94,7 +94,7 @@ class Pending:
                 continue
             if identity_of(message) in identities:
                 found.append(message)
-            elif message.key is not None:
+            elif ordered and message.key is not None:
                 held.add(message.key)
         return found
 

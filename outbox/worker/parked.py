@@ -23,11 +23,11 @@ from outbox.worker.settle import Parkings, Settlement
 logger = logging.getLogger("outbox")
 
 #: So many requests are carried out in one transaction, and so many dead letters that are done are removed in one.
-MOST_REQUESTS = _MOST_BURIED = 1000
+MOST_REQUESTS = _MOST_DONE = 1000
 #: How often to look for requests and due messages when none is known to be due sooner.
 _LOOK_SECONDS = 1.0
 #: How often to look for dead letters that are done by now.
-_BURY_SECONDS = 5.0
+_DONE_SECONDS = 5.0
 #: Seconds between two probes of a topic that was refused. A probe costs one message. When the topic is accepted again,
 #: its waiting messages go on within this time.
 _REFUSED_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
@@ -117,15 +117,21 @@ class ParkedQueue:
         settings: Settings,
         teller: Teller,
         finished: Finished | None = None,
+        *,
+        suspends: bool = False,
     ) -> None:
-        """`hung`: calls that did not come back. `finished`: knows which messages are done already."""
+        """`hung`: calls that did not come back. `finished`: knows which messages are done already.
+
+        `suspends`: everything waits for a message that failed.
+        """
+        self._suspends = suspends
         self._parked = parked
         self._settlement = settlement
         self._hung = hung
         self._limits = settings.limits
         self._teller = teller
         self._finished = finished
-        self._bury_at = 0.0
+        self._done_at = 0.0
         self.keys = ParkedKeys(parked, settings.upkeep.most_keys)
         self._refused: dict[str, _Refusal] = {}
         self._look_at = 0.0
@@ -133,9 +139,10 @@ class ParkedQueue:
         self._some_wait = True
         self._round = _Round()
 
-    def some_retry(self) -> bool:
-        """Return whether a message waits for another try."""
-        return self._parked.some_retry()
+    @property
+    def suspended(self) -> bool:
+        """True when everything waits for a message that failed."""
+        return self._suspends and self._parked.some_retry()
 
     @property
     def due_in(self) -> float:
@@ -168,10 +175,15 @@ class ParkedQueue:
 
     def begin(self) -> list[Message] | None:
         """Carry out requests, and let delayed messages fall due; return the messages to handle, if there are any."""
-        worked = self._carry_out_requests() + self._bury() + self._fall_due() > 0
+        worked = self._carry_out_requests() + self._remove_done() + self._fall_due() > 0
         self._round = _Round(worked)
         ready = self._parked.ready(
-            self.keys.released, self._refused_topics(), self._limits.rows, self._limits.bytes, held=self._hung.held()
+            self.keys.released,
+            self._refused_topics(),
+            self._limits.rows,
+            self._limits.bytes,
+            held=self._hung.held(),
+            retries=self.suspended,
         )
         return self._sorted_out(ready) if ready else None
 
@@ -242,15 +254,15 @@ class ParkedQueue:
             self.keys.reconsider({request.key for request in requests if request.key is not None})
         return len(requests)
 
-    def _bury(self) -> int:
+    def _remove_done(self) -> int:
         """Remove dead letters that are done by now."""
-        if self._finished is None or time.monotonic() < self._bury_at:
+        if self._finished is None or time.monotonic() < self._done_at:
             return 0
-        found = self._finished.dead(self._parked.subscription, _MOST_BURIED)
+        found = self._finished.dead(self._parked.subscription, _MOST_DONE)
         if found:
             self._settlement.settle_parked([id for id, _ in found], [])
             self.keys.reconsider({key for _, key in found if key is not None})
-        self._bury_at = 0.0 if len(found) == _MOST_BURIED else time.monotonic() + _BURY_SECONDS
+        self._done_at = 0.0 if len(found) == _MOST_DONE else time.monotonic() + _DONE_SECONDS
         return len(found)
 
     def _fall_due(self) -> int:

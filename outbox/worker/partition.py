@@ -88,7 +88,10 @@ class PartitionWorker:
         self._settlement.rehearse(newest.progress)
         policy = batch_handler.policy
         parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
-        self._parked_queue = ParkedQueue(parked, self._settlement, batch_handler.hung, settings, teller, finished)
+        self._hung = hung = batch_handler.hung
+        self._parked_queue = ParkedQueue(
+            parked, self._settlement, hung, settings, teller, finished, suspends=policy.suspend
+        )
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
         self._compact, self._suspends = policy.compact, policy.suspend
@@ -125,7 +128,8 @@ class PartitionWorker:
         """Return whether messages from before the first step still wait for their grace, or for one that failed; called
         after an idle step.
         """
-        return self._is_suspended() or any(self._left(batch.messages) for batch in self._prefetcher.young())
+        suspended = self._parked_queue.suspended and not any(hung.call.hangs for hung in self._hung.unfinished)
+        return suspended or any(self._left(batch.messages) for batch in self._prefetcher.young())
 
     def step(self, *, postpone: bool = False) -> Generator[Wait, None, int]:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
@@ -137,7 +141,7 @@ class PartitionWorker:
         if self._handled.settle_at <= time.monotonic():
             self.settle_handled()
         worked = (yield from self._handle_parked()) if self._parked_queue.due_in <= 0 else False
-        if self._is_suspended():
+        if self._parked_queue.suspended:
             return int(worked)
         batch = self._prefetcher.read()
         if batch.incarnation not in (None, self._incarnation):
@@ -152,10 +156,6 @@ class PartitionWorker:
             self._store_in_passing(batch)
         self._maintenance.step(self._stored.progress.base)
         return worked + batch.seen
-
-    def _is_suspended(self) -> bool:
-        """Return whether everything waits for a message that failed."""
-        return self._suspends and self._parked_queue.some_retry()
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:
         """Handle parked messages that are due, and requests of people; return whether there were any."""
@@ -195,14 +195,16 @@ class PartitionWorker:
             # A crash must never repeat more than one batch.
             self.settle_handled()
         settle_at = time.monotonic() + self._settings.settle_within.total_seconds()
-        self._outcome = outcome = Outcome(done=replaced, parked=parkings)
+        self._outcome = outcome = Outcome(parked=parkings)
         if to_send:
             outcome = yield from self._hand_over(to_send, batch)
         if outcome.open:
+            # Without the replaced messages: they are not handled before the newest of their key is.
             self._settle_partly(batch, outcome.open)
         elif postpone and not self._outcome.parked and time.monotonic() < settle_at:
-            self._handled.add(batch.end, self._outcome.done, size, settle_at)
+            self._handled.add(batch.end, self._outcome.done + replaced, size, settle_at)
         else:
+            self._outcome.done += replaced
             self._store(batch.end, self._outcome)
         self._outcome = Outcome()
 

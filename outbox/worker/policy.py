@@ -118,9 +118,12 @@ def sort_out(
 
 
 def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Separate the newest message of each topic and key, and messages without a key, from the messages before."""
-    last = {(message.topic, message.key): message.id for message in messages}
+    """Separate the newest message of each topic and key, and messages without a key, from the messages before.
+
+    `messages`: in the order of the log. A message that may expire before it is handed over stands for no other.
+    """
+    last = {(message.topic, message.key): message.id or 0 for message in messages if message.expires_at is None}
     found: tuple[list[Message], list[Message]] = ([], [])
     for message in messages:
-        found[message.key is not None and last[message.topic, message.key] != message.id].append(message)
+        found[message.key is not None and (message.id or 0) < last.get((message.topic, message.key), 0)].append(message)
     return found

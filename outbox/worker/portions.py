@@ -23,31 +23,47 @@ class PortionedCall(Call):
     messages of the portion under way, and hands over no others.
     """
 
-    __slots__ = ("_left", "_lock", "_portions", "_tell", "_under_way", "answered", "early")
+    __slots__ = ("_answered", "_early", "_lock", "_portions", "_tell", "_under_way")
 
     def __init__(
-        self, *call: Any, portions: Portions, tell: Callable[[PortionedCall], None] = lambda _: None, **options: Any
+        self,
+        *call: Any,
+        portions: Portions,
+        tell: Callable[[list[Message], list[Verdict], float], None],
+        **options: Any,
     ) -> None:
-        """`call`, `options`: the arguments of a `Call`. `tell`: called at the end, on the handler's thread."""
+        """`call`, `options`: the arguments of a `Call`. `tell`: called at the end with the answers and the seconds."""
         super().__init__(*call, **options)
         self._portions = portions
         self._tell = tell
-        #: Held from one portion to the next, and to leave the call behind.
+        #: Held to begin and to answer a portion, and to leave the call behind.
         self._lock = threading.Lock()
         self._under_way: list[Message] = []
-        self._left = False
-        #: The answered messages, and their verdicts; after the call was left behind, those with late answers.
-        self.answered: list[Message] = []
+        self._answered: list[Message] = []
         self.verdicts: list[Verdict] = []
-        #: The messages that were answered before the call was left behind, and their verdicts.
-        self.early: tuple[list[Message], list[Verdict]] = ([], [])
+        #: How many messages were answered when the call was left behind.
+        self._early: int | None = None
+
+    @property
+    def answered(self) -> tuple[list[Message], list[Verdict]]:
+        """The answered messages and their verdicts, without late answers."""
+        return self._answered[: self._early], self.verdicts[: self._early]
 
     @property
     def answers(self) -> list[tuple[Message, Verdict]]:
-        """The answered messages with their verdicts; after the call was left behind, the late answers."""
-        return list(zip(self.answered, self.verdicts, strict=True))
+        """The answered messages with their verdicts; after the call was left behind, only the late answers."""
+        early = self._early or 0
+        return list(zip(self._answered[early:], self.verdicts[early:], strict=True))
 
-    def perform(self, handler: Handler) -> None:
+    def leave_behind(self, *, overdue: bool = True) -> bool:
+        """Go on without the call; return False if it has come back meanwhile, or is not `overdue` and has to be."""
+        with self._lock:
+            self.left = not self.finished and (self.over or not overdue)
+            if self.left:
+                self.messages, self._early = self._under_way, len(self._answered)
+            return self.left
+
+    def _hand_over(self, handler: Handler) -> None:
         """Hand over one portion after the other, until a stop is asked, or too little time is left for another."""
         failed: set[str | None] = set()
         began = time.monotonic()
@@ -60,27 +76,16 @@ class PortionedCall(Call):
                 look_at = now + _LOOK_SECONDS
             if not self._begin(portion, now):
                 break
-            verdicts = _answered(handler, portion)
+            verdicts = _verdicts_of(handler, portion)
             if not self._answer(portion, verdicts):
                 break
             if verdicts.count(DONE) < len(portion):
                 failed.update(m.key for m, verdict in zip(portion, verdicts, strict=True) if verdict is not DONE)
                 if self._portions.suspend:
                     break
-        self.late = not (self.answered or self._left)
-        self._ended = time.monotonic()
-        self._tell(self)
-
-    def leave_behind(self) -> bool:
-        """Go on without the call; return False if its portion has come back meanwhile."""
-        with self._lock:
-            if self.finished or not self.over:
-                return False
-            self._left = True
-            self.messages = self._under_way
-            self.early = self.answered, self.verdicts
-            self.answered, self.verdicts = [], []
-            return True
+        self.late = not (self._answered or self.left)
+        if self._answered:
+            self._tell(self._answered, self.verdicts, self.seconds)
 
     def _next(self, failed: set[str | None]) -> Iterator[list[Message]]:
         """Yield the portions, without messages of keys that have failed by then."""
@@ -99,24 +104,25 @@ class PortionedCall(Call):
     def _may_go_on(self, seconds: float) -> bool:
         """Return whether another portion may begin; the first may, however long the call has waited for its turn."""
         stopped = self._held is not None and self._held.stop.asked
-        return not (self._is_late() or stopped or (seconds > self._portions.seconds and self.answered))
+        return not (self._is_late() or stopped or (seconds > self._portions.seconds and self._answered))
 
     def _begin(self, portion: list[Message], now: float) -> bool:
         """Begin a portion; return False if the call was left behind."""
         with self._lock:
-            if not self._left:
+            if not self.left:
                 self._under_way, self.started = portion, now
-            return not self._left
+            return not self.left
 
     def _answer(self, portion: list[Message], verdicts: Sequence[Verdict]) -> bool:
-        """Note the verdicts of a portion; return False if the call was left behind."""
+        """Note the verdicts of a portion; return False if the call was left behind, or may have lost its turn."""
         with self._lock:
-            self.answered += portion
+            self._answered += portion
             self.verdicts += verdicts
-            return not self._left
+            self._under_way = []
+            return not (self.left or self.over)
 
 
-def _answered(handler: Handler, portion: list[Message]) -> list[Verdict]:
+def _verdicts_of(handler: Handler, portion: list[Message]) -> list[Verdict]:
     try:
         return verdicts_of(handler, portion)
     except BaseException as error:

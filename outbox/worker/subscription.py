@@ -323,7 +323,9 @@ class SubscriptionWorker:
             teller=self._teller.of_partition(partition.partition),
             tasks=_tasks_of(connection.channel, subscription, settings.upkeep),
         )
-        logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
+        # A consumer that asks again and again takes the lease each time.
+        level = logging.INFO if connection.until == "stopped" else logging.DEBUG
+        logger.log(level, "subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
         if self.job.deferral is not None:
             self.job.deferral.begin(held.stop if connection.until == "stopped" else None)
         polling = Polling(*(pause.total_seconds() for pause in settings.poll))

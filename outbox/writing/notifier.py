@@ -7,11 +7,13 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 
 from outbox.runtime.fork import in_child
 from outbox.runtime.linger import Linger
+from outbox.runtime.stop import Stop
 from outbox.store.database import Channel, Database
 from outbox.writing.sent import Sent
 
@@ -54,19 +56,20 @@ class Notifier:
         with suppress(Exception):
             if self._thread is None:
                 self._start()
-            self._signal.ring()
+            self._rung.put(None)
 
     def close(self) -> None:
         """End the thread and its connection; a later hint starts a new thread."""
         thread = self._thread
         if thread is not None:
-            self._signal.close()
+            self._stop.ask()
             self._reset()
             thread.join(timeout=self.reconnect_seconds)
 
     def _reset(self) -> None:
         """Begin without a thread, at first and in a forked child: a fork copies locks in any state, and no threads."""
-        self._signal = _Signal()
+        #: One item for each hint. Putting takes no lock, so commit hooks and signal handlers may do so at any point.
+        self._rung: SimpleQueue[None] = SimpleQueue()
         # Reentrant, because signal handlers commit, too, and may interrupt the thread that has the lock.
         self._lock = threading.RLock()
         self._starting = False
@@ -78,12 +81,16 @@ class Notifier:
                 return
             self._starting = True
             try:
+                stop = Stop(wake=partial(self._rung.put, None))
                 thread = threading.Thread(
-                    target=_notify_for_ever, args=(weakref.ref(self), self._signal), name="outbox-hints", daemon=True
+                    target=_notify_for_ever,
+                    args=(weakref.ref(self), self._rung, stop),
+                    name="outbox-hints",
+                    daemon=True,
                 )
                 # May fail for lack of memory, or at the end of the interpreter: then the next hint tries.
                 thread.start()
-                self._thread = thread
+                self._thread, self._stop = thread, stop
             finally:
                 self._starting = False
 
@@ -92,46 +99,13 @@ class Notifier:
         return self._database.open() if self._database.dialect.driving.notifies else None
 
 
-class _Signal:
-    """Wakes one thread. `ring` takes no lock, so commit hooks and signal handlers may call it at any point."""
-
-    def __init__(self) -> None:
-        self._rung: SimpleQueue[None] = SimpleQueue()
-        self._closed: SimpleQueue[None] = SimpleQueue()
-        self.open = True
-
-    def ring(self) -> None:
-        """Wake the thread, and count the call."""
-        self._rung.put(None)
-
-    def heard(self, seconds: float) -> int:
-        """Wait for a ring, at most for `seconds`; return the number of rings."""
-        times = 0
-        with suppress(Empty):
-            self._rung.get(timeout=seconds)
-            for times in count(1):  # noqa: B007 - counts until the queue is empty
-                self._rung.get_nowait()
-        return times
-
-    def rest(self, seconds: float) -> None:
-        """Wait for `seconds`, whatever rings; return at once when the signal is closed."""
-        with suppress(Empty):
-            self._closed.get(timeout=seconds)
-
-    def close(self) -> None:
-        """End both kinds of waiting at once, and for good."""
-        self.open = False
-        self._closed.put(None)
-        self._rung.put(None)
-
-
-def _notify_for_ever(reference: weakref.ref[Notifier], signal: _Signal) -> None:
+def _notify_for_ever(reference: weakref.ref[Notifier], rung: SimpleQueue[None], stop: Stop) -> None:
     """Run the thread until the notifier is closed or garbage-collected; keep neither the notifier nor its engine."""
     channel: Channel | None = None
     linger = Linger(_BUSY_PAUSE_SECONDS, shortest=0)
-    while signal.open and reference() is not None:
-        times = signal.heard(_LONGEST_WAIT_SECONDS)
-        notifier = reference() if times and signal.open else None
+    while not stop.asked and reference() is not None:
+        times = _heard(rung)
+        notifier = reference() if times and not stop.asked else None
         if notifier is None:
             continue
         try:
@@ -145,9 +119,19 @@ def _notify_for_ever(reference: weakref.ref[Notifier], signal: _Signal) -> None:
                 channel.close()
             channel, pause = None, notifier.reconnect_seconds
         del notifier
-        signal.rest(pause)
+        stop.rest(pause)
     if channel is not None:
         channel.close()
+
+
+def _heard(rung: SimpleQueue[None]) -> int:
+    """Wait for a hint, but not for ever; return the number of hints."""
+    times = 0
+    with suppress(Empty):
+        rung.get(timeout=_LONGEST_WAIT_SECONDS)
+        for times in count(1):  # noqa: B007 - counts until the queue is empty
+            rung.get_nowait()
+    return times
 
 
 class _Listener:

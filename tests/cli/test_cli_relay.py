@@ -235,7 +235,7 @@ def test_a_lease_that_never_comes_ends_a_run_that_should_end_by_itself(engine, t
     assert (ended.code, "worker somebody holds the lease of relay" in ended.err) == (4, True)
 
 
-def test_what_was_set_aside_is_told_at_the_end(sqlite_engine, tmp_path):
+def test_what_was_parked_is_told_at_the_end(sqlite_engine, tmp_path):
     with (sender := Outbox(sqlite_engine)).begin() as session:
         sender.send(session, "orders", b"later", delay=timedelta(hours=1))
 

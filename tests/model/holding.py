@@ -1,4 +1,4 @@
-"""Messages that are set aside: what failed, what waits behind it, what falls due later, and what people ask for.
+"""Parked messages: what failed, what waits behind it, what falls due later, and what people ask for.
 
 The log is read in its order, by one worker after the other. What a message is parked as says the library's policy, and
 which keys are held back says its own memory of them. The destination may refuse any message, and never all for ever.

@@ -367,7 +367,7 @@ def test_no_request_goes_out_before_the_time_of_retry_after_is_over(endpoint, to
     verdicts = [sender.send([a_message("orders", n) for n in range(20)]) for _ in range(3)]
     returned = time.monotonic() - began
     endpoint.judge = lambda received: Answer()
-    sender.close()  # a pause is the endpoint's wish, and outlives the connections
+    sender.close()  # the endpoint asks for a pause, which outlives the connections
     check_eventually_done(sender, [a_message("orders", 1)])
 
     what = "HTTP 429 Too Many Requests; Retry-After: 6 s; it says: slow down"

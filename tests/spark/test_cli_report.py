@@ -67,7 +67,7 @@ class Sink:
 # Delivery
 
 
-def test_a_delivery_report_shows_what_was_written_and_set_aside(engine, shop, tmp_path):
+def test_a_delivery_report_shows_what_was_written_and_parked(engine, shop, tmp_path):
     send(shop, 1, 2)
     send(shop, 13, key="b", topic="mail")
     Relay(shop, Sink()).until_empty()

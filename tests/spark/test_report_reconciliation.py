@@ -69,9 +69,9 @@ def test_each_half_message_is_committed_rolled_back_open_or_parked(log, ops, par
         (9, "m9", "orders", None, None, None, b"of no transaction", at(3)),
         half(10, "c", message="m1"),  # sent twice, because an answer was lost: one message
     )  # fmt: skip
-    aside = parked(("check:shop", "p", "dead"), ("check:shop", "o", "retry"), ("check:other", "o", "dead"))
+    parked_rows = parked(("check:shop", "p", "dead"), ("check:shop", "o", "retry"), ("check:other", "o", "dead"))
 
-    reconciled = r.reconcile(messages, ops(c="commit", r="rollback"), aside)
+    reconciled = r.reconcile(messages, ops(c="commit", r="rollback"), parked_rows)
 
     assert found(reconciled) == [
         ("m1", "committed", None), ("m2", "committed", None), ("m3", "rolled back", None), ("m4", "open", None),

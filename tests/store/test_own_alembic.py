@@ -1,4 +1,4 @@
-"""An application's own Alembic beside our tables, and with our tables in its migrations, as the README says."""
+"""An application's own Alembic beside our tables, and with our tables in its migrations, as docs/alembic.md says."""
 
 import io
 import re
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import dedent, indent
+from textwrap import indent
 
 import psycopg
 import pytest
@@ -36,10 +36,10 @@ class Order(Base):
 CONFIGURE = "connection=connection, target_metadata=target_metadata"
 MADE = re.compile(r"op\.create_table\('(\w+)'")
 TOP = Path(__file__).parents[2]
-README = (TOP / "README.md").read_text()
-#: What the README has an application write.
-(TARGET,) = re.findall(r"^  target_metadata = (.*)$", README, re.MULTILINE)
-(SEED,) = re.findall(r"^  (from outbox import migrate\n\n  migrate\.seed\(.*\))$", README, re.MULTILINE)
+PAGE = (TOP / "docs" / "alembic.md").read_text()
+#: What the page has an application write.
+(TARGET,) = re.findall(r"^target_metadata = (.*)$", PAGE, re.MULTILINE)
+(SEED,) = re.findall(r"^(from outbox import migrate\n\nmigrate\.seed\(.*\))$", PAGE, re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def start(shop: Shop, *, target: str, configure: str) -> Shop:
 
 
 def add(revision: Path, where: str | None, *, seed: str) -> None:
-    """Write into the upgrade of a revision what the README says."""
+    """Write into the upgrade of a revision what the page says."""
     upgrade, down, downgrade = revision.read_text().partition("def downgrade()")
     if where is not None:
         begin = "    # ### commands auto generated"
@@ -174,7 +174,7 @@ def add(revision: Path, where: str | None, *, seed: str) -> None:
 
 def seed(where: str | None) -> str:
     """The lines that write the first rows."""
-    return indent(dedent(f"  {SEED}").replace("get_bind()", f"get_bind(){in_schema(where)}"), "    ")
+    return indent(SEED.replace("get_bind()", f"get_bind(){in_schema(where)}"), "    ")
 
 
 def in_schema(where: str | None) -> str:

@@ -26,15 +26,15 @@ def crowd(request, monkeypatch):
     return request.param
 
 
-def set_aside(engine, channel, keys, asides):
-    """Park one message for each key; an aside is its state, and for how many seconds it has been due."""
+def park(engine, channel, keys, states):
+    """Park one message for each key, each with its state, and for how many seconds it has been due."""
     outbox = Outbox(engine)
     with outbox.begin() as session:
         outbox.send_all(session, [Message("t", b"x", key=key) for key in keys])
     ids = [message.id or 0 for message in Log().read_on(channel, EARLIEST).messages]
     parked = Parked(channel, "relay")
     with channel.transaction():
-        for id, (state, due) in zip(ids, asides, strict=True):
+        for id, (state, due) in zip(ids, states, strict=True):
             delay = None if due is None else -timedelta(seconds=due)
             parked.park({Parking(state=state, blocks=True, delay=delay): [id]})
     return parked, ids
@@ -63,20 +63,20 @@ def by_key(order):
 
 
 def some(seed):
-    """Keys and asides of thirty messages; some wait for a later time, and what stands behind them waits, too."""
+    """Keys and states of thirty messages; some wait for a later time, and what stands behind them waits, too."""
     dice = random.Random(seed)
     keys = [dice.choice([None, "a", "b", "c", "d"]) for _ in range(30)]
-    asides = [
+    states = [
         (BLOCKED, None) if key is not None and dice.random() < 0.3 else (RETRY, dice.choice([-3600, *range(1, 40)]))
         for key in keys
     ]
-    return keys, asides
+    return keys, states
 
 
-def expected(keys, asides, ids):
+def expected(keys, states, ids):
     """Of each key, in order, what stands before the first that is not due; of messages without one all that are due."""
     found, held = defaultdict(list), set()
-    for id, key, (state, due) in zip(ids, keys, asides, strict=True):
+    for id, key, (state, due) in zip(ids, keys, states, strict=True):
         if state == RETRY and due < 0:
             held |= {key} - {None}
         elif key not in held:
@@ -86,33 +86,33 @@ def expected(keys, asides, ids):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_every_key_keeps_its_order_and_nothing_is_left_behind(engine, channel, crowd, seed):
-    keys, asides = some(seed)
-    parked, ids = set_aside(engine, channel, keys, asides)
+    keys, states = some(seed)
+    parked, ids = park(engine, channel, keys, states)
 
     order = drained(parked, channel)
 
     assert {key: sorted(ids) if key is None else ids for key, ids in by_key(order).items()} == expected(
-        keys, asides, ids
+        keys, states, ids
     )
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_partitions_share_a_crowd(engine, channel, crowd, seed):
-    keys, asides = some(seed)
-    everything, ids = set_aside(engine, channel, keys, asides)
+    keys, states = some(seed)
+    everything, ids = park(engine, channel, keys, states)
     relay = Subscriptions(channel).get("relay")
     partitions = replace(relay, partitions=3).all_partitions()
 
     order = [each for partition in partitions for each in drained(Parked(channel, "relay", partition), channel)]
 
     assert {key: sorted(ids) if key is None else ids for key, ids in by_key(order).items()} == expected(
-        keys, asides, ids
+        keys, states, ids
     )
     assert ready(everything, channel, FEW) == []
 
 
 def test_the_first_of_a_key_comes_first_also_when_the_others_have_been_due_for_longer(engine, channel, crowd):
-    parked, ids = set_aside(engine, channel, ["a"] * 4, [(RETRY, 1), (RETRY, 40), (RETRY, 30), (RETRY, 20)])
+    parked, ids = park(engine, channel, ["a"] * 4, [(RETRY, 1), (RETRY, 40), (RETRY, 30), (RETRY, 20)])
 
     order = drained(parked, channel)
 
@@ -121,7 +121,7 @@ def test_the_first_of_a_key_comes_first_also_when_the_others_have_been_due_for_l
 
 def test_in_a_crowd_those_come_first_that_have_been_due_for_longest(engine, channel, monkeypatch):
     monkeypatch.setattr(parked_messages, "CROWD", 4)
-    parked, ids = set_aside(engine, channel, list("abcdef"), [(RETRY, n) for n in (10, 60, 20, 50, 30, 40)])
+    parked, ids = park(engine, channel, list("abcdef"), [(RETRY, n) for n in (10, 60, 20, 50, 30, 40)])
 
     order = [id for id, _ in drained(parked, channel)]
 

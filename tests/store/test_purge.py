@@ -252,7 +252,7 @@ def test_a_rehearsal_counts_what_would_go_and_deletes_nothing(outbox):
     assert purge(outbox).rows == 5
 
 
-def test_a_message_that_was_set_aside_is_a_copy_and_stays(outbox):
+def test_a_message_that_was_parked_is_a_copy_and_stays(outbox):
     """Its row in the log goes; a replay still delivers it."""
     send(outbox, b"poison")
     destination = Destination()

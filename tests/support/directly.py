@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
-from outbox.direct import delivery as courier
+from outbox.direct import delivery
 from outbox.senders.opening import OpenedSender, open_sender
 from tests.support.destination import Destination, relay_to
 from tests.support.waiting import eventually
@@ -86,10 +86,10 @@ def briefly(monkeypatch: pytest.MonkeyPatch, grace: float = 2.0, right: float = 
 
 def in_brief(set_attribute: Callable[[object, str, object], None], grace: float, right: float) -> None:
     """What the compensation waits for, and for how much of that a call may begin: the rest is for the call."""
-    set_attribute(courier, "GRACE_SECONDS", grace)
-    set_attribute(courier, "RIGHT_SECONDS", right)
-    set_attribute(courier, "FLUSH_SECONDS", 0.0)
-    set_attribute(courier, "open_sender", lambda destination: _within(grace - right, open_sender(destination)))
+    set_attribute(delivery, "GRACE_SECONDS", grace)
+    set_attribute(delivery, "RIGHT_SECONDS", right)
+    set_attribute(delivery, "FLUSH_SECONDS", 0.0)
+    set_attribute(delivery, "open_sender", lambda destination: _within(grace - right, open_sender(destination)))
 
 
 def _within(seconds: float, sender: OpenedSender) -> OpenedSender:

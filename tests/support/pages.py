@@ -36,7 +36,7 @@ def run(page: str, name: str) -> dict[str, Any]:
 
 def names(page: str) -> Iterable[str]:
     """What a page names with its module, or as an attribute of an `Outbox`; neither a file nor a topic of Debezium."""
-    return sorted(set(re.findall(r"`?\b(outbox(?!\.(?:toml|event)\b)(?:\.[a-z_]+)+)\b(?!/)", page)))
+    return sorted(set(re.findall(r"`?\b(outbox(?!\.(?:toml|event|py)\b)(?:\.[a-z_]+)+)\b(?!/)", page)))
 
 
 def resolve(name: str) -> None:

@@ -18,13 +18,13 @@ def attempts(engine: Engine) -> int:
         return int(connection.execute(text("SELECT coalesce(sum(attempts), 0) FROM outbox_parked")).scalar_one())
 
 
-def request(engine: Engine, verb: str) -> None:
-    """Ask for all dead letters what a person would ask."""
+def request(engine: Engine, verb: str, of: str = "") -> None:
+    """Ask for all dead letters what a person would ask, or only for those with the body `of`."""
     with engine.begin() as connection:
         connection.execute(
             text(
                 "UPDATE outbox_parked SET request = :verb, requested_by = 'test', request_reason = 'test'"
-                " WHERE state = 'dead'"
+                " WHERE state = 'dead' AND (:all OR body = :body)"
             ),
-            {"verb": verb},
+            {"verb": verb, "all": not of, "body": of.encode()},
         )

@@ -222,7 +222,7 @@ def seen(outcome: Outcome) -> dict[str, Any]:
     """What came of a batch, by id."""
     return {
         "done": ids(outcome.done),
-        "aside": [(message.id, parking.state, parking.attempts) for message, parking in outcome.parked],
+        "parked": [(message.id, parking.state, parking.attempts) for message, parking in outcome.parked],
         "open": ids(outcome.open),
     }
 

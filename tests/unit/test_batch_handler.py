@@ -74,10 +74,10 @@ def test_a_batch_that_takes_long_comes_in_parts():
     parts = list(stage.parts(messages(*"abcdef"), quota=0))
 
     assert [(seen(part), part.next and part.next.id) for part in parts] == [
-        ({"done": [1], "aside": [], "open": []}, 2),
-        ({"done": [], "aside": [(2, "retry", 1), (3, "dead", 1)], "open": []}, 4),
-        ({"done": [4, 5], "aside": [], "open": []}, 6),
-        ({"done": [6], "aside": [], "open": []}, None),
+        ({"done": [1], "parked": [], "open": []}, 2),
+        ({"done": [], "parked": [(2, "retry", 1), (3, "dead", 1)], "open": []}, 4),
+        ({"done": [4, 5], "parked": [], "open": []}, 6),
+        ({"done": [6], "parked": [], "open": []}, None),
     ]
 
 
@@ -88,8 +88,8 @@ def test_a_part_comes_before_a_pause():
     parts = list(stage.parts(messages("a", "b"), quota=0))
 
     assert [seen(part) for part in parts] == [
-        {"done": [1], "aside": [], "open": []},
-        {"done": [], "aside": [], "open": [2]},
+        {"done": [1], "parked": [], "open": []},
+        {"done": [], "parked": [], "open": [2]},
     ]
 
 
@@ -124,7 +124,7 @@ def test_what_stands_behind_a_failed_message_is_blocked_and_not_counted():
 
     assert seen(outcome) == {
         "done": [2, 4],
-        "aside": [(1, "retry", 1), (3, "blocked", 0), (5, "blocked", 0)],
+        "parked": [(1, "retry", 1), (3, "blocked", 0), (5, "blocked", 0)],
         "open": [],
     }
 
@@ -136,9 +136,9 @@ def test_a_dead_letter_holds_its_key_by_policy(block):
     outcome = Stage(Handler(only(1, verdict=Reject("no"))), policy).run(messages("a", "b", "a"))
 
     assert seen(outcome) == (
-        {"done": [2], "aside": [(1, "dead", 1), (3, "blocked", 0)], "open": []}
+        {"done": [2], "parked": [(1, "dead", 1), (3, "blocked", 0)], "open": []}
         if block
-        else {"done": [2, 3], "aside": [(1, "dead", 1)], "open": []}
+        else {"done": [2, 3], "parked": [(1, "dead", 1)], "open": []}
     )
 
 
@@ -162,8 +162,8 @@ def test_a_message_that_raises_counts_only_when_another_was_accepted_since():
     stage.stop.looks = 1000
     with_another = seen(stage.run([poison, *messages("b", first=2)]))
 
-    assert alone == {"done": [], "aside": [], "open": [1]}
-    assert with_another == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
+    assert alone == {"done": [], "parked": [], "open": [1]}
+    assert with_another == {"done": [2], "parked": [(1, "retry", 1)], "open": []}
 
 
 def test_a_call_that_would_begin_too_late_is_not_made_and_counts_nothing():
@@ -180,7 +180,7 @@ def test_a_call_that_would_begin_too_late_is_not_made_and_counts_nothing():
     held.moments = [-math.inf, -math.inf, -math.inf, math.inf]
     outcome = stage.run([message])
 
-    assert seen(outcome) == {"done": [1], "aside": [], "open": []}
+    assert seen(outcome) == {"done": [1], "parked": [], "open": []}
     assert handler.calls == [[1]]
 
 
@@ -195,7 +195,7 @@ def test_a_message_that_raises_among_many_is_found_and_the_others_go_on():
 def test_two_messages_that_raise_do_not_hide_behind_each_other():
     outcome = Stage(Handler(raising(1, 2))).run(messages("a", "b", "c"))
 
-    assert seen(outcome)["aside"] == [(1, "retry", 1), (2, "retry", 1)]
+    assert seen(outcome)["parked"] == [(1, "retry", 1), (2, "retry", 1)]
     assert ids(outcome.done) == [3]
 
 
@@ -204,7 +204,7 @@ def test_a_destination_that_is_away_counts_nothing(answer):
     """A stop comes after a while: nothing was moved."""
     outcome = Stage(Handler(answer), looks=400).run(messages(*"abcdefgh"))
 
-    assert seen(outcome) == {"done": [], "aside": [], "open": list(range(1, 9))}
+    assert seen(outcome) == {"done": [], "parked": [], "open": list(range(1, 9))}
 
 
 def test_a_destination_that_comes_back_gets_everything_in_order():
@@ -218,7 +218,7 @@ def test_a_destination_that_comes_back_gets_everything_in_order():
     handler.answer = answer
     outcome = Stage(handler).run(messages("a", "b", "a", "b"))
 
-    assert seen(outcome)["aside"] == []
+    assert seen(outcome)["parked"] == []
     assert [id for id in ids(outcome.done) if id % 2] == [1, 3]
     assert [id for id in ids(outcome.done) if not id % 2] == [2, 4]
 
@@ -228,9 +228,9 @@ def test_some_unavailable_messages_wait_and_the_rest_goes_on():
 
     assert seen(outcome) == {
         "done": [1, 5],
-        "aside": [(2, "waiting", 0), (4, "blocked", 0), (3, "waiting", 0)],
+        "parked": [(2, "waiting", 0), (4, "blocked", 0), (3, "waiting", 0)],
         "open": [],
-    } or sorted(seen(outcome)["aside"]) == [(2, "waiting", 0), (3, "waiting", 0), (4, "blocked", 0)]
+    } or sorted(seen(outcome)["parked"]) == [(2, "waiting", 0), (3, "waiting", 0), (4, "blocked", 0)]
     assert ids(outcome.done) == [1, 5]
 
 
@@ -241,7 +241,7 @@ def test_a_message_of_a_missing_topic_waits_also_when_it_is_the_last_of_its_batc
 
     outcome = Stage(handler, looks=100).run([*messages("a"), missing])
 
-    assert seen(outcome) == {"done": [1], "aside": [(2, "waiting", 0)], "open": []}
+    assert seen(outcome) == {"done": [1], "parked": [(2, "waiting", 0)], "open": []}
 
 
 def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations_text():
@@ -330,7 +330,7 @@ def test_a_message_that_raises_does_not_keep_others_of_its_topic_from_their_turn
     outcome = Stage(Handler(raising(1))).run(messages("a", "b", "c"), parked=True, quota=0)
 
     assert ids(outcome.done) == [2, 3]
-    assert seen(outcome)["aside"] == [(1, "retry", 1)]
+    assert seen(outcome)["parked"] == [(1, "retry", 1)]
 
 
 def test_a_missing_topic_is_left_and_the_others_go_on():
@@ -339,7 +339,7 @@ def test_a_missing_topic_is_left_and_the_others_go_on():
 
     outcome = Stage(handler).run([*missing, *present], parked=True, quota=0)
 
-    assert seen(outcome) == {"done": [10, 11], "aside": [], "open": [1, 2, 3]}
+    assert seen(outcome) == {"done": [10, 11], "parked": [], "open": [1, 2, 3]}
     assert outcome.refused == {"gone"}
     assert len(handler.calls) < 8
 
@@ -360,7 +360,7 @@ def test_a_sender_that_breaks_the_contract_gets_nothing_settled(answer, parked):
 
     outcome = stage.run(messages("a", "b", "a"), parked=parked, quota=0 if parked else 1000)
 
-    assert seen(outcome) == {"done": [], "aside": [], "open": [1, 2, 3]}
+    assert seen(outcome) == {"done": [], "parked": [], "open": [1, 2, 3]}
 
 
 def test_a_done_behind_a_failure_of_its_key_is_believed():
@@ -373,7 +373,7 @@ def test_a_done_behind_a_failure_of_its_key_is_believed():
     stage.run(messages(*[None] * 9))
 
     assert seen(stage.run(messages("a", "a", "a", first=11))) == {
-        "done": [12, 13], "aside": [(11, "retry", 1)], "open": []
+        "done": [12, 13], "parked": [(11, "retry", 1)], "open": []
     }  # fmt: skip
 
 
@@ -387,7 +387,7 @@ def test_a_handler_that_exits_the_interpreter_is_one_that_raises():
     handler = Handler(answer)
     outcome = Stage(handler).run(messages("a", "b", "c"))
 
-    assert seen(outcome) == {"done": [2, 3], "aside": [(1, "retry", 1)], "open": []}
+    assert seen(outcome) == {"done": [2, 3], "parked": [(1, "retry", 1)], "open": []}
 
 
 # A stop

@@ -30,7 +30,7 @@ def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
     with hanging(handler, 1):
         outcome = Stage(handler, LESS_HASTY).run(messages("a", "b", "a", "b"))
 
-    assert seen(outcome) == {"done": [2, 4], "aside": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [2, 4], "parked": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
 
 
 def test_a_hung_call_keeps_its_keys_also_when_its_message_has_an_outcome():
@@ -40,7 +40,7 @@ def test_a_hung_call_keeps_its_keys_also_when_its_message_has_an_outcome():
     with hanging(handler, 1):
         outcome = Stage(handler, policy).run(messages("a", "b", "a", "b"))
 
-    assert seen(outcome) == {"done": [2, 4], "aside": [(1, "dead", 1), (3, "waiting", 0)], "open": []}
+    assert seen(outcome) == {"done": [2, 4], "parked": [(1, "dead", 1), (3, "waiting", 0)], "open": []}
 
 
 def test_a_later_batch_waits_for_the_keys_of_a_hung_call_until_it_ends():
@@ -59,7 +59,7 @@ def test_a_later_batch_waits_for_the_keys_of_a_hung_call_until_it_ends():
         handler.answer = releasing
         outcome = stage.run(messages("a", "c", "a", "d", first=3))
 
-    assert seen(outcome) == {"done": [4, 6, 3, 5], "aside": [], "open": []}
+    assert seen(outcome) == {"done": [4, 6, 3, 5], "parked": [], "open": []}
 
 
 def test_what_hangs_does_not_expire():
@@ -70,7 +70,7 @@ def test_what_hangs_does_not_expire():
     with hanging(handler, 1):
         outcome = Stage(handler, LESS_HASTY).run(found, now=datetime.now(UTC))
 
-    assert seen(outcome) == {"done": [2], "aside": [(4, "dead", 0), (1, "retry", 1), (3, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [2], "parked": [(4, "dead", 0), (1, "retry", 1), (3, "blocked", 0)], "open": []}
 
 
 def test_a_message_whose_time_ends_while_it_waits_for_its_turn_is_not_handed_over():
@@ -84,7 +84,7 @@ def test_a_message_whose_time_ends_while_it_waits_for_its_turn_is_not_handed_ove
     outcome = stage.run(found, now=now)
 
     assert flat(handler.calls) == [2, 3]
-    assert seen(outcome) == {"done": [2, 3], "aside": [(1, "dead", 0)], "open": []}
+    assert seen(outcome) == {"done": [2, 3], "parked": [(1, "dead", 0)], "open": []}
 
 
 def test_a_call_whose_wait_is_interrupted_is_held(monkeypatch):
@@ -148,7 +148,7 @@ def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():
     with hanging(handler, 1, 2):
         outcome = Stage(handler, HASTY).run(messages("a", "b"))
 
-    assert seen(outcome) == {"done": [], "aside": [(1, "waiting", 0), (2, "waiting", 0)], "open": []}
+    assert seen(outcome) == {"done": [], "parked": [(1, "waiting", 0), (2, "waiting", 0)], "open": []}
 
 
 def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
@@ -158,7 +158,7 @@ def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
         timer.start()
         outcome = Stage(handler, HASTY).run(messages("a", "a"))
 
-    assert seen(outcome) == {"done": [1, 2], "aside": [], "open": []}
+    assert seen(outcome) == {"done": [1, 2], "parked": [], "open": []}
     assert [call for call in handler.calls if 1 in call] == [[1]]
 
 
@@ -172,8 +172,8 @@ def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
         stage.run(messages("b", "c", first=2))
         second = stage.run([again(poison, 2)], parked=True, quota=0)
 
-    assert seen(first) == {"done": [], "aside": [], "open": [1]}
-    assert seen(second) == {"done": [], "aside": [(1, "retry", 2)], "open": []}
+    assert seen(first) == {"done": [], "parked": [], "open": [1]}
+    assert seen(second) == {"done": [], "parked": [(1, "retry", 2)], "open": []}
 
 
 def test_one_hung_call_counts_once():
@@ -186,8 +186,8 @@ def test_one_hung_call_counts_once():
         stage.run(messages("c", first=3))
         second = stage.run([again(poison, 2)], parked=True, quota=0)
 
-    assert seen(first) == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
-    assert seen(second) == {"done": [], "aside": [], "open": [1]}
+    assert seen(first) == {"done": [2], "parked": [(1, "retry", 1)], "open": []}
+    assert seen(second) == {"done": [], "parked": [], "open": [1]}
 
 
 def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
@@ -201,7 +201,7 @@ def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
     second = stage.run([again(message, 1) for message, _ in outcome.parked], parked=True, quota=0)
 
     assert (calls, gave_up) == (HASTY.max_hung, True)
-    assert seen(outcome)["aside"] == [(id, "waiting", 0) for id in range(1, 9)]
+    assert seen(outcome)["parked"] == [(id, "waiting", 0) for id in range(1, 9)]
     assert ids(outcome.open) == [9, 10, 11, 12]
     unanswered = stage.batch_handler.hung.unanswered([message for message, _ in outcome.parked], parked=True)
     assert (arrived, unanswered) == (True, set())
@@ -282,7 +282,7 @@ def test_what_failed_late_behind_a_message_that_is_sent_again_is_sent_again_as_w
     hung.taken(LEASES[2])
     outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
 
-    assert (flat(handler.calls), seen(outcome)["aside"]) == ([1, 2, 3, 4, 5, 6, 7, 8, 9], [])
+    assert (flat(handler.calls), seen(outcome)["parked"]) == ([1, 2, 3, 4, 5, 6, 7, 8, 9], [])
 
 
 def test_an_outcome_that_was_not_settled_is_known_under_the_next_lease():
@@ -407,7 +407,7 @@ def test_what_was_parked_and_not_settled_is_parked_again_without_a_call():
     outcome = Stage(handler, hung=hung).run(all)
 
     assert handler.calls == []
-    assert seen(outcome)["aside"] == [(1, "retry", 1), (3, "dead", 1), (2, "blocked", 0)]
+    assert seen(outcome)["parked"] == [(1, "retry", 1), (3, "dead", 1), (2, "blocked", 0)]
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_a_failure_of_a_parked_row_is_known_when_it_is_read_again_as_it_was():
     hung.note(None, [], [(parked, POLICY.failed(parked, "no"))], parked=True)
     outcome = Stage(handler, hung=hung).run([again(message, 2)], parked=True)
 
-    assert (handler.calls, seen(outcome)["aside"]) == ([], [(1, "retry", 2)])
+    assert (handler.calls, seen(outcome)["parked"]) == ([], [(1, "retry", 2)])
 
 
 def test_a_failure_that_counts_nothing_leaves_a_parked_row_as_it_was_and_is_not_known():
@@ -464,7 +464,7 @@ def test_no_outcome_counts_for_what_a_person_decided_about(key):
     stage.batch_handler.hung.known.forget({1})
     outcome = stage.run(all, parked=True)
 
-    assert (handler.calls, seen(outcome)["aside"]) == ([[1]], [(2, "dead", 1), (1, "dead", 1)])
+    assert (handler.calls, seen(outcome)["parked"]) == ([[1]], [(2, "dead", 1), (1, "dead", 1)])
 
 
 class Interrupted:

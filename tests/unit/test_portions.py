@@ -5,14 +5,18 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outbox import Message, Reject, Retry, Unavailable, Verdict
+from outbox import Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
+from outbox.telemetry.events import HandedOver
+from outbox.worker.calls import Call
+from outbox.worker.hung import HungCalls
 from outbox.worker.policy import newest
 from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, raising, seen
 from tests.support.waiting import eventually
@@ -37,7 +41,7 @@ def test_a_failure_is_its_messages_own_and_blocks_its_key():
     outcome = Stage(handler, ONE).run(messages("a", "b", "a", "b", None))
 
     assert handler.calls == [[1], [2], [3], [5]]
-    assert seen(outcome) == {"done": [1, 3, 5], "aside": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), MemoryError()])
@@ -49,7 +53,7 @@ def test_whatever_a_listener_raises_is_a_failure(error):
 
     outcome = Stage(Handler(answer), ONE).run(messages("a", "b"))
 
-    assert seen(outcome) == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
+    assert seen(outcome) == {"done": [2], "parked": [(1, "retry", 1)], "open": []}
 
 
 def test_an_answer_that_is_none_is_a_failure_that_says_so():
@@ -79,7 +83,7 @@ def test_a_portion_of_several_is_answered_in_parts():
     outcome = Stage(handler, replace(POLICY, portion=3)).run(messages("a", "b", "c", "b", "d"))
 
     assert handler.calls == [[1, 2, 3], [5]]
-    assert seen(outcome) == {"done": [1, 3, 5], "aside": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
 
 
 def test_a_suspended_queue_leaves_the_rest_open():
@@ -88,7 +92,16 @@ def test_a_suspended_queue_leaves_the_rest_open():
     outcome = Stage(handler, replace(ONE, suspend=True), concurrency=3).run(messages("a", "b", "c", "d"))
 
     assert handler.calls == [[1], [2]]
-    assert seen(outcome) == {"done": [1], "aside": [(2, "retry", 1)], "open": [3, 4]}
+    assert seen(outcome) == {"done": [1], "parked": [(2, "retry", 1)], "open": [3, 4]}
+
+
+def test_a_suspended_queue_also_waits_for_what_is_unavailable():
+    handler = Handler(only(2, verdict=Unavailable("later")))
+
+    outcome = Stage(handler, replace(ONE, suspend=True)).run(messages("a", "b", "c"))
+
+    assert handler.calls == [[1], [2]]
+    assert seen(outcome) == {"done": [1], "parked": [(2, "retry", 0)], "open": [3]}
 
 
 def test_what_is_unavailable_is_not_counted_and_others_go_on():
@@ -96,7 +109,7 @@ def test_what_is_unavailable_is_not_counted_and_others_go_on():
 
     outcome = Stage(handler, ONE).run(messages("a", "b", "c"))
 
-    assert seen(outcome) == {"done": [1, 3], "aside": [(2, "waiting", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 3], "parked": [(2, "waiting", 0)], "open": []}
 
 
 # Portions that do not come back
@@ -111,7 +124,7 @@ def test_a_portion_that_hangs_holds_its_own_message_only_and_counts_against_it()
         seconds = time.monotonic() - began
 
         assert handler.calls == [[1], [2], [3], [5]]
-        assert seen(outcome) == {"done": [1, 3, 5], "aside": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
+        assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
         assert next(p.error for _, p in outcome.parked) == "no answer within 0.1 s"
         assert seconds > 0.1
         held = stage.batch_handler.hung.held()
@@ -132,7 +145,7 @@ def test_a_late_answer_counts_when_the_message_is_read_again():
     retried = stage.run([again(m, p.attempts + 1) for m, p in outcome.parked], parked=True, quota=0)
 
     assert handler.calls == [[1], [2]]
-    assert seen(retried) == {"done": [1], "aside": [], "open": []}
+    assert seen(retried) == {"done": [1], "parked": [], "open": []}
 
 
 def test_a_late_failure_is_tried_again():
@@ -146,7 +159,7 @@ def test_a_late_failure_is_tried_again():
 
     retried = stage.run([again(m, p.attempts + 1) for m, p in outcome.parked], parked=True, quota=0)
 
-    assert seen(retried) == {"done": [1], "aside": [], "open": []}
+    assert seen(retried) == {"done": [1], "parked": [], "open": []}
 
 
 def test_a_call_left_behind_hands_over_nothing_more():
@@ -159,6 +172,101 @@ def test_a_call_left_behind_hands_over_nothing_more():
 
     assert ids(outcome.done) == [2, 3]
     assert handler.calls == [[1], [2], [3]]
+
+
+def test_a_portion_that_was_answered_in_time_does_not_hang_while_others_hear_of_it():
+    """Whoever is told of the answers may take longer than the deadline."""
+    stage = Stage(Handler(), HASTY_ONE, concurrency=2)
+
+    @stage.listeners.listen
+    def hears(_: object) -> None:
+        time.sleep(0.3)
+
+    outcome = stage.run(messages(*"abcdefgh"))
+
+    assert (sorted(ids(outcome.done)), outcome.parked) == ([*range(1, 9)], [])
+    assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
+
+
+def test_earlier_answers_of_a_call_count_although_its_last_portion_comes_back_while_the_call_is_left_behind():
+    """At that moment the call is past its deadline, and has come back."""
+    handler = Handler()
+
+    class Released(HungCalls):
+        def add(self, call: Call, *given: Any, **options: Any) -> None:
+            """The call comes back before its answers are looked at."""
+            super().add(call, *given, **options)
+            released.set()
+            assert eventually(lambda: call.finished, 10)
+
+    with hanging(handler, 3) as released:
+        outcome = Stage(handler, HASTY_ONE, hung=Released()).run(messages(*"abcd"))
+
+    assert handler.calls == [[1], [2], [3], [4]]
+    assert (ids(outcome.done), [(m.id, p.state) for m, p in outcome.parked]) == ([1, 2, 4], [(3, "retry")])
+
+
+def test_whoever_drops_a_call_under_way_keeps_its_answers_and_holds_only_its_portion():
+    """As when the connection is lost: the next lease goes on beside the portion."""
+    handler, given = Handler(), messages(*"abcdc")
+    stage = Stage(handler, HASTY_ONE)
+
+    def lost() -> None:
+        if handler.calls[-1:] == [[3]]:
+            raise ConnectionError
+
+    with hanging(handler, 3) as released:
+        with pytest.raises(ConnectionError):
+            stage.run(given, meanwhile=lost)
+        assert stage.batch_handler.hung.ids == {3}
+        outcome = stage.run(given)
+        released.set()
+
+    assert handler.calls == [[1], [2], [3], [4]]
+    assert seen(outcome) == {"done": [1, 2, 4], "parked": [(3, "retry", 1), (5, "blocked", 0)], "open": []}
+
+
+def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass():
+    """The key goes on behind a dead letter, but not beside its call; the rest of the partition does not wait."""
+    handler = Handler()
+    policy = replace(HASTY_ONE, deadline=timedelta(seconds=1), retry=RetryPolicy(attempts=1), block_on_dead=False)
+    stage = Stage(handler, policy)
+    with hanging(handler, 1) as released:
+        began = time.monotonic()
+        outcome = stage.run(messages("a", "b", "a"))
+        seconds = time.monotonic() - began
+        released.set()
+
+    assert seen(outcome) == {"done": [2], "parked": [(1, "dead", 1), (3, "waiting", 0)], "open": []}
+    assert seconds < 2
+
+
+def test_everybody_hears_of_all_answers_of_a_call_that_was_left_behind():
+    handler = Handler()
+    stage, heard = Stage(handler, HASTY_ONE), list[list[int]]()
+
+    @stage.listeners.listen
+    def hears(event: Any) -> None:
+        if isinstance(event, HandedOver):
+            heard.append(ids(event.messages))
+
+    with hanging(handler, 2) as released:
+        stage.run(messages("a", "b"))
+        released.set()
+
+    assert eventually(lambda: heard == [[1, 2]], 10)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
+def test_a_call_comes_back_whatever_those_raise_who_are_told_of_it(error):
+    stage = Stage(Handler(), ONE)
+
+    @stage.listeners.listen
+    def hears(_: object) -> None:
+        raise error
+
+    assert seen(stage.run(messages("a", "b"))) == {"done": [1, 2], "parked": [], "open": []}
+    assert not stage.batch_handler.hung
 
 
 # The end of a call
@@ -212,7 +320,7 @@ def test_a_stop_is_followed_between_two_portions():
     handler.answer = stops
     stage = Stage(handler, ONE, held=held)
 
-    assert seen(stage.run(messages("a", "b", "c"))) == {"done": [1, 2], "aside": [], "open": [3]}
+    assert seen(stage.run(messages("a", "b", "c"))) == {"done": [1, 2], "parked": [], "open": [3]}
 
 
 # Side by side
@@ -253,6 +361,23 @@ def test_several_are_handled_at_once_and_never_two_of_a_key():
     assert (handler.most, handler.together) == (4, set())
     assert dict(handler.arrived) == {"a": [1, 5, 9], "b": [2, 6, 10], "c": [3, 7, 11], "d": [4, 8, 12]}
     assert sorted(ids(outcome.done)) == list(range(1, 13))
+
+
+def test_without_order_a_late_answer_counts_whatever_is_in_front_of_its_message():
+    """With order the messages of a key from there on would be handed over again."""
+    handler = Handler()
+    stage = Stage(handler, replace(HASTY_ONE, ordered=False))
+    with hanging(handler, 2) as released:
+        stage.run(messages("a", "a"))
+        released.set()
+        assert eventually(lambda: not stage.batch_handler.hung.held().ids, 10)
+
+    one, two = messages("a", first=0) + messages("a", first=2)
+    two.message_id = next(iter(stage.batch_handler.hung.known._outcomes))[1]
+    outcome = stage.run([again(one, 2), again(two, 2)], parked=True, quota=0)
+
+    assert handler.calls == [[1], [2], [0]]
+    assert sorted(ids(outcome.done)) == [0, 2]
 
 
 def test_without_order_messages_of_a_key_are_handled_at_once():
@@ -329,3 +454,14 @@ def test_the_newest_of_each_topic_and_key_stands_for_the_earlier():
     newer, replaced = newest(found)
 
     assert (ids(newer), ids(replaced)) == ([2, 3, 5, 6, 7, 8], [1, 4])
+
+
+def test_a_message_that_may_expire_stands_for_no_other():
+    """Otherwise none of the key would be handled when it expires before it is handed over."""
+    found = messages("a", "a", "b", "a", "b", "b", "c")
+    for message in found[1], found[5], found[6]:
+        message.expires_at = datetime.now(UTC)
+
+    newer, replaced = newest(found)
+
+    assert (ids(newer), ids(replaced)) == ([4, 5, 6, 7], [1, 2, 3])

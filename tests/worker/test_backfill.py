@@ -171,6 +171,21 @@ def test_topics_that_the_subscription_never_had_are_handled_for_the_first_time(c
     assert sorted(numbers(destination.messages)) == sorted([*range(0, 30, 3), *range(1, 30, 3)])
 
 
+def test_tags_and_filter_are_those_of_the_subscription(channel, outbox):
+    destination = Destination()
+    with outbox.begin() as session:
+        for number in range(8):
+            tags = "odd" if number % 2 else "even"
+            outbox.send(session, "orders", str(number), tags=tags, headers={"total": str(number)})
+    relay = relay_to(destination, outbox, topics=["mail"], tags="odd", filter="total > 2")
+    relay.until_empty()
+
+    backfill(channel, "relay", ["orders"])
+    relay.until_empty()
+
+    assert (destination.bodies, names(channel)) == ([b"3", b"5", b"7"], ["relay"])
+
+
 def test_it_begins_at_a_moment(channel, outbox, sent):
     relay, destination = sent
     moment: datetime = channel.now()

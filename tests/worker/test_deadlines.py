@@ -12,7 +12,7 @@ from sqlalchemy import text
 from outbox import Message, Outbox, Relay, RetryPolicy, Route, Settings, Verdict
 from outbox.cli.options import Target
 from outbox.cli.relaying import Pace, relayings_of, supervisor_of
-from outbox.direct import delivery as courier
+from outbox.direct import delivery
 from outbox.model.subscription import Declaration
 from outbox.senders.function import FunctionSender
 from outbox.senders.nats import NatsSender
@@ -136,7 +136,7 @@ def test_on_the_command_line_it_is_the_destinations_unless_it_is_given(url, give
 
 def test_a_compensation_waits_for_the_longest_call(pg_engine, monkeypatch):
     """A call that is slow, and ends within its deadline, is no failure: what it sends comes once."""
-    monkeypatch.setattr(courier, "GRACE_SECONDS", 3.0)
+    monkeypatch.setattr(delivery, "GRACE_SECONDS", 3.0)
     slow, other = patient(5), Destination()
     slow.hanging = late(4.5)
     with writing_directly(pg_engine, slow) as outbox:

@@ -103,10 +103,10 @@ def test_the_policy_and_what_it_frees_are_stored_together(engine, monkeypatch):
     send(outbox, "a", "bad", "1")
     relay_to(destination, outbox).until_empty()
 
-    def fail(*_arguments: object) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Parked, "unblock_dead", fail)
+    monkeypatch.setattr(Parked, "unblock", fail)
     with pytest.raises(ZeroDivisionError):
         alter(engine, "continue")
 

@@ -1,16 +1,24 @@
 """The order of keys is a property of a subscription: kept, not kept, kept for the whole partition, or compacted."""
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 from tenacity import wait_fixed
 
-from outbox import Message, Outbox, Reject, Retry, RetryPolicy, SubscriptionError, Verdict
+from outbox import HungHandlerError, Message, Outbox, Reject, Retry, RetryPolicy, SubscriptionError, Verdict
+from outbox.admin import commands
+from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE
+from outbox.store.log.limits import Limits
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from tests.support.parked import request, states
@@ -42,6 +50,12 @@ class Listener:
 
 def group(outbox: Outbox, listener: Any, policy: HandlerPolicy = AT_ONCE, **differing: Any) -> Worker:
     return worker(outbox.database, listener, settings=BRISK, policy=policy, name="group", kind="consumer", **differing)
+
+
+def alter(engine: Engine, **changes: Any) -> None:
+    with closing(Outbox(engine).database.open()) as channel:
+        stored = Subscriptions(channel).get("group")
+        commands.alter(channel, replace(stored, **changes), before=stored)
 
 
 def send(engine: Engine, *bodies: str, key: str | None = "k", **fields: Any) -> None:
@@ -101,6 +115,45 @@ def test_the_order_belongs_to_the_subscription(engine):
         group(Outbox(engine), Listener(), ordered=True).until_empty()
 
 
+def test_what_waits_for_a_key_goes_on_when_order_is_given_up(engine):
+    """Also behind a dead letter, which would hold back its key for ever."""
+    send(engine, *"abc")
+    send(engine, *"xyz", key="other")
+    listener = Listener(a=[Reject("no")], x=[Retry("no", timedelta(hours=1))])
+    group(Outbox(engine), listener).until_empty()
+    assert states(engine) == {"dead": 1, "retry": 1, "blocked": 4}
+
+    alter(engine, ordered=False)
+    send(engine, "d")
+    send(engine, "w", key="other")
+    group(Outbox(engine), listener).until_empty()
+
+    assert [each for each in listener.got if each in "abcd"] == ["a", "b", "c", "d"]
+    assert [each for each in listener.got if each in "xyzw"] == ["x", "y", "z", "w"]
+    assert states(engine) == {"dead": 1, "retry": 1}
+
+
+def test_order_that_is_altered_again_and_again_under_load_loses_and_repeats_nothing(engine):
+    """Each message fails once; after the last change the keys have their order again."""
+    bodies = [str(number) for number in range(60)]
+    again: dict[str, list[Verdict]] = {body: [Retry("no", timedelta(seconds=0.05))] for body in bodies}
+    listener = Listener(**again)
+    outbox = Outbox(engine)
+    group(outbox, Listener()).until_empty()
+    with at_work(group(outbox, listener)):
+        for number, body in enumerate(bodies):
+            send(engine, body, key="ab"[number % 2])
+            if number % 10 == 9:
+                alter(engine, ordered=number % 20 == 19)
+        assert eventually(lambda: len(listener.got) == 120 and not states(engine))
+        listener.verdicts = {"a": [Retry("no", timedelta(seconds=0.3))]}
+        send(engine, *"abc")
+        assert eventually(lambda: len(listener.got) == 124)
+
+    assert Counter(listener.got[:120]) == Counter(bodies * 2)
+    assert listener.got[120:] == ["a", "a", "b", "c"]
+
+
 # A suspended queue
 
 
@@ -143,7 +196,121 @@ def test_a_queue_is_still_suspended_for_the_next_worker(engine):
     assert second.got == ["a", "b"]
 
 
+SUSPENDS = HandlerPolicy(retry=LATER.retry, portion=1, suspend=True)
+
+
+def test_a_suspended_queue_hands_over_nothing_else_that_is_parked(engine):
+    """A message falls due, and a person releases what a dead letter holds back."""
+    send(engine, *"dx", key="other")
+    send(engine, "late", delay=timedelta(seconds=0.2))
+    send(engine, "a")
+    listener = Listener(d=[Reject("no")], a=[Retry("no", timedelta(seconds=1.5))])
+
+    with at_work(group(Outbox(engine), listener, SUSPENDS)):
+        assert eventually(lambda: states(engine) == {"dead": 1, "delayed": 1, "blocked": 1, "retry": 1})
+        request(engine, "discard")
+        assert eventually(lambda: {"late", "x"} <= set(listener.got))
+
+    assert listener.got[:3] == ["d", "a", "a"]
+    assert sorted(listener.got[3:]) == ["late", "x"]
+
+
+def test_a_queue_is_not_suspended_by_what_a_dead_letter_holds_back(engine):
+    """A person wants an expired message after all, and leaves a dead letter of its key in front."""
+    send(engine, "d")
+    send(engine, "expired", expires_at=datetime.now(UTC) + timedelta(seconds=0.01))
+    time.sleep(0.1)
+    listener = Listener(d=[Reject("no")])
+    group(Outbox(engine), listener, SUSPENDS).until_empty()
+    assert states(engine) == {"dead": 2}
+
+    request(engine, "replay", of="expired")
+    send(engine, "b", key="other")
+    with at_work(group(Outbox(engine), listener, SUSPENDS)):
+        assert eventually(lambda: listener.got == ["d", "b"])
+        request(engine, "discard", of="d")
+        assert eventually(lambda: listener.got == ["d", "b", "expired"])
+
+
+def test_a_queue_that_is_suspended_by_a_call_that_hangs_does_not_wait_for_ever(engine):
+    send(engine, *"ab", key=None)
+    released, listener = threading.Event(), Listener()
+
+    def hangs(messages: Sequence[Message]) -> list[Verdict]:
+        listener(messages)
+        released.wait(30)
+        return [DONE]
+
+    with pytest.raises(HungHandlerError):
+        group(Outbox(engine), hangs, replace(SUSPENDS, deadline=timedelta(seconds=0.2))).until_empty()
+    released.set()
+
+    assert listener.got == ["a"]
+
+
+def test_each_partition_is_suspended_by_itself(engine):
+    """Each of the other partition's messages is handled meanwhile."""
+    keys = [next(f"{n}" for n in range(99) if slot_of(f"{n}", 256) % 2 == part) for part in (0, 1)]
+    for body, key in ("a", keys[0]), ("b", keys[1]), ("c", keys[0]), ("d", keys[1]):
+        send(engine, body, key=key)
+    listener = Listener(a=[Retry("no", timedelta(seconds=1))])
+
+    group(Outbox(engine), listener, SUSPENDS, partitions=2).until_empty()
+
+    assert [each for each in listener.got if each in "ac"] == ["a", "a", "c"]
+    assert sorted(listener.got[:3]) == ["a", "b", "d"]
+
+
 # The newest of a key
+
+
+def test_a_stop_before_the_newest_message_of_a_key_parks_nothing(engine):
+    """What stands in front of the messages that a newer one replaced was not handled, and is read again."""
+    send(engine, "a")
+    send(engine, "b", key="other")
+    send(engine, *"cd", key="third")
+    listener = Listener(a=[Retry("no", timedelta(hours=1))])
+
+    group(Outbox(engine), listener, SUSPENDS, compact=True).once()
+
+    assert (listener.got, states(engine)) == (["a"], {"retry": 1})
+
+
+def test_a_message_that_expires_before_its_turn_replaces_no_other(engine):
+    send(engine, "first", key="other")
+    send(engine, "a")
+    send(engine, "b", expires_at=datetime.now(UTC) + timedelta(seconds=1))
+
+    class Slow(Listener):
+        def __call__(self, messages: Sequence[Message]) -> list[Verdict]:
+            if messages[0].body == b"first":
+                time.sleep(1.2)
+            return super().__call__(messages)
+
+    listener = Slow()
+    group(Outbox(engine), listener, compact=True).until_empty()
+
+    assert listener.got == ["first", "a"]
+    assert states(engine) == {"dead": 1}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_the_newest_message_of_a_key_comes_whatever_the_pages(engine, rows):
+    """Each page of a window is a batch of its own."""
+    for number in range(30):
+        send(engine, f"{number}", key="abc"[number % 3])
+    again: dict[str, list[Verdict]] = {"9": [Retry("no")]}
+    listener = Listener(**again)
+
+    settings = replace(BRISK, limits=Limits(rows=rows))
+    of = worker(Outbox(engine).database, listener, settings=settings, policy=AT_ONCE, name="group", compact=True)
+    of.until_empty()
+
+    assert states(engine) == {}
+    for key in range(3):
+        got = [int(body) for body in listener.got if int(body) % 3 == key]
+        assert got == sorted(got)
+        assert got[-1] == 27 + key
 
 
 def test_of_a_compacted_key_only_the_newest_message_is_handled(engine):

@@ -305,7 +305,7 @@ def test_a_child_process_sends_while_a_lock_of_its_parent_is_held(pg_engine):
                 with suppress(BaseException):
                     pg_engine.dispose(close=False)
                     send(outbox, "child")
-                    status = 0 if eventually(outbox.notifier._signal._rung.empty) else 2
+                    status = 0 if eventually(outbox.notifier._rung.empty) else 2
                     time.sleep(0.2)
                 os._exit(status)
         assert ended(child) == 0

@@ -57,8 +57,8 @@ _CHANGE = """
 _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {id_in_ids}"
 #: The request is compared again inside the transaction, because the last request counts. Only dead letters have one.
 _DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {id_in_ids} AND request = 'discard'"
-#: Dead letters stop blocking, which releases the messages behind them; by the partial index of rows that block others.
-_UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state = 'dead'"
+#: Messages stop blocking, which releases those behind them; by the partial index of rows that block others.
+_UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state {in_states}"
 #: Keys with a message that blocks others and is not blocked itself; a key may come more than once. The limit bounds
 #: this with any plan; a DISTINCT would read all of them before it returns the first.
 _KEYS = """
@@ -148,8 +148,11 @@ _NEXT_DUE = """
     WHERE TRUE {of_slots} ORDER BY due_at LIMIT 1
 """
 _FEW = 500
-_SOME_RETRY = """
-    SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'retry' {of_slots} LIMIT 1
+#: One behind a message that does not wait for another try has to wait for more than that: perhaps for a person.
+_SOME_RETRY = f"""
+    SELECT 1 FROM {{parked}} AS p
+    WHERE p.subscription = :subscription AND p.state = 'retry' {{of_slots_p}}
+      AND NOT EXISTS ({_EARLIER} AND e.state <> 'retry') LIMIT 1
 """
 _WAITING = """
     SELECT count(*) FROM (
@@ -243,12 +246,19 @@ class Parked:
         return {row[0] for row in self._channel.rows(statement, **self._common, **self._untried(refused))}
 
     def ready(
-        self, released: Collection[str], refused: Collection[str], rows: int, bytes: int, *, held: Held = NOTHING_HELD
+        self,
+        released: Collection[str],
+        refused: Collection[str],
+        rows: int,
+        bytes: int,
+        *,
+        held: Held = NOTHING_HELD,
+        retries: bool = False,
     ) -> list[Ready]:
         """Return messages whose turn has come, in the order of their keys, at most `rows`, and `bytes` of bodies.
 
         `released`: keys whose blocked messages may be tried. `refused`: topics that are not tried, and
-        `held`: messages.
+        `held`: messages. `retries`: only messages that failed.
         """
         bound = {
             **self._common,
@@ -258,10 +268,10 @@ class Parked:
             "bytes": bytes,
         }
         found: list[Row] = []
-        if self._rows(_CROWDED, crowd=CROWD):
+        if not retries and self._rows(_CROWDED, crowd=CROWD):
             found = self._ready_at_horizon(bound)
         # Nothing may be ready at the horizon, because the first message of each key may have fallen due after it.
-        found = found or self._ready(bound, self._database.dialect.clock.now)
+        found = found or self._ready(bound, self._database.dialect.clock.now, retries=retries)
         fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
         messages = self._database.dialect.reads.messages([row[:13] for row in fitting])
         return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
@@ -280,13 +290,13 @@ class Parked:
         bound_moment = self._database.dialect.clock.bind(self._database.moment(horizon[0][0]))
         return self._ready({**bound, "moment": bound_moment}, ":moment")
 
-    def _ready(self, bound: dict[str, Any], moment: str) -> list[Row]:
+    def _ready(self, bound: dict[str, Any], moment: str, *, retries: bool = False) -> list[Row]:
         statement = self._database.sql(
             _READY,
             untried_e=self._is_untried("e"),
             untried_p=self._is_untried("p"),
             released=self._database.among("p.key", texts="released"),
-            of_slots=self._of_slots_p,
+            of_slots=self._of_slots_p + (" AND p.state = 'retry'" if retries else ""),
             due_states=self._due_states,
             moment=moment,
         )
@@ -334,8 +344,9 @@ class Parked:
         return rows[0][0] if rows else None
 
     def some_retry(self) -> bool:
-        """Return whether a message waits for another try."""
-        return bool(self._rows(_SOME_RETRY))
+        """Return whether a message waits only for another try."""
+        statement = self._database.sql(_SOME_RETRY, of_slots_p=self._of_slots_p)
+        return bool(self._channel.rows(statement, **self._common))
 
     def waiting(self, limit: int) -> int:
         """Return how many messages wait for their destination, counted up to `limit`."""
@@ -355,9 +366,13 @@ class Parked:
         if ids:
             self._run(self._database.sql(_REPLAY, blocks="key IS NOT NULL" if self.ordered else "FALSE"), ids=ids)
 
-    def unblock_dead(self) -> None:
-        """Let dead letters no longer hold back keys; for use inside the transaction that alters the policy."""
-        self._channel.run(_UNBLOCK, **self._common)
+    def unblock(self, *, dead: bool) -> None:
+        """Let messages no longer hold back keys; `dead`: only dead letters.
+
+        For use inside the transaction that alters the policy.
+        """
+        states = "= 'dead'" if dead else "<> 'blocked'"
+        self._channel.run(self._database.sql(_UNBLOCK, in_states=states), **self._common)
 
     def some(self) -> bool:
         """Return whether any message is parked."""

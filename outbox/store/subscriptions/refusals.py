@@ -55,7 +55,7 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
         )
     if declared.kind == "backfill":
         # A command has chosen its selection, and workers do not know it.
-        declared = replace(declared, topics=stored.topics, tags=stored.tags)
+        declared = replace(declared, topics=stored.topics, tags=stored.tags, filter=stored.filter)
     topics = None if declared.topics is None else tuple(sorted(set(declared.topics)))
     destination = declared.destination or stored.destination
     if destination and stored.destination and same_destination(stored.destination, destination):

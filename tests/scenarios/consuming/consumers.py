@@ -65,26 +65,31 @@ class Handling:
             self._note("lost")
 
     def handle(self, message: Message, effect: Any = None) -> Verdict | None:
+        """Work on the message. What is noted encloses the lock, so that nobody has the lock without a call."""
+        self._note("begin", message)
+        try:
+            with self._key_of(message):
+                verdict = self._work(message, effect)
+        except ValueError:
+            self._note("failed", message)
+            raise
+        self._note("failed" if verdict else "done", message)
+        return verdict
+
+    def _work(self, message: Message, effect: Any) -> Verdict | None:
         """Take a moment; fail now and then; hang sometimes."""
-        with self._key_of(message):
-            self._note("begin", message)
-            roll = self._random.random()
-            try:
-                if zlib.crc32(message.body) % _POISON == 0:
-                    return Reject("poison")
-                time.sleep(self._random.uniform(0.001, 0.005))
-                if effect is not None:
-                    effect()
-                if roll < self._task.fails:
-                    raise ValueError("one of twenty")
-                if roll > 1 - self._task.hangs:
-                    self._note("hang", message)
-                    time.sleep(HANG_SECONDS)
-            except ValueError:
-                self._note("failed", message)
-                raise
-            self._note("done", message)
-            return None
+        roll = self._random.random()
+        if zlib.crc32(message.body) % _POISON == 0:
+            return Reject("poison")
+        time.sleep(self._random.uniform(0.001, 0.005))
+        if effect is not None:
+            effect()
+        if roll < self._task.fails:
+            raise ValueError("one of twenty")
+        if roll > 1 - self._task.hangs:
+            self._note("hang", message)
+            time.sleep(HANG_SECONDS)
+        return None
 
     @contextmanager
     def _key_of(self, message: Message) -> Iterator[None]:

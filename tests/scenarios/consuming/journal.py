@@ -65,7 +65,8 @@ class _Judge:
     def __init__(self, facts: Mapping[str, Fact]) -> None:
         self._facts = facts
         self._keys: dict[str, _Key] = {}
-        self._done: set[str] = set()
+        #: The messages that were handled, each with the process that did so.
+        self._done: set[tuple[int, str]] = set()
         self._hung: set[str] = set()
         self._found: dict[str, list[str]] = {}
         #: How many faults each process had.
@@ -80,8 +81,9 @@ class _Judge:
                 self._note("phantom", entry.name)
             else:
                 self._handled(entry, self._facts[entry.name], self._keys.setdefault(entry.key, _Key()))
+        done = {name for _, name in self._done}
         for name in self._facts:
-            if name not in self._done and parked.get(name) not in ("dead", "blocked"):
+            if name not in done and parked.get(name) not in ("dead", "blocked"):
                 self._note("lost", name)
         return self._found
 
@@ -99,7 +101,7 @@ class _Judge:
                 if call in key.open:
                     key.open.remove(call)
                 if entry.what == "done":
-                    self._done.add(entry.name)
+                    self._done.add(call)
                     key.done = max(key.done, fact.version)
 
     def _begin(self, entry: Entry, fact: Fact, key: _Key) -> None:
@@ -110,7 +112,7 @@ class _Judge:
         if fact.version > key.done + 1:
             self._note("order", f"{entry.name} is change {fact.version} of {entry.key}, when {key.done + 1} was due")
         if key.last is not None and key.last[0] == entry.pid and not self._faulted((entry.pid, "")):
-            back = fact.version < key.last[1] or (entry.name in self._done and entry.name not in self._hung)
+            back = fact.version < key.last[1] or (call in self._done and entry.name not in self._hung)
             if back:
                 self._note("back", f"{entry.name} is change {fact.version} of {entry.key}, after {key.last[1]}")
         key.last = (entry.pid, fact.version)

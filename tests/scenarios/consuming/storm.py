@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +27,12 @@ Trouble = Literal["kill", "stop", "freeze"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much of what. `fails`, `hangs`: shares of the calls. `every`: seconds between two troubles."""
+    """How much of what. `least`: messages, if `seconds` are not enough. `fails`, `hangs`: shares of the calls.
+    `every`: seconds between two troubles.
+    """
 
     seconds: float
+    least: int
     consumers: int = 8
     partitions: int = 16
     keys: int = 300
@@ -81,6 +85,8 @@ class Storm:
         self._consumers: list[Child] = []
         self._faults: list[str] = []
         self._over = threading.Event()
+        #: About so many messages; writers that count at the same moment may miss some.
+        self._committed = 0
 
     def perform(self) -> Report:
         """Let it happen, wait until everything is handled or parked, and judge."""
@@ -92,13 +98,11 @@ class Storm:
             self._consumers = [self._consumer() for _ in range(self._plan.consumers)]
             for writer in writers:
                 writer.start()
-            self._make_trouble()
-            self._over.set()
-            for writer in writers:
-                writer.join()
+            self._make_trouble(writers)
             self._wait_until_all_came()
         finally:
             self._over.set()
+            self._committed = self._plan.least
             for consumer in self._consumers:
                 consumer.send_signal(signal.SIGCONT)
                 consumer.end(signal.SIGKILL)
@@ -123,7 +127,7 @@ class Storm:
     def _write(self, number: int) -> None:
         """Commit changes of a few objects at once, in the order of their keys; take one transaction of ten back."""
         outbox, chance, count = Outbox(self._engine), random.Random(number), 0
-        while not self._over.is_set():
+        while not self._over.is_set() or self._committed < self._plan.least:
             keys = sorted({f"k{chance.randrange(self._plan.keys)}" for _ in range(chance.randint(1, 3))})
             with suppress(TakenBack), outbox.begin() as session:
                 for key in keys:
@@ -131,11 +135,15 @@ class Storm:
                     change(outbox, session, key, f"{number}-{count}")
                 if chance.random() < 0.1:
                     raise TakenBack
+                self._committed += len(keys)
             self._over.wait(chance.uniform(0, 4) * self._plan.writers / self._plan.a_second)
 
-    def _make_trouble(self) -> None:
+    def _make_trouble(self, writers: Sequence[threading.Thread]) -> None:
+        """One after the other while the writers write; they stop when the time is over."""
         until, number = time.monotonic() + self._plan.seconds, 0
-        while time.monotonic() < until:
+        while any(writer.is_alive() for writer in writers):
+            if time.monotonic() >= until:
+                self._over.set()
             time.sleep(self._plan.every * self._random.uniform(0.7, 1.3))
             kind = self._plan.trouble[number % len(self._plan.trouble)]
             self._trouble(kind, self._random.choice(self._consumers))

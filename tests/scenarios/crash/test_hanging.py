@@ -107,7 +107,7 @@ def test_what_hangs_does_not_expire(outbox):
     assert (arrived, destination.bodies, states(outbox.engine)) == (True, [b"1", b"2"], {})
 
 
-def test_what_hangs_does_not_expire_when_it_was_set_aside(outbox):
+def test_what_hangs_does_not_expire_when_it_was_parked(outbox):
     """Others are accepted meanwhile, so its attempt counts; what came of it is known when the call comes back."""
     destination, moment = Holding(), datetime.now(UTC) + DEADLINE * 1.25
     send(outbox, b"1", expires_at=moment)
@@ -117,12 +117,12 @@ def test_what_hangs_does_not_expire_when_it_was_set_aside(outbox):
         assert eventually(expired(moment))
         send(outbox, b"3")
         assert eventually(lambda: destination.bodies == [b"2", b"3"])
-        aside = states(outbox.engine)
+        parked = states(outbox.engine)
         destination.release()
         arrived = eventually(lambda: states(outbox.engine) != {"retry": 1})
 
     assert arrived
-    assert aside == {"retry": 1}
+    assert parked == {"retry": 1}
     assert (destination.bodies, states(outbox.engine)) == ([b"2", b"3", b"1"], {})
 
 

@@ -203,7 +203,7 @@ def test_large_bodies_need_a_bounded_memory(pg_engine, full):
 
 
 @pytest.mark.alone
-def test_large_bodies_that_were_set_aside_need_a_bounded_memory(engine, full):
+def test_large_bodies_that_were_parked_need_a_bounded_memory(engine, full):
     """All of them are due, as after an outage."""
     outbox, count = Outbox(engine), 200 if full else 80
     for _ in range(count):

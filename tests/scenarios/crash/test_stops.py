@@ -138,12 +138,12 @@ IN_ORDER = by_key(EVERYTHING)
 def test_a_stop_in_the_middle_loses_and_repeats_nothing(outbox, rows, n):
     first = Slow()
     stopped_at(n, outbox, first, rows)
-    before, aside = len(first.bodies), states(outbox.engine)
+    before, parked = len(first.bodies), states(outbox.engine)
 
     arrived = delivered_after(outbox, first, rows)
 
     assert n < before < COUNT, "the batch was whole: nothing was tried"
-    assert aside == {}
+    assert parked == {}
     assert lost_and_repeated(arrived) == ([], [])
     assert arrived == EVERYTHING
 
@@ -175,12 +175,12 @@ def test_a_stop_after_a_call_that_raised_loses_and_repeats_nothing(outbox, rows)
     assert key_of(poison) == key_of(poison + 1) != key_of(poison + 2)
     first = Slow(raising(poison))
     stopped_at(poison + 1, outbox, first, rows)
-    before, aside = first.bodies, states(outbox.engine)
+    before, parked = first.bodies, states(outbox.engine)
 
     arrived = delivered_after(outbox, first, rows)
 
     assert before == [*EVERYTHING[:poison], EVERYTHING[poison + 2]]
-    assert aside == {"waiting": 2}
+    assert parked == {"waiting": 2}
     assert lost_and_repeated(arrived) == ([], [])
     assert by_key(arrived) == IN_ORDER
 

@@ -184,7 +184,7 @@ def test_who_sends_what_there_is_hears_that_it_cannot_be_settled(engine):
 
 
 @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_dedup"])
-def test_a_chore_that_is_refused_ends_no_relay(engine, table, caplog):
+def test_a_task_that_is_refused_ends_no_relay(engine, table, caplog):
     """Neither feature need be in use, nor the right to delete from its table be given."""
     outbox, destination = Outbox(engine), Destination()
     rows = {

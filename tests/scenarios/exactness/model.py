@@ -178,7 +178,7 @@ class Model:
         return [id for id in in_order if due(self.parked[id]) and free(id)][:ROWS]
 
     def heads(self) -> set[str]:
-        """Keys whose oldest message aside waits for nothing but its turn."""
+        """Keys whose oldest parked message waits for nothing but its turn."""
         first: dict[str, Set] = {}
         for _, message in sorted(self.parked.items()):
             if message.key is not None and message.blocks:

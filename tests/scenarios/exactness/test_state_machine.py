@@ -257,7 +257,7 @@ class Machine(Writers):
     @precondition(lambda self: self.model.parked and any(not holder.handed for holder in self.holders))
     @rule(which=st.integers(0, 1), failing=st.none() | st.integers(0, 2), die=st.sampled_from([False, False, True]))
     def look_at_parked(self, which: int, failing: int | None, die: bool) -> None:
-        """Wishes, what fell due, and what is ready, all in one; the process may die when it has sent."""
+        """Requests, what fell due, and what is ready, all in one; the process may die when it has sent."""
         self._wait_for_writers()
         holder = self._some(which, lambda holder: holder.handed is None)
         stub, ours = holder.batch_handler, self.model.holds(holder.lease)

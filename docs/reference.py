@@ -1,0 +1,118 @@
+"""The reference as Markdown: commands from the help of `outbox`, names from the docstrings of the package."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+import outbox
+import outbox.rocketmq
+from outbox.cli import main
+
+_SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
+_ENTRY = re.compile(r"^    (\*{0,2}[\w, .*]+): (.*)$")
+
+
+def commands() -> str:
+    """Return a section for each command: purpose, usage, options with defaults and variables."""
+    context = click.Context(main, info_name="outbox", auto_envvar_prefix="OUTBOX")
+    return "\n".join(line for section in _sections_below(main, context) for line in section)
+
+
+def _sections_below(group: click.Group, context: click.Context) -> Iterator[list[str]]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, info_name=name, parent=context)
+        yield _section(command, inner)
+        if isinstance(command, click.Group):
+            yield from _sections_below(command, inner)
+
+
+def _section(command: click.Command, context: click.Context) -> list[str]:
+    name = context.command_path
+    lines = [f"## {name}", "", inspect.cleandoc(command.help or "").replace("\b\n", ""), ""]
+    if not isinstance(command, click.Group):
+        lines += ["```text", " ".join([name, *command.collect_usage_pieces(context)]), "```", ""]
+    options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+    if options:
+        lines += ["| option | what | by default | variable |", "|---|---|---|---|"]
+        lines += [_row(option, context) for option in options]
+    return [*lines, ""]
+
+
+def _row(option: click.Option, context: click.Context) -> str:
+    record = option.get_help_record(context)
+    assert record is not None
+    extra = option.get_help_extra(context)
+    default = extra.get("default", "")
+    variables = ", ".join(f"`{each}`" for each in extra.get("envvars", ()))
+    cells = [f"`{record[0]}`", option.help or "", f"`{default}`" if default else "", variables]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |"
+
+
+def names() -> str:
+    """Return a section for each public name: signature, docstring, methods."""
+    public = [(name, getattr(outbox, name)) for name in outbox.__all__]
+    shown = [(name, each) for name, each in public if inspect.isclass(each) or inspect.isfunction(each)]
+    functions = [line for name, each in shown if inspect.isfunction(each) for line in _function(name, each, "##")]
+    classes = [line for name, each in shown if inspect.isclass(each) for line in _class(name, each)]
+    return "\n".join([*classes, *functions])
+
+
+def _class(name: str, each: type) -> list[str]:
+    lines = [f"## {name}", ""]
+    if not issubclass(each, Exception) and not getattr(each, "_is_protocol", False):
+        lines += _signature(name, each)
+    lines += [*_documentation(each), ""]
+    for method, value in _members(each):
+        if isinstance(value, property):
+            lines += [f"### {name}.{method}", "", *_documentation(value), ""]
+        else:
+            lines += _function(f"{name}.{method}", getattr(each, method), "###")
+    return lines
+
+
+def _members(each: type) -> Iterator[tuple[str, Any]]:
+    """Yield the public methods and properties of a class and of its bases within the package."""
+    seen: set[str] = set()
+    for base in each.__mro__:
+        if base.__module__.startswith("outbox."):
+            for name, value in vars(base).items():
+                member = isinstance(value, property | classmethod | staticmethod) or inspect.isfunction(value)
+                if member and not name.startswith("_") and name not in seen and getattr(each, name).__doc__:
+                    seen.add(name)
+                    yield name, value
+
+
+def _function(name: str, function: Any, level: str) -> list[str]:
+    return [f"{level} {name}", "", *_signature(name, function), *_documentation(function), ""]
+
+
+def _signature(name: str, function: Any) -> list[str]:
+    """Return the call, with a parameter a line where one line would be long."""
+    signature = inspect.signature(function)
+    parameters = [each for each in signature.parameters.values() if each.name != "self"]
+    text = str(signature.replace(parameters=parameters)).replace("'", "") if parameters else "()"
+    if len(name) + len(text) > 100:
+        text = re.sub(r"^\(|, (?=\*|[a-z_]+\b(?:: |=))", lambda found: f"{found[0].rstrip()}\n    ", text)
+        text = re.sub(r"\)( -> .*)?$", r"\n)\1", text)
+    return ["```text", f"{name}{text}", "```", ""]
+
+
+def _documentation(value: object) -> Iterator[str]:
+    """Yield the lines of a docstring; entries of Args, Raises and the like become list items."""
+    in_section = False
+    for line in (inspect.getdoc(value) or "").splitlines():
+        if found := _SECTION.match(line):
+            in_section = True
+            yield from (f"**{found[1]}**", "")
+        elif in_section and (entry := _ENTRY.match(line)):
+            yield f"- `{entry[1]}`: {entry[2]}"
+        elif in_section and line.startswith("    "):
+            yield f"  {line.strip()}"
+        else:
+            in_section = in_section and not line
+            yield line

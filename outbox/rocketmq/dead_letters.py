@@ -1,0 +1,33 @@
+"""Dead letters by RocketMQ's name for them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from outbox.errors import MQClientError
+from outbox.rocketmq.limits import DLQ
+from outbox.rocketmq.message_ext import MessageExt
+from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
+from outbox.writing.bare import BareOutbox
+
+
+def dead_letters(outbox: BareOutbox, topic: str, *, limit: int = 100, after: int = -1) -> list[MessageExt]:
+    """Return the dead letters of a consumer group, in the order of the log.
+
+    Args:
+        outbox: where the group is.
+        topic: %DLQ%<group>.
+        limit: at most so many.
+        after: only those behind this `queue_offset`.
+
+    Raises:
+        MQClientError: the topic has not this form.
+    """
+    group = topic.removeprefix(DLQ)
+    if not group or group == topic:
+        raise MQClientError(f"the topic of dead letters is {DLQ}<group>, not {topic!r:.60}")
+    with closing(outbox.database.open()) as channel:
+        letters = DeadLetters(channel, group)
+        found = [letters.find(each.id) for each in letters.list(DeadLetterFilter(), limit, after)]
+    # A letter that a person has discarded meanwhile is left out.
+    return [MessageExt.of(each[1]) for each in found if each is not None]

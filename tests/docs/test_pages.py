@@ -1,0 +1,233 @@
+"""The pages of the site hold together: their code runs, the index has each of them, and Sphinx builds without a word.
+
+Pages about a destination, Spark, RocketMQ, events, routes and consumers have tests of their own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from outbox import Inbox, Outbox, Reject, Relay, errors, migrate
+from outbox.errors import OutboxError
+from outbox.testing.servers import PostgresServer
+from tests.support.guests import owner_and_guest
+from tests.support.pages import TOP, blocks, run
+
+DOCS = TOP / "docs"
+#: Pages whose code is run from top to bottom, with the lines that it prints.
+RUN = {
+    "first-message": [
+        "order 1",
+        """orders order-1 {'id': 1, 'status': 'placed', 'version': 1}""",
+        """orders order-2 {'id': 2, 'status': 'placed', 'version': 1}""",
+    ],
+    "sending": [],
+    "direct": ["<Message ID id=1 topic='hints' key=None 16 bytes>"],
+    "inbox": [],
+    "own-destination": ["""orders order-1 b'{"id":1}'"""],
+    "from-a-table": [],
+}
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    """A folder with nothing in it but the tables that `outbox db upgrade` makes."""
+    from outbox import create_engine
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["shop.py"])
+    migrate.upgrade(create_engine("sqlite:///shop.db"))
+    migrate.upgrade_inbox(create_engine("sqlite:///billing.db"))
+
+
+def page(name: str) -> str:
+    """The text of a page."""
+    return (DOCS / f"{name}.md").read_text()
+
+
+def listed() -> list[str]:
+    """The pages in the tables of contents of the index."""
+    toctrees = re.findall(r"^```\{toctree\}\n(.*?)^```$", page("index"), re.MULTILINE | re.DOTALL)
+    return [line for tree in toctrees for line in tree.splitlines() if line and not line.startswith(":")]
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_code_of_a_page_runs_from_top_to_bottom(name, shop, capsys):
+    run(page(name), f"docs/{name}.md")
+
+    assert re.sub(r"[0-9a-f-]{36}", "ID", capsys.readouterr().out).splitlines() == RUN[name]
+
+
+def test_what_was_moved_from_a_table_is_sent_after_what_was_written_since(shop):
+    moved = run(page("from-a-table"), "docs/from-a-table.md")
+
+    bodies: list[bytes] = []
+    Relay(moved["outbox"], lambda message: bodies.append(message.body), name="list").until_empty()
+    assert bodies == [b'{"id":3}', b'{"id": 2}']
+
+
+def test_an_inbox_of_the_page_has_an_effect_once(shop):
+    found = run(page("inbox"), "docs/inbox.md")
+
+    with found["engine"].connect() as connection:
+        assert sorted(connection.scalars(text('SELECT "order" FROM invoices'))) == [7, 8]
+
+
+def test_each_tenant_has_its_messages(shop, capsys):
+    run(page("tenants"), "docs/tenants.md")
+
+
+def test_the_tests_of_the_page_about_testing_pass(tmp_path):
+    first, second = blocks(page("testing"), "python")
+    (tmp_path / "test_shop.py").write_text(first)
+
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    ended = subprocess.run(
+        [*command, "test_shop.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240,
+        env=os.environ | {"PYTHONPATH": str(TOP)},
+    )  # fmt: skip
+
+    assert "3 passed" in ended.stdout, ended.stdout
+    assert "with PostgresServer() as server:" in second
+    assert hasattr(PostgresServer, "create_database")
+
+
+def test_what_the_tutorial_shows_is_in_the_files():
+    files = (TOP / "examples" / "fastapi_orders.py").read_text() + page("kafka")
+
+    assert [block for block in blocks(page("fastapi"), "python") if block not in files] == []
+
+
+def test_every_error_is_on_its_page():
+    named = set(re.findall(r"^\| `(\w+)` \|", page("errors"), re.MULTILINE))
+
+    assert named == {name for name, each in vars(errors).items() if isinstance(each, type) and each is not OutboxError}
+
+
+def test_the_queries_of_a_monitor_run(pg_engine):
+    with pg_engine.begin() as connection:
+        Outbox(pg_engine).send(connection, "orders", b"1", key="a")
+    Relay(Outbox(pg_engine), lambda _: Reject("no"), name="look").until_empty()
+
+    with pg_engine.connect() as connection:
+        dead, waiting, orphans, ages, size = (
+            connection.execute(text(query)).all() for query in blocks(page("monitoring"), "sql")
+        )
+
+    assert [tuple(row) for row in dead] == [("look", 1)]
+    assert waiting == []
+    assert sorted(row.name for row in orphans) == ["look", "relay"]
+    assert "look" in {row.subscription for row in ages}
+    assert size[0].bytes > 0
+
+
+def grants(role: str) -> list[str]:
+    """What the page about rights grants a role, block by block."""
+    return [block for block in blocks(page("rights"), "sql") if f" TO {role};" in block]
+
+
+def granted(owner, guest, *given: str) -> Outbox:
+    """An outbox of the guest, who has been granted these blocks."""
+    with owner.begin() as connection:
+        for block in given:
+            connection.execute(text(re.sub(r" TO \w+;", f" TO {guest.url.username};", block)))
+    return Outbox(guest)
+
+
+def test_the_rights_of_a_writer_are_enough(pg_engine):
+    with owner_and_guest(pg_engine) as (owner, guest):
+        plain, with_dedup = grants("writer")
+        outbox = granted(owner, guest, plain)
+        with outbox.begin() as session:
+            outbox.send(session, "orders", b"1", key="a", delay="30m")
+        granted(owner, guest, with_dedup)
+        with outbox.begin() as session:
+            first, again = (outbox.send(session, "orders", b"2", dedup_key="two") for _ in range(2))
+        outbox.close()
+
+    assert first == again
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_the_rights_of_a_relay_are_enough(pg_engine, partitions):
+    with owner_and_guest(pg_engine) as (owner, guest):
+        with owner.begin() as connection:
+            for key in "ab":
+                for body in (b"bad", b"behind"):
+                    Outbox(owner).send(connection, "orders", body + key.encode(), key=key)
+        outbox = granted(owner, guest, *grants("relay"))
+        seen: list[bytes] = []
+
+        def handle(message):
+            seen.append(message.body)
+            return Reject("no") if message.body == b"bada" else None
+
+        Relay(outbox, handle, name="look", partitions=partitions).until_empty()
+        consumer = outbox.consumer("billing", partitions=partitions)
+        consumer.on("orders")(handle)
+        consumer.until_empty()
+
+    assert sorted(seen) == sorted(2 * [b"bada", b"badb", b"behindb"])
+
+
+def test_the_rights_of_an_inbox_are_enough(pg_engine):
+    with owner_and_guest(pg_engine) as (owner, guest):
+        granted(owner, guest, *grants("consumer"))
+        inbox = Inbox(guest, consumer="billing")
+        calls: list[object] = []
+        for _ in range(2):
+            inbox.idempotent(lambda _session, message: calls.append(message))("01a21424-84f2-73bd-9b98-e95f8f7ff396")
+        inbox.prune()
+
+    assert len(calls) == 1
+
+
+def test_the_index_has_every_page_once():
+    assert sorted(listed()) == sorted(path.stem for path in DOCS.glob("*.md") if path.stem != "index")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` does; a warning is an error."""
+    if find_spec("sphinx") is None and not os.environ.get("CI"):
+        pytest.skip("the site is built by Sphinx, of the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-d", str(folder / "trees")]
+    ended = subprocess.run(
+        [*build, "-b", "html", str(DOCS), str(folder / "html")], capture_output=True, text=True, check=False,
+        timeout=280,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return folder / "html"
+
+
+def test_the_site_has_each_page_as_html_and_as_markdown(site):
+    pages = {path.stem for path in DOCS.glob("*.md")}
+
+    assert pages - {path.stem for path in site.glob("*.html")} == set()
+    assert {path.stem for path in site.glob("*.md")} == pages
+
+
+def test_the_list_for_machines_has_each_page_with_a_sentence(site):
+    lines = re.findall(r"^- \[[^]]+\]\(https://[^)]*/([\w-]+)\.md\): \S", (site / "llms.txt").read_text(), re.MULTILINE)
+
+    assert lines == ["index", *listed()]
+
+
+def test_the_reference_has_every_command_and_every_name(site):
+    import outbox
+    from tests.cli.test_cli_help import ALL as COMMANDS
+
+    commands, names = ((site / name).read_text() for name in ("cli.md", "api.md"))
+
+    assert [path for path in COMMANDS if f"\n## outbox {path}\n" not in commands] == []
+    assert "`OUTBOX_STATUS_MAX_LAG`" in commands
+    shown = {name for name in outbox.__all__ if isinstance(getattr(outbox, name), type)}
+    assert [name for name in shown if f"\n## {name}\n" not in names] == []
+    assert "\n### Outbox.send\n" in names

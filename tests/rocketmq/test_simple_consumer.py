@@ -1,0 +1,423 @@
+"""Messages that are asked for, held for a time, and acknowledged: nobody holds another's, and none is lost."""
+
+import os
+import random
+import signal
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from outbox import FilterError, Message, Outbox, SubscriptionError, create_engine
+from outbox.rocketmq import MessageExt, MessageSelector, MQClientError, SimpleConsumer, dead_letters
+from outbox.runtime import failpoints
+from tests.support.faults import arm_kill, arm_stop
+from tests.support.parked import states
+from tests.support.programs import Program
+from tests.support.waiting import eventually
+
+HOUR, NOW = timedelta(hours=1), timedelta(0)
+AT_ONCE = timedelta(milliseconds=1)
+
+
+def consumer_of(outbox: Outbox, *, await_duration: timedelta = AT_ONCE, **options) -> SimpleConsumer:
+    """A consumer of orders that waits for nothing."""
+    return SimpleConsumer("billing", outbox, {"orders": "*"}, await_duration=await_duration, **options)
+
+
+def send(outbox: Outbox, *bodies: str, key: str | None = None) -> None:
+    """Commit messages."""
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", body, key=key) for body in bodies])
+
+
+def texts(messages: list[MessageExt]) -> list[str]:
+    """The bodies, in the order of the log."""
+    return [each.body.decode() for each in sorted(messages, key=lambda each: each.queue_offset)]
+
+
+def refused(use) -> str:
+    """The words by which a call is refused."""
+    with pytest.raises(MQClientError) as raised:
+        use()
+    return str(raised.value)
+
+
+EXPIRED = "receipt handle is expired"
+
+
+def test_a_received_message_is_nobody_elses_and_is_done_when_it_is_acknowledged(engine, outbox):
+    send(outbox, "1", "2", "3")
+    mine, yours = consumer_of(outbox), consumer_of(outbox)
+
+    first, second = mine.receive(2, HOUR), yours.receive(2, HOUR)
+    nothing = mine.receive(2, HOUR)
+    for each in (*first, *second):
+        yours.ack(each)
+
+    assert (texts(first), texts(second), nothing, states(engine)) == (["1", "2"], ["3"], [], {})
+    assert mine.receive(2, HOUR) == []
+
+
+def test_what_is_not_acknowledged_comes_again_and_the_old_receipt_is_worth_nothing(engine, outbox):
+    send(outbox, "1")
+    consumer = consumer_of(outbox)
+    (first,) = consumer.receive(1, AT_ONCE)
+    late = refused(lambda: consumer.ack(first))
+
+    (second,) = consumer_of(outbox, await_duration=HOUR).receive(1, HOUR)
+    stale = [
+        refused(lambda: consumer.ack(first)),
+        refused(lambda: consumer.change_invisible_duration(first, HOUR)),
+    ]
+    left = states(engine)
+    consumer.ack(second)
+
+    assert (late, stale, left) == (EXPIRED, [EXPIRED] * 2, {"retry": 1})
+    assert (first.reconsume_times, second.reconsume_times, states(engine)) == (0, 1, {})
+    assert refused(lambda: consumer.ack(second)) == EXPIRED
+
+
+def test_the_time_is_changed_by_whoever_holds_the_message(outbox):
+    send(outbox, "1")
+    consumer = consumer_of(outbox)
+    (first,) = consumer.receive(1, timedelta(seconds=30))
+    consumer.change_invisible_duration(first, HOUR)
+    still = consumer.receive(1, HOUR)
+
+    consumer.change_invisible_duration(first, NOW)
+    (second,) = consumer_of(outbox, await_duration=HOUR).receive(1, HOUR)
+
+    assert (still, second.reconsume_times, refused(lambda: consumer.ack(first))) == ([], 1, EXPIRED)
+
+
+def test_a_message_that_comes_later_is_waited_for(outbox):
+    found: list[MessageExt] = []
+    consumer = consumer_of(outbox, await_duration=HOUR)
+    thread = threading.Thread(target=lambda: found.extend(consumer.receive(32, HOUR)))
+    thread.start()
+    time.sleep(0.2)
+    send(outbox, "1")
+    thread.join()
+
+    assert texts(found) == ["1"]
+
+
+def test_nothing_comes_after_the_time_is_over(outbox):
+    began = time.monotonic()
+
+    assert consumer_of(outbox, await_duration=timedelta(seconds=1)).receive(1, HOUR) == []
+    assert time.monotonic() - began >= 1
+
+
+def test_in_order_the_next_message_of_a_key_comes_after_the_acknowledgement(engine, outbox):
+    for step in ("a1", "b1", "a2", "b2", "a3"):
+        send(outbox, step, key=step[0])
+    consumer = consumer_of(outbox, fifo=True)
+
+    first = consumer.receive(32, HOUR)
+    none = consumer.receive(32, HOUR)
+    a1, b1 = sorted(first, key=lambda each: each.body)
+    consumer.ack(a1)
+    second = consumer.receive(32, HOUR)
+    # Handed out again it is still the first of its key.
+    consumer.change_invisible_duration(b1, NOW)
+    (again,) = consumer_of(outbox, fifo=True, await_duration=HOUR).receive(32, HOUR)
+    consumer.ack(again)
+    third = consumer.receive(32, HOUR)
+
+    assert [texts(each) for each in (first, none, second, [again], third)] == [
+        ["a1", "b1"], [], ["a2"], ["b1"], ["b2"],
+    ]  # fmt: skip
+    for each in (*second, *third):
+        consumer.ack(each)
+    (a3,) = consumer.receive(32, HOUR)
+    consumer.ack(a3)
+    assert (texts([a3]), states(engine)) == (["a3"], {})
+
+
+def test_without_order_all_messages_of_a_key_are_handed_out(outbox):
+    send(outbox, "1", "2", "3", key="a")
+
+    assert texts(consumer_of(outbox).receive(32, HOUR)) == ["1", "2", "3"]
+
+
+def test_after_so_many_deliveries_a_message_is_a_dead_letter_and_its_key_goes_on(engine, outbox):
+    send(outbox, "1", "2", key="a")
+    consumer = consumer_of(outbox, fifo=True, max_attempts=2, await_duration=timedelta(seconds=30))
+    found = [consumer.receive(1, AT_ONCE), consumer.receive(1, AT_ONCE), consumer.receive(1, HOUR)]
+
+    (dead,) = dead_letters(outbox, "%DLQ%billing")
+    assert [[(each.body, each.reconsume_times) for each in messages] for messages in found] == [
+        [(b"1", 0)], [(b"1", 1)], [(b"2", 0)],
+    ]  # fmt: skip
+    assert (dead.body, dead.properties["RETRY_TOPIC"], states(engine)) == (b"1", "orders", {"dead": 1, "retry": 1})
+
+
+def test_the_last_delivery_is_acknowledged_like_any_other(engine, outbox):
+    send(outbox, "1")
+    consumer = consumer_of(outbox, max_attempts=1)
+    (only,) = consumer.receive(1, HOUR)
+    consumer.ack(only)
+
+    assert states(engine) == {}
+
+
+def test_dead_letters_are_asked_for_by_rocketmqs_name(outbox):
+    with pytest.raises(MQClientError, match=r"%DLQ%<group>"):
+        dead_letters(outbox, "billing")
+
+
+def test_a_call_returns_no_more_than_it_is_asked_for_also_when_some_come_again(engine, outbox):
+    """Messages that come again come first, and alone."""
+    send(outbox, *map(str, range(3)))
+    consumer = consumer_of(outbox)
+    again = consumer.receive(3, HOUR)
+    for each in again:
+        consumer.change_invisible_duration(each, NOW)
+    send(outbox, *map(str, range(3, 9)))
+
+    found = [consumer.receive(5, HOUR), consumer.receive(5, HOUR), consumer.receive(5, HOUR)]
+
+    assert [texts(each) for each in found] == [list("012"), list("34567"), ["8"]]
+    assert sorted(each.reconsume_times for messages in found for each in messages) == [0] * 6 + [1] * 3
+
+
+# The end of a process
+
+
+def holder(url: str, point: str | None) -> None:
+    """Receive a message in a process of its own, which is killed at a point, or with the message in hand."""
+    if point is not None:
+        arm_kill(point)
+    consumer_of(Outbox(create_engine(url)), await_duration=HOUR).receive(1, timedelta(seconds=0.5))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("point", "times"),
+    [("worker.before_settle", 0), ("worker.after_park", 0), ("worker.after_settle", 1), (None, 1)],
+)
+def test_what_a_killed_process_has_received_comes_again(engine, outbox, point, times):
+    """It was stored before anybody got it; what was not stored was handed out to nobody."""
+    send(outbox, "1")
+    url = engine.url.render_as_string(hide_password=False)
+    program = f"from tests.rocketmq.test_simple_consumer import holder; holder({url!r}, {point!r})"
+    with Program(["-c", program]) as killed:
+        assert killed.wait(120) == -9
+
+    (found,) = consumer_of(outbox, await_duration=HOUR).receive(1, HOUR)
+
+    assert (found.body, found.reconsume_times) == (b"1", times)
+
+
+def sleeper(url: str, found: str) -> None:
+    """Receive in a process that stops before it stores what it has; write how many messages it got in the end."""
+    arm_stop("worker.before_settle")
+    messages = consumer_of(Outbox(create_engine(url)), await_duration=AT_ONCE).receive(1, HOUR)
+    Path(found).write_text(str(len(messages)))
+
+
+def test_who_slept_too_long_gets_nothing_that_another_has_received(engine, outbox, tmp_path):
+    send(outbox, "1")
+    url, found = engine.url.render_as_string(hide_password=False), tmp_path / "found"
+    code = f"from tests.rocketmq.test_simple_consumer import sleeper; sleeper({url!r}, {str(found)!r})"
+    with Program(["-c", code]) as program:
+        assert eventually(lambda: "State:\tT" in Path(f"/proc/{program.pid}/status").read_text())
+        (mine,) = consumer_of(outbox, await_duration=HOUR).receive(1, HOUR)
+        program.send_signal(signal.SIGCONT)
+        assert program.wait(120) == 0
+
+    consumer_of(outbox).ack(mine)
+    assert (found.read_text(), mine.reconsume_times, states(engine)) == ("0", 0, {})
+
+
+def test_a_connection_that_is_lost_before_the_message_is_stored_costs_nothing(pg_engine):
+    """It is handed out by the next call, for the first time."""
+    outbox, lost = Outbox(pg_engine), threading.Event()
+    send(outbox, "1")
+
+    def lose(point: str) -> None:
+        if point == "worker.before_settle" and not lost.is_set():
+            lost.set()
+            with pg_engine.connect() as connection:
+                connection.execute(
+                    text(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                    )
+                )
+
+    failpoints.arm(lose)
+    try:
+        nothing = consumer_of(outbox).receive(1, HOUR)
+    finally:
+        failpoints.arm(None)
+    (found,) = consumer_of(outbox).receive(1, HOUR)
+    consumer_of(outbox).ack(found)
+    outbox.close()
+
+    assert (lost.is_set(), nothing, found.reconsume_times, states(pg_engine)) == (True, [], 0, {})
+
+
+def test_no_two_consumers_hold_a_message_at_a_time(engine, outbox):
+    """Four threads with two consumers acknowledge two of three messages; the others come again when it is time."""
+    number, invisible = 60, timedelta(seconds=2)
+    send(outbox, *map(str, range(number)))
+    lock, done, until = threading.Lock(), set[str](), dict[str, float]()
+    broken: list[str] = []
+    consumers = [consumer_of(outbox), consumer_of(outbox)]
+    chance = random.Random(1)
+
+    def receive(consumer: SimpleConsumer) -> None:
+        while len(done) < number and not broken:
+            began = time.monotonic()
+            for each in consumer.receive(8, invisible):
+                with lock:
+                    if each.msg_id in done or time.monotonic() < until.get(each.msg_id, 0.0):
+                        broken.append(each.msg_id)
+                    # Its time began after the call did.
+                    until[each.msg_id] = began + invisible.total_seconds()
+                    keeps = chance.random() < 1 / 3
+                if not keeps:
+                    try:
+                        consumer.ack(each)
+                    except MQClientError:
+                        continue
+                    with lock:
+                        done.add(each.msg_id)
+
+    threads = [threading.Thread(target=receive, args=(consumers[at % 2],)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert (broken, len(done), states(engine)) == ([], number, {})
+
+
+# Subscriptions
+
+
+def test_each_topic_has_an_expression_of_its_own(outbox):
+    consumer = SimpleConsumer(
+        "billing",
+        outbox,
+        {
+            "orders": "paid || shipped",
+            "users": MessageSelector.by_sql("region = 'eu' AND age > 17 -- adults)"),
+            "it-s": MessageSelector.by_tag("it's"),
+            "all": "*",
+        },
+        await_duration=AT_ONCE,
+    )
+    eu, us = {"region": "eu", "age": "18"}, {"region": "us", "age": "18"}
+    with outbox.begin() as session:
+        outbox.send_all(
+            session,
+            [
+                Message("orders", "1", tags="paid"), Message("orders", "2", tags="placed"), Message("orders", "3"),
+                Message("orders", "4", tags="shipped", headers=us), Message("users", "5", headers=eu),
+                Message("users", "6", headers=us), Message("users", "7", tags="paid"),
+                Message("it-s", "8", tags="it's"), Message("it-s", "9", tags="paid"),
+                Message("all", "10"), Message("others", "11", tags="paid"),
+            ],
+        )  # fmt: skip
+
+    assert texts(consumer.receive(32, HOUR)) == ["1", "4", "5", "8", "10"]
+
+
+def test_one_expression_for_all_topics_is_stored_as_it_is(engine, outbox):
+    SimpleConsumer("billing", outbox, {"b": "B || A", "a": "A||B"}, await_duration=AT_ONCE).receive(1, HOUR)
+
+    with engine.connect() as connection:
+        stored = connection.execute(text("SELECT kind, tags, filter FROM outbox_subscription WHERE name = 'billing'"))
+        kind, tags, condition = stored.one()
+    assert (kind, "A" in tags and "B" in tags, condition) == ("consumer", True, None)
+
+
+def test_another_subscription_of_the_group_is_refused(outbox):
+    """RocketMQ lets the last heartbeat win, and loses messages."""
+    consumer_of(outbox).receive(1, HOUR)
+
+    with pytest.raises(SubscriptionError, match="billing"):
+        SimpleConsumer("billing", outbox, {"orders": "paid"}, await_duration=AT_ONCE).receive(1, HOUR)
+
+
+LONG = "t" * 128
+LISTS = "dead_letters(outbox, '%DLQ%<group>') lists the dead letters, and the command outbox dead replays them"
+LEGAL = "^[%|a-zA-Z0-9_-]+$"
+
+
+@pytest.mark.parametrize(
+    ("group", "subscriptions", "words"),
+    [
+        ("", {"orders": "*"}, "the specified group is blank"),
+        ("g" * 256, {"orders": "*"}, "the specified group is longer than group max length 255."),
+        ("a b", {"orders": "*"}, f"the specified group['a b'] contains illegal characters, allowing only {LEGAL}"),
+        (
+            "DEFAULT_CONSUMER",
+            {"orders": "*"},
+            "consumerGroup can not equal DEFAULT_CONSUMER, please specify another one.",
+        ),
+        ("billing", {" ": "*"}, "The specified topic is blank"),
+        ("billing", {LONG: "*"}, "The specified topic is longer than topic max length 127."),
+        ("billing", {"o.r" * 50: "*"}, "The specified topic is longer than topic max length 127."),
+        ("billing", {"o.r": "*"}, f"The specified topic[o.r] contains illegal characters, allowing only {LEGAL}"),
+        ("billing", {"RMQ_SYS_TRANS_HALF_TOPIC": "*"}, "cannot access system topic"),
+        ("billing", {"rmq_sys_wheel_timer": "*"}, "cannot access system topic"),
+        ("billing", {"TBW102": "*"}, "cannot access system topic"),
+        ("billing", {"SCHEDULE_TOPIC_XXXX": "*"}, "cannot access system topic"),
+        (
+            "billing",
+            {"%DLQ%billing": "*"},
+            f"%DLQ%billing is no topic here: {LISTS}",
+        ),
+        ("billing", {}, "subscription is null: subscribe to a topic before the start"),
+    ],
+)
+def test_what_rocketmq_would_refuse_is_refused_in_its_words(outbox, group, subscriptions, words):
+    assert refused(lambda: SimpleConsumer(group, outbox, subscriptions)) == words
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [(lambda: "||", "subString split error"), (lambda: MessageSelector.by_sql("a ="), "a =\n")],
+    ids=["only separators", "no condition"],
+)
+def test_an_expression_that_cannot_be_read_is_refused(outbox, expression, words):
+    with pytest.raises(FilterError) as raised:
+        SimpleConsumer("billing", outbox, {"orders": expression()})
+
+    assert words in str(raised.value)
+
+
+def test_a_condition_is_no_empty_text():
+    assert refused(lambda: MessageSelector.by_sql("")) == "Expression can't be null! SQL92"
+
+
+@pytest.mark.parametrize(("number", "duration"), [(0, HOUR), (33, HOUR), (1, NOW), (1, 5)])
+def test_numbers_outside_their_limits_are_refused(outbox, number, duration):
+    with pytest.raises(ValueError, match=r"max_message_num is a number|invisible_duration is a timedelta"):
+        consumer_of(outbox).receive(number, duration)
+
+
+def test_many_messages_of_others_are_passed(outbox):
+    """More than one call reads at once, and more than it would pass in the time to wait with a pause for each."""
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("others", str(number)) for number in range(1000)])
+    send(outbox, "1")
+
+    assert texts(consumer_of(outbox, await_duration=timedelta(minutes=1)).receive(1, HOUR)) == ["1"]
+
+
+def test_many_messages_of_a_key_that_waits_are_passed(outbox):
+    send(outbox, *map(str, range(1000)), key="a")
+    send(outbox, "b", key="b")
+    consumer = consumer_of(outbox, fifo=True, await_duration=timedelta(minutes=1))
+
+    assert texts(consumer.receive(1, HOUR)) == ["0"]
+    assert texts(consumer.receive(1, HOUR)) == ["b"]
