@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from outbox import Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
+from outbox.runtime.clock import clock
 from outbox.telemetry.events import HandedOver
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCalls
 from outbox.worker.policy import newest
+from outbox.worker.portions import PortionedCall, Portions
 from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, raising, seen
 from tests.support.waiting import eventually
 
@@ -267,6 +269,78 @@ def test_a_call_comes_back_whatever_those_raise_who_are_told_of_it(error):
 
     assert seen(stage.run(messages("a", "b"))) == {"done": [1, 2], "parked": [], "open": []}
     assert not stage.batch_handler.hung
+
+
+def portioned(*keys: str, held: Held | None = None, deadline: float = 60.0, **options: Any) -> PortionedCall:
+    """A call that has its turn."""
+    portions = Portions(size=1, seconds=60.0)
+    call = PortionedCall(messages(*keys), held, portions=portions, tell=lambda *_: None, deadline=deadline, **options)
+    call.begin(waited=False)
+    return call
+
+
+def test_the_deadline_counts_from_the_beginning_of_each_portion():
+    call, handler, moments = portioned(*"abc"), Handler(), list[float]()
+
+    def late(_: Message) -> Verdict:
+        moments.append(call.started or 0.0)
+        time.sleep(0.001)
+        return DONE
+
+    handler.answer = late
+    call.perform(handler)
+
+    assert moments[0] < moments[1] < moments[2]
+
+
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_call_hands_over_nothing_more_when_the_lease_is_about_to_end_or_a_message_expires(leased):
+    held, until = Held(), clock() + 1.0
+    call = portioned(*"abc", held=held, needs=1.0) if leased else portioned(*"abc", until=until)
+
+    def ends(given: Sequence[Message]) -> list[Verdict]:
+        if given[0].id == 2 and leased:
+            held.moments = [clock() + 0.5]
+            time.sleep(0.01)
+        while given[0].id == 2 and not leased and clock() < until:
+            time.sleep(0.01)
+        return [DONE]
+
+    call.perform(ends)
+
+    assert ids(call.answered[0]) == [1, 2]
+
+
+def test_a_call_hands_over_nothing_more_when_it_may_have_lost_its_turn():
+    """Its portion came back, but past the deadline, and perhaps another call has begun."""
+    call, handler = portioned("a", "b", deadline=0.05), Handler()
+
+    def slow(_: Message) -> Verdict:
+        time.sleep(0.06)
+        return DONE
+
+    handler.answer = slow
+    call.perform(handler)
+
+    assert (handler.calls, call.answered, call.late) == ([[1]], (call.messages[:1], [DONE]), False)
+    assert not call.left
+
+
+def test_a_call_that_is_dropped_before_its_deadline_hands_over_nothing_more():
+    call, handler = portioned("a", "b", "c"), Handler()
+    given = call.messages
+
+    def dropped(message: Message) -> Verdict:
+        if message.id == 2:
+            assert not call.leave_behind()
+            assert call.leave_behind(overdue=False)
+        return DONE
+
+    handler.answer = dropped
+    call.perform(handler)
+
+    assert handler.calls == [[1], [2]]
+    assert (call.messages, call.answered, call.answers) == (given[1:2], (given[:1], [DONE]), [(given[1], DONE)])
 
 
 # The end of a call
