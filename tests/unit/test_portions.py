@@ -326,6 +326,25 @@ def test_a_call_hands_over_nothing_more_when_it_may_have_lost_its_turn():
     assert not call.left
 
 
+def test_a_call_that_comes_too_late_hands_over_nothing_and_is_no_failure():
+    held = Held()
+    held.moments = [0.0]
+    call, handler = portioned("a", held=held), Handler()
+
+    call.perform(handler)
+
+    assert (handler.calls, call.answered, call.late) == ([], ([], []), True)
+
+
+def test_a_call_that_has_come_back_is_not_left_behind():
+    call = portioned("a", deadline=0.0)
+    call.perform(Handler())
+    call.finish()
+
+    assert not call.leave_behind()
+    assert not call.leave_behind(overdue=False)
+
+
 def test_a_call_that_is_dropped_before_its_deadline_hands_over_nothing_more():
     call, handler = portioned("a", "b", "c"), Handler()
     given = call.messages
@@ -341,6 +360,7 @@ def test_a_call_that_is_dropped_before_its_deadline_hands_over_nothing_more():
 
     assert handler.calls == [[1], [2]]
     assert (call.messages, call.answered, call.answers) == (given[1:2], (given[:1], [DONE]), [(given[1], DONE)])
+    assert not call.late
 
 
 # The end of a call
@@ -472,6 +492,20 @@ def test_one_that_hangs_does_not_stop_those_beside_it():
     assert sorted(ids(outcome.done)) == [2, 4, 5]
     assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(1, "retry", 1), (3, "blocked", 0)]
     assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
+
+
+def test_a_message_does_not_expire_while_a_call_has_it():
+    """The call beside comes back when its time is over."""
+    found = messages("a", "b")
+    found[0].expires_at = datetime.now(UTC) + timedelta(seconds=1)
+
+    def slow(message: Message) -> Verdict:
+        time.sleep(1.6 if message.id == 1 else 1.2)
+        return DONE
+
+    outcome = Stage(Handler(slow), ONE, concurrency=2).run(found, now=datetime.now(UTC))
+
+    assert (sorted(ids(outcome.done)), outcome.parked) == ([1, 2], [])
 
 
 def test_a_lease_that_is_lost_holds_what_is_under_way():
