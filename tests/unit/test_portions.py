@@ -457,21 +457,28 @@ def test_several_are_handled_at_once_and_never_two_of_a_key():
     assert sorted(ids(outcome.done)) == list(range(1, 13))
 
 
-def test_without_order_a_late_answer_counts_whatever_is_in_front_of_its_message():
+def test_without_order_a_late_answer_counts_whatever_else_of_its_key_is_handed_over():
     """With order the messages of a key from there on would be handed over again."""
-    handler = Handler()
+    handler, given = Handler(), messages("a", "a")
     stage = Stage(handler, replace(HASTY_ONE, ordered=False))
     with hanging(handler, 2) as released:
-        stage.run(messages("a", "a"))
+        stage.run(given)
         released.set()
         assert eventually(lambda: not stage.batch_handler.hung.held().ids, 10)
 
-    one, two = messages("a", first=0) + messages("a", first=2)
-    two.message_id = next(iter(stage.batch_handler.hung.known._outcomes))[1]
-    outcome = stage.run([again(one, 2), again(two, 2)], parked=True, quota=0)
+    stage.run(messages("a", first=3))
+    outcome = stage.run([again(messages("a", first=0)[0], 2), again(given[1], 2)], parked=True, quota=0)
 
-    assert handler.calls == [[1], [2], [0]]
+    assert handler.calls == [[1], [2], [3], [0]]
     assert sorted(ids(outcome.done)) == [0, 2]
+
+
+def test_messages_without_a_key_are_handled_at_once():
+    handler = Watched({}, slow=frozenset(range(1, 9)))
+
+    Stage(handler, ONE, concurrency=4).run(messages(*[None] * 8))
+
+    assert handler.most == 4
 
 
 def test_without_order_messages_of_a_key_are_handled_at_once():
