@@ -18,8 +18,8 @@ from outbox.runtime.clock import clock
 from outbox.telemetry.events import HandedOver
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCalls
-from outbox.worker.policy import newest
-from outbox.worker.portions import PortionedCall, Portions
+from outbox.worker.policy import Portions, newest
+from outbox.worker.portions import PortionedCall
 from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, raising, seen
 from tests.support.waiting import eventually
 
