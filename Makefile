@@ -3,6 +3,8 @@
 BIN := .venv/bin
 comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start hundreds of interpreters; each would compile the library anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A pyenv shim may exist for a version that does not: only a Python that runs counts.
 FIND_PYTHON = for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -30,7 +32,7 @@ demo: .venv/.demo
 PYTEST = $(BIN)/python -m pytest --dist worksteal
 
 test: .venv/.dev
-	$(PYTEST) -n 4 $(ARGS)
+	$(PYTEST) -n 6 $(ARGS)
 
 test-unit: .venv/.dev
 	$(BIN)/python -m pytest tests/unit tests/model/test_explorer.py tests/model/test_worlds.py -m 'not large' $(ARGS)

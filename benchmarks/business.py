@@ -12,8 +12,6 @@ from benchmarks.measure import Goal, Measurement, Turns, at_least, at_most
 from benchmarks.site import Site
 from benchmarks.writers import ORDERS, WRITERS, Make, Team, insert_by_hand, send_all, send_directly, team
 
-_WARM_UP_SECONDS = 0.3
-
 
 def business_1(site: Site) -> list[Measurement]:
     """Transactions a second of four writers with one message of `send_all`, against INSERTs by hand."""
@@ -36,7 +34,7 @@ def write_4_connections(site: Site, messages: int) -> list[Measurement]:
 def business_direct(site: Site) -> list[Measurement]:
     """Transactions a second and all their messages sent by the writers, against those that leave it to a relay."""
     shares: list[float] = []
-    pace = Pace(site.scale.rounds, site.scale.direct_turns, site.scale.direct_seconds)
+    pace = Pace(site.scale.rounds, site.scale.direct_turns, site.scale.direct_seconds, site.scale.warm_up_seconds)
     with _writers(site) as writers:
         turns = _turns(writers, "business_direct", (send_directly, send_all), 1, pace, shares)
     remark = f"{median(shares):.0%} of the messages sent directly"
@@ -50,11 +48,12 @@ class Pace:
     rounds: int
     turns: int
     seconds: float
+    warm_up_seconds: float
 
 
 def versus(site: Site, name: str, makes: tuple[Make, Make], *, messages: int, goal: Goal) -> Measurement:
     """Transactions a second of one way of writing messages against another."""
-    pace = Pace(site.scale.rounds, site.scale.business_turns, site.scale.business_seconds)
+    pace = Pace(site.scale.rounds, site.scale.business_turns, site.scale.business_seconds, site.scale.warm_up_seconds)
     with _writers(site) as writers:
         turns = _turns(writers, name, makes, messages, pace, [])
     return _measurement(turns, goal)
@@ -63,7 +62,7 @@ def versus(site: Site, name: str, makes: tuple[Make, Make], *, messages: int, go
 def _turns(writers: Team, name: str, makes: tuple[Make, Make], messages: int, pace: Pace, shares: list[float]) -> Turns:
     """The rates of both sides, after a turn of each to warm up; `shares`: how much was sent directly."""
     for make in makes:
-        writers.write(make, messages, _WARM_UP_SECONDS)
+        writers.write(make, messages, pace.warm_up_seconds)
     turns = Turns(name)
     for _ in range(pace.rounds):
         rates: tuple[list[float], list[float]] = ([], [])

@@ -72,6 +72,7 @@ class Scale:
     business_seconds: float = 0.3
     direct_turns: int = 3
     direct_seconds: float = 2.0
+    warm_up_seconds: float = 0.3
     imports: int = 5
     #: So many that the time to connect does not count. Beside a held snapshot fewer: the other side is slow there.
     drained: int = 1_000_000
@@ -116,6 +117,7 @@ QUICK = Scale(
     business_seconds=0.1,
     direct_turns=1,
     direct_seconds=0.1,
+    warm_up_seconds=0.05,
     imports=1,
     drained=3_000,
     drained_pinned=3_000,

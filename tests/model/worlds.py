@@ -55,8 +55,8 @@ class Twin(NamedTuple):
     """A world with one rule broken, which `broken` refutes. `right`: the same world with the rule."""
 
     name: str
-    world: Callable[[], World[Any]]
-    right: Callable[[], World[Any]]
+    world: partial[Any]
+    right: partial[Any]
     broken: str
 
 
@@ -83,7 +83,7 @@ def _relaying(
     *,
     command: bool = False,
     **faults: Any,
-) -> Callable[[], World[Any]]:
+) -> partial[Any]:
     return partial(world, writers, workers=workers, command=command, faults=Faults(**faults))
 
 
@@ -94,14 +94,12 @@ def _partitioning(
     writers: tuple[tuple[str, ...], ...] = _APART,
     workers: int = 2,
     lapses: int = 0,
-) -> Callable[[], World[Any]]:
+) -> partial[Any]:
     faults = Faults(lapses=lapses)
     return partial(world, writers, partitions=partitions, workers=workers, changes=changes, faults=faults)
 
 
-def _holding(
-    world: type[Holding], *keys: str, refusals: int = 2, crashes: int = 1, **options: Any
-) -> Callable[[], World[Any]]:
+def _holding(world: type[Holding], *keys: str, refusals: int = 2, crashes: int = 1, **options: Any) -> partial[Any]:
     return partial(world, _log(*keys), troubles=holding.Troubles(refusals, crashes), **options)
 
 
@@ -183,7 +181,7 @@ SCENES: tuple[Scene, ...] = (
 
 def _twin(
     name: str,
-    make: Callable[..., Callable[[], World[Any]]],
+    make: Callable[..., partial[Any]],
     broken: type,
     right: type,
     says: str,
@@ -193,7 +191,7 @@ def _twin(
     return Twin(name, make(broken, *args, **options), make(right, *args, **options), says)
 
 
-def _of(world: Callable[..., World[Any]], *args: Any, **options: Any) -> Callable[[], World[Any]]:
+def _of(world: Callable[..., World[Any]], *args: Any, **options: Any) -> partial[Any]:
     return partial(world, *args, **options)
 
 

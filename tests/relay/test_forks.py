@@ -117,7 +117,7 @@ print(len(statuses), sum(statuses))
 @pytest.mark.alone
 def test_a_child_that_was_forked_while_a_thread_of_ours_had_sqlite_at_work_has_its_own(sqlite_engine, full):
     """SQLite's locks in memory would be taken for ever there, and the child hang when it connects."""
-    forks = 2000 if full else 300
+    forks = 2000 if full else 150
 
     assert run(FORKS_OFTEN, str(sqlite_engine.url), str(forks)) == ([str(forks), "0"], "")
 

@@ -339,7 +339,7 @@ def test_whatever_happens_in_whatever_order_the_outbox_does_what_the_model_does(
     """Several transactions at once where the database lets them, two workers one of which may be a zombie."""
     world = World(engine)
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    examples = (80 if world.concurrent else 200) * (20 if full else 1)
+    examples = (40 if world.concurrent else 100) * (40 if full else 1)
 
     run_state_machine_as_test(
         type("Machine", (Machine,), {"world": world}),
