@@ -62,8 +62,8 @@ def alter(
 
     Raises:
         SubscriptionError: a compensation has the selection and the destination of its subscription; a check-back may
-            change only grace and policy; another route of the relay has a topic; or topics or direct writers have
-            changed meanwhile.
+            change only grace and policy; a consumer has no destination; another route of the relay has a topic; or
+            topics or direct writers have changed meanwhile.
         WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was stored.
         LeaseLostError: a worker took the lease meanwhile; nothing was stored.
     """
@@ -75,6 +75,8 @@ def alter(
             f"{changed.name} is an extract, which has the topics of its archive; for another hold run it with other"
             f" options: outbox extract {quote(changed.destination or '')} --register {quote(changed.name)} --hold 30d"
         )
+    if changed.kind in ("consumer", "broadcast") and changed.destination is not None:
+        raise SubscriptionError(f"{changed.name} is a consumer, which has no destination; leave --to out")
     if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
         raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
     with _changing(channel, [stored], wait=wait) as (_, followers):

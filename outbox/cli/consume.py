@@ -34,7 +34,10 @@ def consume(*, consumer: str, partitions: int | None, concurrency: int | None) -
     from outbox.relay.supervisor import Supervisor
 
     found = _found(consumer)
-    found.configure(partitions=partitions, concurrency=concurrency)
+    try:
+        found.configure(partitions=partitions, concurrency=concurrency)
+    except ValueError as error:
+        raise click.UsageError(f"consume {consumer}: {error}") from None
     handled = _Handled()
     with found.outbox.database.explained():
         _announce(found, consumer)

@@ -65,5 +65,5 @@ def _restored(
 
 
 def _in_words(again: Sequence[Again]) -> str:
-    sends = [f"{each.subscription} sends {counted(each.messages, 'message')} again" for each in again if each.messages]
-    return ", ".join(sends) or "no message is sent again"
+    reads = [f"{each.subscription} reads {counted(each.messages, 'message')} again" for each in again if each.messages]
+    return ", ".join(reads) or "no message is read again"

@@ -136,27 +136,20 @@ class Consumer(LifeCycle):
     def on(self, *topics: str) -> Callable[[F], F]:
         """Have a function called with messages of these topics, names or patterns; none: all topics of the consumer.
 
-        Of several functions the first that fits is called. Either all functions of a consumer are written with async,
-        or none.
+        Of several functions the first that fits is called. Some may be written with async.
         """
         if topics and not isinstance(topics[0], str):
             raise TypeError("on takes topics, and then the function: write @consumer.on('orders')")
         taken = Topics.of(chosen_topics(topics or None))
 
         def listen(function: F) -> F:
-            if self._dispatch is not None:
-                raise SubscriptionError(f"consumer {self.name} has begun; add its functions before")
+            self._require_not_begun()
             listener = Listener.of(taken, function)
             if self._options.inbox:
                 # Nothing is opened; an outbox on the other kind of engine raises.
                 (self._home.abegin if listener.awaited else self._home.begin)("requires_new")
                 once = Inbox(self._home, self.name).idempotent(function)
                 listener = replace(listener, function=once)
-            if any(each.awaited != listener.awaited for each in self._listeners):
-                raise TypeError(
-                    f"{listener.name}: write all functions of consumer {self.name} with async, or none; or make two"
-                    " consumers"
-                )
             self._listeners.append(listener)
             return function
 
@@ -164,6 +157,7 @@ class Consumer(LifeCycle):
 
     def configure(self, *, partitions: int | None = None, concurrency: int | None = None) -> None:
         """Replace options, before the consumer begins; None: as given before."""
+        self._require_not_begun()
         given: dict[str, Any] = {"partitions": partitions, "concurrency": concurrency}
         self._options = replace(self._options, **{name: value for name, value in given.items() if value is not None})
 
@@ -196,6 +190,10 @@ class Consumer(LifeCycle):
             start=self.start_at,
         )
         return Worker.of(self.outbox, with_followers(job), self.settings, stop=self._stop)
+
+    def _require_not_begun(self) -> None:
+        if self._dispatch is not None:
+            raise SubscriptionError(f"consumer {self.name} has begun; add functions and options before")
 
     def _topics_of_all(self) -> tuple[str, ...] | None:
         if not self._listeners:

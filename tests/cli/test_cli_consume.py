@@ -18,6 +18,8 @@ from tests.support.waiting import eventually
 
 SHOP = """
 import os
+import time
+from datetime import timedelta
 from pathlib import Path
 
 from outbox import Outbox, create_engine
@@ -32,7 +34,16 @@ def handle(message):
         print(message.body.decode(), file=file)
 
 
+hanging = outbox.consumer("hanging", concurrency=8, deadline=timedelta(seconds=0.2))
+
+
+@hanging.on("orders")
+def hang(message):
+    time.sleep(3600)
+
+
 wrong = outbox.consumer("wrong")
+cache = outbox.consumer("cache", broadcast=True)
 number = 7
 """
 
@@ -96,11 +107,25 @@ def test_a_consumer_that_is_started_again_goes_on(shop):
     assert handled() == ["1", "2"]
 
 
+def test_a_process_whose_calls_never_come_back_ends_to_be_started_again(shop):
+    write(shop, *map(str, range(20)))
+    with consuming("shop:hanging") as process:
+        said = process.communicate(timeout=100)[1]
+
+    error = "Error: calls of the handler never came back; the process has to be restarted"
+    assert (process.returncode, said.splitlines()[-1]) == (4, error), said
+
+
 MISTAKES = [
     (("shop:number",), 2, "consume shop:number: it is no consumer but int; name the result of outbox.consumer(…)"),
     (("shop:nothing",), 2, "consume shop:nothing: shop has no nothing"),
     (("shop",), 2, "consume shop: write module:object, for example shop.orders:listener"),
     (("shop:wrong",), 2, "consumer wrong has no function: write @consumer.on('orders') above one, before it begins"),
+    (
+        ("shop:cache", "--partitions", "2"),
+        2,
+        "consume shop:cache: partitions: an instance of a broadcast consumer has one",
+    ),
     (("shop:billing", "--concurrency", "0"), 2, "Invalid value for '--concurrency': 0 is not in the range x>=1."),
     (("shop:billing", "--partitions", "257"), 2, "partitions: must be from 1 to 256, not 257; this outbox has 256"),
 ]
@@ -137,6 +162,23 @@ def test_other_commands_show_a_consumer_in_its_words(shop):
         ["relay", "all", "topics"],
     ]
     assert any("outbox subscriptions drop relay" in each for each in status["warnings"]), status["warnings"]
+
+
+def test_a_consumer_is_altered_as_a_relay_is_but_has_no_destination(shop):
+    consumer = shop.consumer("billing")
+    consumer.on("orders")(lambda _message: None)
+    consumer.until_empty()
+
+    altered = outbox(
+        shop.engine, "subscriptions", "alter", "billing", "--topics", "mail", "--no-ordered", "--json"
+    ).json
+    divided = outbox(shop.engine, "subscriptions", "alter", "billing", "--partitions", "4").code
+    refused = outbox(shop.engine, "subscriptions", "alter", "billing", "--to", "stdout:")
+
+    with closing(shop.database.open()) as channel:
+        stored = Subscriptions(channel).get("billing")
+    assert (stored.topics, stored.ordered, stored.partitions, divided) == (("mail",), False, 4, 0), altered
+    assert (refused.code, "billing" in refused.err, stored.destination) == (2, True, None), refused.err
 
 
 def test_an_idle_consumer_is_told_with_what_starts_it(shop, monkeypatch):

@@ -384,12 +384,12 @@ def test_a_restore_says_who_sends_how_many_messages_again(pg_engine):
     unchanged = stamps(pg_engine) == before
     restored = outbox(pg_engine, "restore", "--force", "--yes")
 
-    assert (asked.code, "of this server (fast sends 1 message again)? There is no terminal" in asked.err) == (2, True)
+    assert (asked.code, "of this server (fast reads 1 message again)? There is no terminal" in asked.err) == (2, True)
     assert rehearsed.json == {
         "version": 1, "more": False, "action": "restored", "dry_run": True, "read_again": 1,
         "again": {"fast": 1, "relay": 0},
     }  # fmt: skip
-    assert (unchanged, restored.code, restored.err) == (True, 0, "the log is restored: fast sends 1 message again\n")
+    assert (unchanged, restored.code, restored.err) == (True, 0, "the log is restored: fast reads 1 message again\n")
 
 
 def stamps(engine):

@@ -335,8 +335,10 @@ def test_a_function_is_added_before_the_consumer_begins(outbox):
     consumer.on("orders")(lambda _message: None)
     consumer.until_empty()
 
-    with pytest.raises(SubscriptionError, match="billing has begun; add its functions before"):
+    with pytest.raises(SubscriptionError, match="billing has begun; add functions and options before"):
         consumer.on("mail")(lambda _message: None)
+    with pytest.raises(SubscriptionError, match="billing has begun"):
+        consumer.configure(concurrency=2)
 
 
 # Mistakes
@@ -344,10 +346,6 @@ def test_a_function_is_added_before_the_consumer_begins(outbox):
 
 def generator(_message: Message) -> Any:
     yield
-
-
-async def awaited(_message: Message) -> None:
-    """A coroutine function."""
 
 
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -384,7 +382,6 @@ FUNCTIONS = [
     (generator, "generator is a generator; write the handler without yield"),
     (7, "a handler is a function of a message, not 7"),
     (Message, "a handler is a function of a message, not <class"),
-    (awaited, "write all functions of consumer billing with async, or none"),
 ]
 
 

@@ -56,6 +56,23 @@ def test_all_run_in_one_loop_of_one_thread(outbox):
     consumer.close()
 
 
+def test_functions_of_both_kinds_keep_the_order_of_a_key(outbox):
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message(("orders", "mail")[n % 2], str(n), key="k") for n in range(6)])
+    consumer, got = consumer_of(outbox, concurrency=4), list[Message]()
+
+    @consumer.on("orders")
+    async def awaited(message: Message) -> None:
+        await asyncio.sleep(0.01)
+        got.append(message)
+
+    consumer.on("mail")(got.append)
+    consumer.until_empty()
+    consumer.close()
+
+    assert texts(got) == ["0", "1", "2", "3", "4", "5"]
+
+
 def test_a_coroutine_is_cancelled_at_its_deadline_and_its_message_comes_again(outbox):
     write(outbox, "1", "2", key="k")
     write(outbox, "3", key="other")

@@ -106,6 +106,15 @@ def test_relays_that_several_threads_start_are_all_stopped(sqlite_engine):
     assert eventually(lambda: relay_threads() == [])
 
 
+def test_a_relay_runs_in_a_thread_while_its_block_lasts(engine):
+    outbox, destination = Outbox(engine), Destination()
+    with Relay(outbox, destination) as relay:
+        send(outbox, b"1")
+        assert eventually(lambda: len(destination.messages) == 1, 20)
+
+    assert (destination.bodies, relay.name, relay_threads()) == ([b"1"], "relay", [])
+
+
 def test_messages_arrive_while_it_runs_and_not_after(engine):
     outbox, destination = Outbox(engine), Destination()
     with outbox.running(destination):

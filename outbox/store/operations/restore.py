@@ -32,7 +32,7 @@ _NO_BARRIER = "UPDATE {subscription} SET stop_at = NULL, next_partitions = NULL"
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The number of messages that a subscription sends again after the restore."""
+    """The number of messages that a subscription sends or handles again after the restore."""
 
     subscription: str
     messages: int
@@ -83,9 +83,9 @@ def accept(channel: Channel) -> None:
 
 
 def _again(channel: Channel) -> list[Again]:
-    """Count for the subscriptions that send; a check asks about undecided transactions in any case."""
-    senders = [each for each in Subscriptions(channel).all() if each.kind in ("relay", "compensation")]
-    return [Again(each.name, _sent_again(channel, each)) for each in senders]
+    """Count for all but checks, which ask about undecided transactions in any case, and extracts."""
+    known = [each for each in Subscriptions(channel).all() if each.kind not in ("check", "extract")]
+    return [Again(each.name, _sent_again(channel, each)) for each in known]
 
 
 def _sent_again(channel: Channel, subscription: Subscription) -> int:
