@@ -67,7 +67,7 @@ def borrowed(
 
     Raises:
         WorkerAliveError: a worker still holds a lease.
-        SubscriptionError: a subscription has no lease row.
+        SubscriptionError: a lease is not there, because another command has changed the partitions meanwhile.
     """
     borrowing = _Borrowing(channel, subscriptions)
     try:
@@ -146,8 +146,8 @@ class _Borrowing:
                 continue
             holder = self._leases.look(partition)
             if holder is None:
-                text = f"subscription {partition.subscription!r} has no lease row; run: outbox db check"
-                raise SubscriptionError(text)
+                changed = f"the partitions of {partition.subscription} were changed meanwhile, or it was dropped"
+                raise SubscriptionError(f"{changed}; try again, and if that does not help run: outbox db check")
             lease = self._leases.acquire(partition, self._command, LENGTH, watch.look(holder))
             if lease is None:
                 missing.append((partition.subscription, holder))

@@ -102,7 +102,8 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
     Workers may run: the worker with the lease finishes its calls and pauses for the change. A worker with another
     declaration ends then; with several databases or routes, or in an application, the worker tries again instead.
 
-    A change counts from the position of the subscription: earlier messages are not read again.
+    A change counts from the position of the subscription: earlier messages are not read again. For earlier messages of
+    new topics see outbox subscriptions backfill.
 
     With --on-dead continue the messages behind present dead letters go on, too, in their order; the dead letters stay.
     With --on-dead block later dead letters hold back their keys, present dead letters do not.
@@ -371,8 +372,8 @@ def _destination(subscription: Subscription) -> str:
         return "(check-back)"
     if subscription.hold is not None:
         return f"archive {subscription.destination}"
-    if subscription.kind in ("consumer", "broadcast"):
-        return f"({subscription.kind})"
+    if subscription.destination is None and subscription.is_used:
+        return "(broadcast)" if subscription.kind == "broadcast" else "(consumer)"
     return subscription.destination or "(none yet)"
 
 

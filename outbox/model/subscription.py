@@ -17,6 +17,8 @@ OnDead = Literal["block", "continue"]
 #: call listeners. broadcast: call the listeners of one instance; each instance of the consumer gets every message.
 #: backfill: do for earlier messages the task of another subscription, up to a position, and end there.
 Kind = Literal["relay", "compensation", "check", "extract", "consumer", "broadcast", "backfill"]
+#: Kinds whose messages go to functions of an application, if there is no destination.
+_CALLED: tuple[Kind, ...] = ("consumer", "broadcast", "backfill")
 #: The start of a new subscription: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
 
@@ -140,7 +142,7 @@ class Subscription:
     @property
     def is_used(self) -> bool:
         """True when a worker has declared the subscription; the first migration creates a relay for nobody yet."""
-        return self.destination is not None or self.kind in ("consumer", "broadcast")
+        return self.destination is not None or self.kind in _CALLED
 
     @property
     def follows(self) -> str | None:
@@ -174,7 +176,7 @@ class Subscription:
 
 def place_of(each: Declaration | Subscription, whose: str = "its") -> str:
     """Return in words where messages of a subscription go. `whose`: its or their, of the messages."""
-    called = each.kind in ("consumer", "broadcast")
+    called = each.kind in _CALLED
     return each.destination or f"{whose} {'consumer' if called else 'destination'}"
 
 

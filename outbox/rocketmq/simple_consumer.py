@@ -37,13 +37,13 @@ _POLL_SECONDS = (0.05, 1.0)
 #: A call gets so much time, however short the time to wait for messages is: for the lease of another consumer, and for
 #: a database that is away.
 _SHORTEST_SECONDS = 10.0
-#: A call is short, and so is its lease, for which others wait if its process is killed. Each call stores what it has
-#: passed, and deletes old progress, because none lasts until it is time.
+#: A call is short, and so is its lease, for which others wait if its process is killed. Each call deletes old
+#: progress, because none lasts until it is time.
 _SETTINGS = Settings(
     limits=Limits(rows=MAX_MESSAGES),
     lease=timedelta(seconds=3),
     renew_every=timedelta(seconds=1),
-    upkeep=Upkeep(store_passed=0.0, prune_progress=0.0),
+    upkeep=Upkeep(prune_progress=0.0),
 )
 
 

@@ -277,7 +277,7 @@ class BatchHandler:
                 if self._stop.asked or self._under_way:
                     return
                 yield Wait(time.monotonic() + _RENEWED_SECONDS, stop=self._stop)
-            self.hung.known.hand_over(chunk)
+            self.hung.known.hand_over(chunk, ordered=self.policy.ordered)
             self._under_way.append(self._calls.begin(chunk, until=clock() + batch.seconds_to_expiry(chunk)))
 
     def _next_over(self) -> Generator[Wait, None, Call]:

@@ -95,14 +95,15 @@ class KnownOutcomes:
                     parkings.append((message, known.parking))
         return done, parkings
 
-    def hand_over(self, messages: Sequence[Message]) -> None:
+    def hand_over(self, messages: Sequence[Message], *, ordered: bool = True) -> None:
         """Forget the outcomes of messages, and of all messages of their keys, because these are sent again as well.
 
-        Otherwise the destination's last message of the key would be an earlier message.
+        Otherwise the destination's last message of the key would be an earlier message. `ordered`: whether keys have an
+        order.
         """
         if self._outcomes:
             ids = {identity_of(message) for message in messages}
-            keys = {message.key for message in messages if message.key is not None}
+            keys = {message.key for message in messages if message.key is not None} if ordered else set[str]()
             self._forget(lambda identity, known: identity in ids or known.key in keys)
 
     def forget(self, ids: Collection[int]) -> None:

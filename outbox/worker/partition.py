@@ -48,11 +48,11 @@ class _Handled:
 
 @dataclass(slots=True)
 class _Stored:
-    """The progress in the database, since when, and whether rows were passed since then."""
+    """The progress in the database, since when, and up to where rows without messages for us were passed since then."""
 
     progress: Progress
     at: float = field(default_factory=time.monotonic)
-    passed: bool = False
+    passed: Progress | None = None
 
 
 class PartitionWorker:
@@ -182,6 +182,12 @@ class PartitionWorker:
         if self._handled.end is not None:
             self._store(self._handled.end)
 
+    def settle_all(self) -> None:
+        """Settle the handled messages, or store how far rows were passed, so that the next turn goes on from there."""
+        self.settle_handled()
+        if self._stored.passed is not None:
+            self._store(self._stored.passed)
+
     def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         messages = self._left(batch.messages)
         if not messages:
@@ -283,7 +289,7 @@ class PartitionWorker:
 
     def _store_in_passing(self, batch: Batch) -> None:
         """Store the progress of a batch without messages for us, only once in a while to save writes."""
-        self._stored.passed = self._stored.passed or batch.seen > 0
+        self._stored.passed = batch.end if batch.seen else self._stored.passed
         upkeep = self._settings.upkeep
         moved = batch.end != self._stored.progress
         every = upkeep.store_passed if self._stored.passed else upkeep.store_idle if moved else upkeep.store_same

@@ -77,8 +77,7 @@ class PortionedCall(Call):
             if not self._begin(portion, now):
                 break
             verdicts = _verdicts_of(handler, portion)
-            if not self._answer(portion, verdicts):
-                break
+            self._answer(portion, verdicts)
             if verdicts.count(DONE) < len(portion):
                 failed.update(m.key for m, verdict in zip(portion, verdicts, strict=True) if verdict is not DONE)
                 if self._portions.suspend:
@@ -107,19 +106,18 @@ class PortionedCall(Call):
         return not (self._is_late() or stopped or (seconds > self._portions.seconds and self._answered))
 
     def _begin(self, portion: list[Message], now: float) -> bool:
-        """Begin a portion; return False if the call was left behind."""
+        """Begin a portion; return False if the call was left behind, or lost its turn with the deadline of the last."""
         with self._lock:
-            if not self.left:
-                self._under_way, self.started = portion, now
-            return not self.left
+            if self.left or self.over:
+                return False
+            self._under_way, self.started = portion, now
+            return True
 
-    def _answer(self, portion: list[Message], verdicts: Sequence[Verdict]) -> bool:
-        """Note the verdicts of a portion; return False if the call was left behind, or may have lost its turn."""
+    def _answer(self, portion: list[Message], verdicts: Sequence[Verdict]) -> None:
         with self._lock:
             self._answered += portion
             self.verdicts += verdicts
             self._under_way = []
-            return not (self.left or self.over)
 
 
 def _verdicts_of(handler: Handler, portion: list[Message]) -> list[Verdict]:

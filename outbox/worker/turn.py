@@ -34,8 +34,8 @@ class Steps(Protocol):
     def step(self, *, postpone: bool) -> Generator[Wait, None, int]:
         """Handle what is due, and the next batch; return how much was seen."""
 
-    def settle_handled(self) -> None:
-        """Settle the handled messages that are not settled yet."""
+    def settle_all(self) -> None:
+        """Store everything that was handled or passed, and is not stored yet."""
 
     def close(self) -> None:
         """End the work at any point."""
@@ -122,7 +122,7 @@ class Turn:
                 self._require_all_handled()
                 self.finished = True
                 break
-        self._work.settle_handled()
+        self._work.settle_all()
 
     def _look_again(self, found: int) -> Wait:
         """Return how long to wait for a hint: for a short time at first, for longer when nothing comes."""

@@ -71,6 +71,10 @@ def test_the_list_has_instances_and_backfills_and_no_relay(engine, channel, shop
     backfill(channel, "sender", ["topic0"])
 
     assert listed(engine, "list") == ["billing", "billing:backfill", "news@a"]
+    places = outbox(engine, "subscriptions", "list").out.splitlines()[1:4]
+    assert [place in line for place, line in zip(["(consumer)", "(consumer)", "(broadcast)"], places, strict=True)] == [
+        True
+    ] * 3
 
 
 @ONE_DATABASE

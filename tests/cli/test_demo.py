@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from outbox.cli import main
 from outbox.cli.demo import _wait_for_ctrl_c, play
 from outbox.cli.demo.destination import LinesFile, Stream
 from outbox.cli.demo.judge import Judgement, Receipt, judge
+from outbox.cli.demo.picture import History, drawn
 from outbox.senders.nats import NatsSender
 from outbox.testing.servers import NatsServer
 from tests.support.command_line import the_tests_own_process
@@ -58,6 +60,10 @@ class Demo:
         self.said += self.process.stdout.read()
         return self.process.wait(60)
 
+    def picture(self) -> str:
+        """The picture of the run, which is deleted."""
+        return taken(self.said)
+
     def processes(self) -> list[psutil.Process]:
         """All that carry the mark."""
         return [process for process in psutil.process_iter() if self._mark in environment_of(process)]
@@ -66,6 +72,14 @@ class Demo:
         """The numbers of the table."""
         rows = re.findall(r"^(\w[\w ]*?)  +([\d,]+)  ", self.said, re.MULTILINE)
         return {name: int(number.replace(",", "")) for name, number in rows}
+
+
+def taken(said: str) -> str:
+    """Return the picture that a demo has named, and delete the file."""
+    (path,) = re.findall(r"^The run as a picture: (.*)$", said, re.MULTILINE)
+    text = Path(path).read_text()
+    Path(path).unlink()
+    return text
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
@@ -115,6 +129,8 @@ def test_on_private_servers_everything_arrives_in_spite_of_the_kills(run, full, 
     }
     told = ["PostgreSQL", "NATS", "relay 1 sends", "relay 1 is killed", "shop 1 is killed", "relay 2 has taken over"]
     assert [text for text in told if text not in demo.said] == []
+    events = re.findall(r">(\w+ \d [\w ]+)</text>", demo.picture())
+    assert sorted(events) == ["relay 1 is killed", "relay 1 sends", "relay 2 has taken over", "shop 1 is killed"]
     assert demo.processes() == []
 
 
@@ -125,6 +141,7 @@ def test_where_there_is_no_postgresql_sqlite_takes_its_place(run, nats):
     assert "going on with SQLite" in demo.said
     assert "NATS JetStream, a private one" in demo.said
     assert demo.results()["messages committed"] == 180
+    assert demo.picture().count("<polyline") == 2
 
 
 @pytest.mark.parametrize(
@@ -246,10 +263,29 @@ def test_a_lost_message_is_told_and_is_a_failure(monkeypatch):
     assert ended.exit_code == 1, ended.output
     assert re.search(r"^lost +1 ", ended.output, re.MULTILINE)
     assert "THE PROMISE IS BROKEN" in ended.output
+    assert "</svg>" in taken(ended.output)
 
 
 def history(*versions: int) -> list[Receipt]:
     return [Receipt("order-1", version, f"id-{version}") for version in versions]
+
+
+def test_the_picture_shows_what_was_committed_and_received_and_when_what_happened():
+    """Events in their order in time, one below the other."""
+    history = History(samples=[(0.0, 0, 0), (1.0, 10, 5), (2.0, 20, 20)], marks=[(2.0, "it is over"), (1.0, "half")])
+
+    picture = ET.fromstring(drawn(history))
+
+    lines = [line.get("points") for line in picture.iter("{http://www.w3.org/2000/svg}polyline")]
+    words = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert lines == ["70.0,370.0 475.0,250.0 880.0,130.0", "70.0,370.0 475.0,310.0 880.0,130.0"]
+    assert words[:5] == ["20", "0", "2 s", "half", "it is over"]
+    assert history.first_with_more_received_than(5) == 2.0
+    assert history.first_with_more_received_than(20) is None
+
+
+def test_a_run_without_anything_has_a_picture():
+    assert ET.fromstring(drawn(History())).tag.endswith("svg")
 
 
 @pytest.mark.parametrize(

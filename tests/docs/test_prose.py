@@ -34,13 +34,7 @@ PRONOUNS = {
 #: Pronouns in 100 words of a page, or of a room's docstrings, error texts, log lines and help.
 MOST_PRONOUNS = 7.0
 #: Pages that have more; the number may only fall.
-WORDY = {
-    "docs/beginning-again.md": 12, "docs/benchmarks.md": 11, "docs/consumers.md": 9, "docs/correctness.md": 9,
-    "docs/events.md": 13, "docs/json.md": 12, "docs/kafka.md": 13, "docs/moving.md": 9, "docs/nats.md": 9,
-    "docs/partitions.md": 13, "docs/postgresql.md": 12, "docs/rabbitmq.md": 9, "docs/recipes.md": 10,
-    "docs/redis.md": 10, "docs/rocketmq.md": 11, "docs/routing.md": 11, "docs/spark.md": 11, "docs/webhooks.md": 11,
-    "examples/spark/README.md": 13,
-}  # fmt: skip
+WORDY = {"docs/beginning-again.md": 12, "docs/consumers.md": 9, "docs/rocketmq.md": 11}
 
 
 def sentences(text: str) -> Iterator[str]:

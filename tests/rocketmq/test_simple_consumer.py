@@ -383,6 +383,17 @@ def test_what_rocketmq_would_refuse_is_refused_in_its_words(outbox, group, subsc
     assert refused(lambda: SimpleConsumer(group, outbox, subscriptions)) == words
 
 
+def test_the_longest_names_with_all_characters_that_rocketmq_allows_are_taken(outbox):
+    group, topic = ("g%|_-09" * 40)[:255], ("T%|_-09" * 40)[:127]
+    with outbox.begin() as session:
+        outbox.send(session, topic, "1")
+    consumer = SimpleConsumer(group, outbox, {topic: "*"}, await_duration=AT_ONCE)
+    (found,) = consumer.receive(1, HOUR)
+    consumer.ack(found)
+
+    assert (found.topic, found.body) == (topic, b"1")
+
+
 @pytest.mark.parametrize(
     ("expression", "words"),
     [(lambda: "||", "subString split error"), (lambda: MessageSelector.by_sql("a ="), "a =\n")],

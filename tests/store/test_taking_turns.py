@@ -174,6 +174,30 @@ def test_a_split_does_not_undo_an_alteration_of_just_before(engine, channel):
     assert (now.on_dead, now.topics) == ("continue", None)
 
 
+def test_an_alteration_that_waits_for_a_reset_tries_again(engine, channel):
+    """The leases that it waits for are gone then, and it says so."""
+    relay()(channel)
+    errors: list[str] = []
+    alters = threading.Thread(target=carry_out, args=(engine, altered(on_dead="continue"), errors))
+
+    def reached(name: str) -> None:
+        if name == "command.before_alter" and threading.current_thread() is threading.main_thread():
+            alters.start()
+            alters.join(1)
+
+    with armed(reached):
+        reset(channel, "relay", "earliest")
+    alters.join(60)
+    found = Subscriptions(channel).get("relay")
+    altered(on_dead="continue")(channel)
+
+    assert [error.partition(";")[0] for error in errors] == [
+        "the partitions of relay were changed meanwhile, or it was dropped"
+    ]
+    assert (found.on_dead, found.generation) == ("block", 2)
+    assert Subscriptions(channel).get("relay").on_dead == "continue"
+
+
 def splitting(channel: Channel) -> object:
     """As `outbox subscriptions split relay`."""
     return split(channel, "relay", ["orders"], destination="other")

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from outbox import Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
+from outbox.runtime.clock import clock
 from outbox.telemetry.events import HandedOver
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCalls
-from outbox.worker.policy import newest
+from outbox.worker.policy import Portions, newest
+from outbox.worker.portions import PortionedCall
 from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, raising, seen
 from tests.support.waiting import eventually
 
@@ -269,6 +271,98 @@ def test_a_call_comes_back_whatever_those_raise_who_are_told_of_it(error):
     assert not stage.batch_handler.hung
 
 
+def portioned(*keys: str, held: Held | None = None, deadline: float = 60.0, **options: Any) -> PortionedCall:
+    """A call that has its turn."""
+    portions = Portions(size=1, seconds=60.0)
+    call = PortionedCall(messages(*keys), held, portions=portions, tell=lambda *_: None, deadline=deadline, **options)
+    call.begin(waited=False)
+    return call
+
+
+def test_the_deadline_counts_from_the_beginning_of_each_portion():
+    call, handler, moments = portioned(*"abc"), Handler(), list[float]()
+
+    def late(_: Message) -> Verdict:
+        moments.append(call.started or 0.0)
+        time.sleep(0.001)
+        return DONE
+
+    handler.answer = late
+    call.perform(handler)
+
+    assert moments[0] < moments[1] < moments[2]
+
+
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_call_hands_over_nothing_more_when_the_lease_is_about_to_end_or_a_message_expires(leased):
+    held, until = Held(), clock() + 1.0
+    call = portioned(*"abc", held=held, needs=1.0) if leased else portioned(*"abc", until=until)
+
+    def ends(given: Sequence[Message]) -> list[Verdict]:
+        if given[0].id == 2 and leased:
+            held.moments = [clock() + 0.5]
+            time.sleep(0.01)
+        while given[0].id == 2 and not leased and clock() < until:
+            time.sleep(0.01)
+        return [DONE]
+
+    call.perform(ends)
+
+    assert ids(call.answered[0]) == [1, 2]
+
+
+def test_a_call_hands_over_nothing_more_when_it_may_have_lost_its_turn():
+    """Its portion came back, but past the deadline, and perhaps another call has begun."""
+    call, handler = portioned("a", "b", deadline=0.05), Handler()
+
+    def slow(_: Message) -> Verdict:
+        time.sleep(0.06)
+        return DONE
+
+    handler.answer = slow
+    call.perform(handler)
+
+    assert (handler.calls, call.answered, call.late) == ([[1]], (call.messages[:1], [DONE]), False)
+    assert not call.left
+
+
+def test_a_call_that_comes_too_late_hands_over_nothing_and_is_no_failure():
+    held = Held()
+    held.moments = [0.0]
+    call, handler = portioned("a", held=held), Handler()
+
+    call.perform(handler)
+
+    assert (handler.calls, call.answered, call.late) == ([], ([], []), True)
+
+
+def test_a_call_that_has_come_back_is_not_left_behind():
+    call = portioned("a", deadline=0.0)
+    call.perform(Handler())
+    call.finish()
+
+    assert not call.leave_behind()
+    assert not call.leave_behind(overdue=False)
+
+
+def test_a_call_that_is_dropped_before_its_deadline_hands_over_nothing_more():
+    call, handler = portioned("a", "b", "c"), Handler()
+    given = call.messages
+
+    def dropped(message: Message) -> Verdict:
+        if message.id == 2:
+            assert not call.leave_behind()
+            assert call.leave_behind(overdue=False)
+        return DONE
+
+    handler.answer = dropped
+    call.perform(handler)
+
+    assert handler.calls == [[1], [2]]
+    assert (call.messages, call.answered, call.answers) == (given[1:2], (given[:1], [DONE]), [(given[1], DONE)])
+    assert not call.late
+
+
 # The end of a call
 
 
@@ -363,21 +457,28 @@ def test_several_are_handled_at_once_and_never_two_of_a_key():
     assert sorted(ids(outcome.done)) == list(range(1, 13))
 
 
-def test_without_order_a_late_answer_counts_whatever_is_in_front_of_its_message():
+def test_without_order_a_late_answer_counts_whatever_else_of_its_key_is_handed_over():
     """With order the messages of a key from there on would be handed over again."""
-    handler = Handler()
+    handler, given = Handler(), messages("a", "a")
     stage = Stage(handler, replace(HASTY_ONE, ordered=False))
     with hanging(handler, 2) as released:
-        stage.run(messages("a", "a"))
+        stage.run(given)
         released.set()
         assert eventually(lambda: not stage.batch_handler.hung.held().ids, 10)
 
-    one, two = messages("a", first=0) + messages("a", first=2)
-    two.message_id = next(iter(stage.batch_handler.hung.known._outcomes))[1]
-    outcome = stage.run([again(one, 2), again(two, 2)], parked=True, quota=0)
+    stage.run(messages("a", first=3))
+    outcome = stage.run([again(messages("a", first=0)[0], 2), again(given[1], 2)], parked=True, quota=0)
 
-    assert handler.calls == [[1], [2], [0]]
+    assert handler.calls == [[1], [2], [3], [0]]
     assert sorted(ids(outcome.done)) == [0, 2]
+
+
+def test_messages_without_a_key_are_handled_at_once():
+    handler = Watched({}, slow=frozenset(range(1, 9)))
+
+    Stage(handler, ONE, concurrency=4).run(messages(*[None] * 8))
+
+    assert handler.most == 4
 
 
 def test_without_order_messages_of_a_key_are_handled_at_once():
@@ -398,6 +499,20 @@ def test_one_that_hangs_does_not_stop_those_beside_it():
     assert sorted(ids(outcome.done)) == [2, 4, 5]
     assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(1, "retry", 1), (3, "blocked", 0)]
     assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
+
+
+def test_a_message_does_not_expire_while_a_call_has_it():
+    """The call beside comes back when its time is over."""
+    found = messages("a", "b")
+    found[0].expires_at = datetime.now(UTC) + timedelta(seconds=1)
+
+    def slow(message: Message) -> Verdict:
+        time.sleep(1.6 if message.id == 1 else 1.2)
+        return DONE
+
+    outcome = Stage(Handler(slow), ONE, concurrency=2).run(found, now=datetime.now(UTC))
+
+    assert (sorted(ids(outcome.done)), outcome.parked) == ([1, 2], [])
 
 
 def test_a_lease_that_is_lost_holds_what_is_under_way():

@@ -45,7 +45,7 @@ class Script:
         self.graces -= 1
         return self.graces >= 0
 
-    def settle_handled(self) -> None:
+    def settle_all(self) -> None:
         """Note it."""
         self.done.append("settle")
 

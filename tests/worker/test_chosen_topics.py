@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from outbox import Outbox, Relay, SubscriptionError
+from outbox import Message, Outbox, Relay, SubscriptionError
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination
 
@@ -49,3 +49,17 @@ def test_a_pattern_chooses_from_the_command_line_too(sqlite_engine):
     )
 
     assert (answer.code, [json.loads(line)["topic"] for line in answer.out.splitlines()]) == (0, ["orders.new"])
+
+
+def test_once_and_once_again_passes_many_messages_of_others(engine):
+    """Each time as many as are read at once, although none of them is sent, and no time goes by."""
+    outbox, destination = Outbox(engine), Destination()
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("others", str(number)) for number in range(3000)])
+        outbox.send(session, "orders", "1")
+    relay = Relay(outbox, destination, topics=["orders"])
+
+    for _ in range(4):
+        relay.once()
+
+    assert [message.body for message in destination.messages] == [b"1"]

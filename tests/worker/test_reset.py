@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,6 +23,7 @@ from outbox.admin import borrowing
 from outbox.admin.borrowing import WorkerAliveError
 from outbox.admin.commands import reset
 from outbox.admin.repartition import repartition
+from outbox.model.message import Message
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Declaration, Kind, Start
 from outbox.model.verdict import DONE, Reject, Retry
@@ -142,6 +143,28 @@ def test_a_worker_whose_call_hangs_keeps_its_lease_also_from_a_forced_reset(engi
         assert eventually(lambda: len(destination.messages) >= 10 and not states(engine))
 
     assert sorted(destination.bodies) == sorted(str(n).encode() for n in range(10))
+
+
+def test_a_call_that_hung_before_does_not_count_after(engine, outbox, channel):
+    """Its relay was stopped, and its lease has run out. Its keys are held until it comes back, then all is sent."""
+    destination, release, caught = Destination(), threading.Event(), list[bytes]()
+
+    def hangs(messages: Sequence[Message]) -> bool:
+        if not caught:
+            caught.extend(message.body for message in messages)
+        return not release.is_set()
+
+    destination.hanging = hangs
+    fill(outbox, 10, keys=1)
+    with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300))):
+        assert eventually(lambda: caught and states(engine))
+    reset(channel, "relay", "earliest", wait=PATIENCE)
+    with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300))):
+        time.sleep(1)
+        release.set()
+        assert eventually(lambda: len(destination.messages) >= len(caught) + 10 and not states(engine))
+
+    assert destination.bodies == [*caught, *(str(n).encode() for n in range(10))]
 
 
 def test_what_is_parked_goes_and_is_counted_with_the_requests_on_it(engine, outbox, channel):

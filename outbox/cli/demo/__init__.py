@@ -30,10 +30,11 @@ def demo(*, orders: int, light: bool, keep: bool) -> int:
     Starts a private PostgreSQL and a private NATS JetStream (where they are not installed: SQLite and a file). Four
     processes place and move on orders, each change in a transaction with its message; some are rolled back. A relay and
     one of the four are killed with SIGKILL. At the end the table of the orders is compared with what a consumer of
-    the stream received. Everything is removed again.
+    the stream received. Everything is removed again, but for a picture of the run.
 
     Exits with 1 if a message was lost, came of a rolled-back transaction, or came out of order.
     """
+    from outbox.cli.demo.picture import saved
     from outbox.cli.demo.play import Play
     from outbox.cli.demo.show import Show, result
     from outbox.cli.demo.site import opened_site
@@ -48,6 +49,7 @@ def demo(*, orders: int, light: bool, keep: bool) -> int:
         play = Play(site, staff, show, orders)
         judgement = play.perform(keep=keep)
         result(_rows(orders, play, judgement), _conclusion(judgement), is_sound=judgement.is_sound)
+        click.echo(f"The run as a picture: {saved(play.history)}")
         if keep:
             _wait_for_ctrl_c(site, play, show)
     return 0 if judgement.is_sound else 1

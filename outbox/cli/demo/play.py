@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from outbox.cli.demo.judge import Judgement, Receipt, judge
+from outbox.cli.demo.picture import History
 from outbox.cli.demo.show import Show
 from outbox.cli.demo.site import Site
 from outbox.cli.demo.staff import Child, ProcessFailedError, Staff
@@ -36,6 +37,9 @@ class Play:
         self._first_receipt = self._last_receipt = self._moved_at = time.monotonic()
         self._shops: list[Child] = []
         self._relays: list[Child] = []
+        #: The course of the run, for the picture.
+        self.history = History()
+        self._began = time.monotonic()
 
     @property
     def rate(self) -> float:
@@ -56,19 +60,20 @@ class Play:
         self._relays = [self._relay("relay 1")]
         self._until(lambda: bool(self._receipts))
         self._relays.append(self._relay("relay 2"))
-        self._show.tell("relay 1 sends, relay 2 stands by")
+        self._tell("relay 1 sends", ", relay 2 stands by")
         self._until(lambda: self._committed > self._expected // 4)
         self._relays.pop(0).kill()
         self.arrived()
         before = len(self._receipts)
-        self._show.tell(f"relay 1 is killed with SIGKILL; its lease of {LEASE} has to run out")
+        self._tell("relay 1 is killed", f" with SIGKILL; its lease of {LEASE} has to run out")
         self._until(lambda: self._committed > self._expected // 2)
         self._shops[0].kill()
-        self._show.tell("shop 1 is killed with SIGKILL, whatever it was at, and started again")
+        self._tell("shop 1 is killed", " with SIGKILL, whatever it was at, and started again")
         self._shops[0] = self._shop(0)
         self._until(lambda: len(self._receipts) > before or (not self._shops_work() and not self._lost()))
         if len(self._receipts) > before:
-            self._show.tell("relay 2 has taken over")
+            # Told only now, but drawn where it happened.
+            self._tell("relay 2 has taken over", at=self.history.first_with_more_received_than(before))
         self._until(lambda: not self._shops_work())
         self._show.tell("every order is placed, paid and shipped")
         self._until(lambda: not self._lost())
@@ -88,6 +93,11 @@ class Play:
             self._receipts += found
         return found
 
+    def _tell(self, event: str, details: str = "", *, at: float | None = None) -> None:
+        """Tell of an event, which the picture has without its details. `at`: the seconds, if not now."""
+        self.history.marks.append((time.monotonic() - self._began if at is None else at, event))
+        self._show.tell(event + details)
+
     def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition, as long as something moves; raise if shops have still to commit, and do not."""
         while not condition():
@@ -103,6 +113,7 @@ class Play:
         committed = self._site.books.changes()
         if committed > self._committed:
             self._committed, self._moved_at = committed, time.monotonic()
+        self.history.samples.append((time.monotonic() - self._began, self._committed, len(self._receipts)))
         self._show.progress(self._committed, len(self._receipts), self._expected)
         self._shops_work()
         for relay in self._relays:
