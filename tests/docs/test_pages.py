@@ -129,9 +129,10 @@ def test_the_variables_are_those_of_the_commands():
 
     context = click.Context(main, info_name="outbox", auto_envvar_prefix="OUTBOX")
     relay = main.get_command(context, "relay")
+    assert relay is not None
     inner = click.Context(relay, info_name="relay", parent=context)
-    options = {option: each for each in relay.params for option in each.opts}
-    variables = {option: each.get_help_extra(inner)["envvars"] for option, each in options.items()}
+    options = [each for each in relay.params if isinstance(each, click.Option)]
+    variables = {name: each.get_help_extra(inner)["envvars"] for each in options for name in each.opts}
     assert len(rows) >= 7
     assert [row for row in rows if row[0] not in variables[row[2]]] == []
 
