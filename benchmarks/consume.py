@@ -14,6 +14,7 @@ from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.partitions import PACE, run_until_told, share
 from benchmarks.site import Place, Site
 from outbox import Message, Outbox, create_engine
+from outbox.consumer.consumer import Consumer
 
 _PARTITIONS = 8
 _ACCOUNTS = 1_000
@@ -137,6 +138,31 @@ def _claim_and_book(place: Place, count: int) -> float:
                 return rate(handled, count, started)
             session.execute(_BOOK, {"id": row.id % _ACCOUNTS})
         handled += 1
+
+
+def filter_pushdown(site: Site) -> list[Measurement]:
+    """Messages a second of a consumer with a filter that takes one in a hundred, against a handler that passes 99."""
+    count = site.scale.filtered
+    turns = Turns("filter_pushdown")
+    with site.place() as place:
+        place.fill(count, priced=True)
+        for number in range(site.scale.long_rounds):
+            pushed_down = _chosen(Outbox(place.engine).consumer(f"a-{number}", filter="price > 99"), count)
+            turns.add(pushed_down, _chosen(Outbox(place.engine).consumer(f"b-{number}"), count))
+    return [Measurement(name=turns.name, goal=at_least(10), unit="msg/s", ours=turns.ours, other=turns.other)]
+
+
+def _chosen(consumer: Consumer, count: int) -> float:
+    taken = 0
+
+    @consumer.on("orders")
+    def handle(message: Message) -> None:
+        nonlocal taken
+        taken += float(message.headers["price"]) > 99
+
+    started = time.perf_counter()
+    consumer.until_empty()
+    return rate(100 * taken, count, started)
 
 
 def rate(came: int, expected: int, started: float) -> float:

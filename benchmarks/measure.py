@@ -95,10 +95,11 @@ class Scale:
     #: By several partitions in one process, and in several processes.
     partitioned: int = 50_000
     shared: int = 10_000
-    #: By consumers: by one, by eight processes, and with a transaction each.
+    #: By consumers: by one, by eight processes, with a transaction each, and one in a hundred.
     consumed: int = 300_000
     shared_consumed: int = 8_000
     booked: int = 5_000
+    filtered: int = 1_000_000
     #: To a real destination.
     sent: int = 30_000
     #: To a webhook, whose client needs a request for each.
@@ -139,6 +140,7 @@ QUICK = Scale(
     consumed=3_000,
     shared_consumed=800,
     booked=200,
+    filtered=3_000,
     sent=600,
     posted=600,
 )

@@ -24,15 +24,15 @@ PROCESSES.set_forkserver_preload(["benchmarks.arrivals", "benchmarks.writers"])
 #: Messages of a filled table come in transactions of this size.
 _TRANSACTION = 100
 
-#: Bodies of 300 bytes, and a key for every ten messages, or none.
+#: Bodies of 300 bytes, and a key for every ten messages, or none; a price up to 100 in the headers, or none.
 _FILL = """
 DO $$
 DECLARE
     rest bigint := {count};
 BEGIN
     WHILE rest > 0 LOOP
-        INSERT INTO {table} (message_id, topic, key, slot, body, content_type)
-        SELECT gen_random_uuid(), 'orders', {key}, {slot},
+        INSERT INTO {table} (message_id, topic, key, slot{headers}, body, content_type)
+        SELECT gen_random_uuid(), 'orders', {key}, {slot}{priced},
                convert_to(rpad((rest - i)::text, 300, '.'), 'UTF8'), 'text/plain'
         FROM generate_series(1, least(rest, {transaction})) AS i;
         COMMIT;
@@ -41,6 +41,11 @@ BEGIN
 END $$
 """
 _KEYED = {"key": sql.SQL("'order-' || (rest - i) / 10"), "slot": sql.SQL("(rest - i) / 10 % 256")}
+_PRICED = {
+    "headers": sql.SQL(", headers"),
+    "priced": sql.SQL(""", '{"region":"eu","price":"' || (rest - i) % 100 || '.50","tenant":"acme"}'"""),
+}
+_UNPRICED = {"headers": sql.SQL(""), "priced": sql.SQL("")}
 _KEYLESS = {"key": sql.SQL("NULL"), "slot": sql.SQL("floor(random() * 256)")}
 
 
@@ -61,12 +66,13 @@ class Place:
             connection.autocommit = True
             connection.execute(statement)
 
-    def fill(self, count: int, table: str = "outbox_message", *, keyed: bool = True) -> None:
+    def fill(self, count: int, table: str = "outbox_message", *, keyed: bool = True, priced: bool = False) -> None:
         """Append messages, and leave nothing of that to be done while something is measured."""
         fill = sql.SQL(_FILL).format(
             count=sql.Literal(count),
             table=sql.Identifier(table),
             transaction=sql.Literal(_TRANSACTION),
+            **(_PRICED if priced else _UNPRICED),
             **(_KEYED if keyed else _KEYLESS),
         )
         with self.connect() as connection:

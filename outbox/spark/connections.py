@@ -13,6 +13,7 @@ from outbox.errors import DatabaseError, MissingExtraError, OutboxError
 from outbox.spark.place import conninfo
 from outbox.store.dialects import part_of
 from outbox.store.dialects.speech import Speech
+from outbox.store.dialects.sqlite.filtering import add_functions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +77,7 @@ class SqliteConnection:
         # Without `mode=rw` SQLite would create a file for every mistyped name.
         self._driver = sqlite3.connect(f"file:{quote(url.database)}?mode=rw", uri=True, isolation_level=None)
         self._driver.execute("PRAGMA busy_timeout = 5000")
+        add_functions(self._driver)
 
     @staticmethod
     def errors() -> tuple[type[Exception], ...]:

@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 from uuid import UUID
 
-from outbox.errors import InvalidMessageError, OptionError, PositionError
+from outbox.errors import FilterError, InvalidMessageError, OptionError, PositionError
+from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.limits import HALF_TOPIC, checked_topic
 from outbox.spark.offset import Mark
 from outbox.spark.place import Address, Place
@@ -22,9 +23,9 @@ OnSelectionChange = Literal["fail", "accept"]
 Start = Literal["earliest", "latest"]
 
 NAMES = (
-    "url", "plannerUrl", "schema", "table", "columns", "topics", "keys", "createdFrom", "createdTo", "halves", "since",
-    "until", "startingPosition", "partitions", "rowsPerPartition", "maxRowsPerTrigger", "pollIntervalMs", "retries",
-    "onIdentityChange", "onSelectionChange", "failOnDataLoss",
+    "url", "plannerUrl", "schema", "table", "columns", "topics", "keys", "createdFrom", "createdTo", "filter", "halves",
+    "since", "until", "startingPosition", "partitions", "rowsPerPartition", "maxRowsPerTrigger", "pollIntervalMs",
+    "retries", "onIdentityChange", "onSelectionChange", "failOnDataLoss",
 )  # fmt: skip
 _WHERE = "where."
 #: The properties that Spark itself gives to a table of `create table`. Spark hands them over together with the options,
@@ -134,6 +135,7 @@ class _Parser:
             ("keys", "key"),
             ("createdFrom", "created_at"),
             ("createdTo", "created_at"),
+            ("filter", "headers"),
         ):
             if option in self._given:
                 self._require_column(option, column)
@@ -146,6 +148,7 @@ class _Parser:
             created_from=created_from,
             created_to=created_to,
             where=tuple(self._where()),
+            filter=self._filter(),
             halves=self._flag("halves", default=False),
         )
 
@@ -174,6 +177,12 @@ class _Parser:
                     _check_value(name, columns_of(self._table)[column], value)
                 found.append((column, values))
         return found
+
+    def _filter(self) -> str | None:
+        try:
+            return chosen_filter(self._given.get("filter"))
+        except FilterError as error:
+            raise OptionError(str(error)) from None
 
     def _start(self) -> Start | Mark:
         text = self._given.get("startingPosition", "earliest")

@@ -13,7 +13,7 @@ def messages(engine: Engine):
     shop = Outbox(engine)
     with engine.begin() as connection:
         for n in range(10):
-            shop.send(connection, "orders" if n % 2 else "mails", str(n), key=f"k{n % 3}")
+            shop.send(connection, "orders" if n % 2 else "mails", str(n), key=f"k{n % 3}", headers={"n": f"{n}.50"})
     return engine
 
 
@@ -49,6 +49,8 @@ def test_rows_and_columns_are_narrowed_by_options(spark, messages):
     assert by_option.columns == ["body", "id"]
     assert sorted(bodies(by_option)) == sorted(bodies(by_schema)) == [b"1", b"7"]
     assert by_schema.columns == ["id", "body"]
+    by_filter = reader.option("filter", "n BETWEEN 7.5 AND 1e3 AND TAGS IS NULL").option("columns", "body").load()
+    assert bodies(by_filter) == [b"7"]
 
 
 def test_a_table_of_the_source_is_read_with_its_options_beside_it(spark, messages):

@@ -40,6 +40,7 @@ def test_rows_are_chosen():
     narrowing = parsed(**{
         "topics": "orders, mails", "keys": "a,,b,c", "createdFrom": "2026-01-31T12:00:00Z", "where.direct": "relay",
         "WHERE.slot": "7, 9", "where.tags": "", "where.content_type": "a,,b", "halves": "true",
+        "filter": " price > 100 ",
     }).narrowing  # fmt: skip
 
     assert narrowing == Narrowing(
@@ -47,8 +48,11 @@ def test_rows_are_chosen():
         keys=("a,b", "c"),
         created_from=datetime(2026, 1, 31, 12, tzinfo=UTC),
         where=(("direct", ("relay",)), ("slot", ("7", "9")), ("tags", ("",)), ("content_type", ("a,b",))),
+        filter="price > 100",
         halves=True,
     )
+    assert narrowing.describe()["filter"] == "price > 100"
+    assert parsed(filter="TRUE").narrowing.filter is None
 
 
 def test_positions_are_bare_or_of_a_server():
@@ -82,6 +86,9 @@ def test_positions_are_bare_or_of_a_server():
     ({"where.key": "a\0"}, "where.key: holds a NUL"),
     ({"keys": "a\0b"}, "keys: holds a NUL"),
     ({"table": "parked", "where.blocks": "1"}, "where.blocks: '1' is neither true nor false"),
+    ({"filter": "price > 'x'"}, "filter: Value ''x'' cannot be compared; only numbers have an order\n  price > 'x'\n"),
+    ({"filter": ""}, "filter: Expression can't be null! SQL92; "),
+    ({"table": "op", "filter": "a = 1"}, "filter: the table op has no column 'headers'"),
     ({"partitions": "0"}, "partitions: '0' is not allowed; write a whole number from 1 to 10000"),
     ({"rowsPerPartition": "many"}, "rowsPerPartition: 'many' cannot be read; write a whole number from 1"),
     ({"retries": "-1"}, "retries: '-1' is not allowed; write a whole number from 0 to 100"),

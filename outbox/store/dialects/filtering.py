@@ -9,11 +9,9 @@ from dataclasses import dataclass
 class Filtering:
     """Parts of a condition in the SQL of one database. No part ever raises, whatever a row holds."""
 
-    #: The parameter `{name}`, which is a text.
-    parameter: str
-    #: The headers of a row if JSON can be read from the column, else null.
-    headers: str
-    #: The text of the header `{name}` out of `{headers}`; null without the header, or if its value is no text.
+    #: The parameter or the literal `{text}` as a text, and nothing else.
+    text: str
+    #: The text of the header `{name}` out of the column `headers`; null without the header, or if its value is no text.
     header: str
     #: A number out of the text `{text}`, null if it is none; and out of a text that is one.
     number: str

@@ -25,6 +25,7 @@ from outbox.model.position import Window
 from outbox.schema import PREFIX, tables
 from outbox.store.dialects import part_of
 from outbox.store.dialects.speech import Speech
+from outbox.store.log.filtering import condition
 
 Kind = Literal["long", "integer", "short", "boolean", "timestamp", "binary", "uuid", "string"]
 
@@ -81,8 +82,8 @@ class Narrowing:
     """A choice of rows.
 
     `topics` and `keys`: only these; empty: all. `created_from` (included) and `created_to` (excluded) bound
-    `created_at`. `where`: columns with their permitted values, as texts. `halves`: also half messages, whatever
-    `topics` says; else half messages are read only if `topics` names their topic.
+    `created_at`. `where`: columns with their permitted values, as texts. `filter`: a condition in SQL92. `halves`: also
+    half messages, whatever `topics` says; else half messages are read only if `topics` names their topic.
     """
 
     topics: tuple[str, ...] = ()
@@ -90,6 +91,7 @@ class Narrowing:
     created_from: datetime | None = None
     created_to: datetime | None = None
     where: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    filter: str | None = None
     halves: bool = False
 
     def describe(self) -> dict[str, str]:
@@ -99,6 +101,7 @@ class Narrowing:
             "keys": _listed(self.keys),
             "createdFrom": _told(self.created_from),
             "createdTo": _told(self.created_to),
+            "filter": self.filter or "",
             **{f"where.{name}": _listed(values) for name, values in sorted(self.where)},
         }
         if self.halves:
@@ -263,6 +266,8 @@ def _narrowed(speech: Speech, table: str, narrowing: Narrowing) -> Iterable[str]
     for name, values in narrowing.where:
         column = speech.replaced.get(name, f'r."{name}"')
         yield f"{column} IN ({', '.join(_literal(speech, kinds[name], value) for value in values)})"
+    if narrowing.filter is not None:
+        yield condition(narrowing.filter, speech.filtering, speech.text)
 
 
 def _texts(speech: Speech, values: Iterable[str]) -> str:

@@ -52,7 +52,7 @@ def condition_of(text: str, filtering: Filtering) -> Condition:
     def bind(value: str) -> str:
         name = f"f{len(parameters)}"
         parameters[name] = value
-        return filtering.parameter.format(name=f":{name}")
+        return f":{name}"
 
     return Condition(condition(text, filtering, bind), parameters)
 
@@ -65,8 +65,7 @@ def condition(text: str, filtering: Filtering, bind: Callable[[str], str]) -> st
     columns = ", ".join(f"{writing.column(name)} AS {alias}" for name, alias in writing.aliases.items())
     if not columns:
         return found
-    headers = f"(SELECT {filtering.headers} AS headers, tags, key, topic{filtering.fence}) AS h"
-    return f"(SELECT {found} FROM (SELECT {columns} FROM {headers}{filtering.fence}) AS p)"
+    return f"(SELECT {found} FROM (SELECT {columns}{filtering.fence}) AS p)"
 
 
 class _Writing:
@@ -74,7 +73,7 @@ class _Writing:
 
     def __init__(self, filtering: Filtering, bind: Callable[[str], str]) -> None:
         self._filtering = filtering
-        self._bind = bind
+        self._bound = bind
         self.aliases: dict[str, str] = {}
         self._writers: dict[type[Expression], Callable[[Any], str]] = {
             Literal: self._literal,
@@ -99,7 +98,10 @@ class _Writing:
         """Return the SQL that reads a property."""
         if name in SYSTEM_PROPERTIES:
             return SYSTEM_PROPERTIES[name]
-        return self._filtering.header.format(headers="headers", name=self._bind(name))
+        return self._filtering.header.format(name=self._bind(name))
+
+    def _bind(self, text: str) -> str:
+        return self._filtering.text.format(text=self._bound(text))
 
     def _property(self, found: Property) -> str:
         return self.aliases.setdefault(found.name, f"p{len(self.aliases)}")

@@ -12,29 +12,29 @@ def _matches(value: str, form: str) -> str:
     return f"{value} COLLATE \"C\" ~ E'^{form}$'".replace("\\", "\\\\")
 
 
-def _object(text: str) -> str:
-    """Return the form of a JSON object of such texts."""
-    pair = f'"{text}" *: *"{text}" *'
-    return f"[{{] *(?:{pair}(?:, *{pair})*)?[}}]"
-
-
-_ESCAPED = r'[^"\\\x01-\x1f]|\\["\\/bfnrt]'
-_HEX = "[0-9a-fA-F]"
-#: All escapes that `->>` can read: not those of NUL and of half a pair.
+_X = "[0-9a-fA-F]"
+#: All escapes that `->>` can read: not those of NUL and of half a pair. Without braces, which templates would fill in.
 _CODE = (
-    rf"\\u(?:[1-9a-cA-CefEF]{_HEX}{{3}}|0[1-9a-fA-F]{_HEX}{{2}}|00[1-9a-fA-F]{_HEX}|000[1-9a-fA-F]"
-    rf"|[dD](?:[0-7]{_HEX}{{2}}|[89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}))"
+    rf"\\u(?:[1-9a-cA-CefEF]{_X}{_X}{_X}|0[1-9a-fA-F]{_X}{_X}|00[1-9a-fA-F]{_X}|000[1-9a-fA-F]"
+    rf"|[dD](?:[0-7]{_X}{_X}|[89abAB]{_X}{_X}\\u[dD][c-fC-F]{_X}{_X}))"
 )
-#: As the library writes headers, and with what else other writers may write. The first is twice as fast.
-_PLAIN, _ANY = _object(f"(?:{_ESCAPED})*"), _object(f"(?:{_ESCAPED}|{_CODE})*")
+_TEXT = rf'"(?:[^"\\\x01-\x1f]|\\["\\/bfnrt]|{_CODE})*"'
+_PAIR = f"{_TEXT} *: *{_TEXT} *"
+#: A JSON object of texts; the braces are those of a template.
+_OBJECT = f"[{{{{] *(?:{_PAIR}(?:, *{_PAIR})*)?[}}}}]"
+#: Headers without escapes, as the library writes most. No quote is part of a text there, so the header's name with the
+#: marks of JSON around it stands nowhere else, and plain searches find the text in a fifth of the time.
+_SEARCHED = """CASE WHEN strpos(headers, E'\\\\') = 0 AND strpos(headers, '"' || {name} || '":"') > 0
+        THEN split_part(split_part(headers, '"' || {name} || '":"', 2), '"', 1)
+    WHEN strpos(headers, E'\\\\') > 0 OR strpos(headers, '"' || {name} || '"') > 0"""
 
 FILTERING = Filtering(
-    parameter="CAST({name} AS text)",
-    # A cast of anything else would be an error, and stop the reader at this row for ever.
-    headers=f"CASE WHEN {_matches('headers', _PLAIN)} OR {_matches('headers', _ANY)} THEN CAST(headers AS json) END",
-    header="({headers} ->> {name})",
-    number=f"CASE WHEN length({{text}}) <= {LONGEST_NUMBER} AND {_matches('{text}', NUMBER)}"
-    " THEN CAST({text} AS numeric) END",
+    text="CAST({text} AS text)",
+    # A cast of what is no JSON would be an error, and stop the reader at this row for ever.
+    header=f"{_SEARCHED} THEN CASE WHEN {_matches('headers', _OBJECT)} THEN CAST(headers AS json) ->> {{name}} END END",
+    # Nearly every number has digits and perhaps a point, which takes no regular expression to see.
+    number=f"CASE WHEN length({{text}}) <= {LONGEST_NUMBER} AND (btrim({{text}}, '0123456789') IN ('', '.')"
+    f" AND {{text}} NOT IN ('', '.') OR {_matches('{text}', NUMBER)}) THEN CAST({{text}} AS numeric) END",
     literal="CAST({text} AS numeric)",
     compare="({left} {sign} {right})",
     fence=" OFFSET 0",

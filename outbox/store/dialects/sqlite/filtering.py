@@ -11,9 +11,9 @@ from outbox.store.dialects.filtering import Filtering
 _PATH = "'$.\"' || {name} || '\"'"
 
 FILTERING = Filtering(
-    parameter="{name}",
-    headers="CASE WHEN json_valid(headers) THEN headers END",
-    header=f"CASE json_type({{headers}}, {_PATH}) WHEN 'text' THEN json_extract({{headers}}, {_PATH}) END",
+    text="{text}",
+    header="CASE WHEN json_valid(headers) THEN"
+    f" CASE json_type(headers, {_PATH}) WHEN 'text' THEN json_extract(headers, {_PATH}) END END",
     # As bytes, because what an escape of half a pair stands for is no text that Python could be given.
     number="outbox_number(CAST({text} AS blob))",
     literal="{text}",
