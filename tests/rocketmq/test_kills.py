@@ -47,7 +47,7 @@ class Plan:
     naive: bool = False
 
 
-NORMAL = Plan(transactions=100)
+NORMAL = Plan(transactions=150)
 FULL = Plan(transactions=5000, slow=0.04, kill_every=5.0)
 #: Transactions that are slow, so that their listener is asked while they are under way; and it is naive.
 NAIVE = Plan(transactions=30, ways=BY_LISTENER, slow=1.0, naive=True)
