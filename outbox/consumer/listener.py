@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, wraps
@@ -82,7 +82,7 @@ class Listener:
 
     def verdicts(self, answer: object, messages: Sequence[Message]) -> list[Verdict]:
         """Return a verdict for each message of a list, for an answer about all or a list of answers."""
-        if isinstance(answer, Collection) and not isinstance(answer, str | bytes):
+        if isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
             if len(answer) == len(messages):
                 return list(map(self.verdict, answer))
             text = f"{self.name} returned {len(answer)} answers for {len(messages)} messages; return one for each"

@@ -49,6 +49,7 @@ ANSWERS: list[tuple[Any, list[tuple[str, int, str | None]]]] = [
     ([None, None], [("retry", 1, WRONG)] * 3),
     ([None, 7, None], [("retry", 1, ODD)]),
     (7, [("retry", 1, ODD)] * 3),
+    ({Done(), Retry("busy"), Reject("bad")}, [("retry", 1, ODD.replace("int", "set"))] * 3),
 ]
 
 
