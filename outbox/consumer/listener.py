@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from inspect import isasyncgenfunction, iscoroutine, iscoroutinefunction, isgeneratorfunction
+from inspect import isasyncgenfunction, iscoroutine, iscoroutinefunction, isgeneratorfunction, signature
 from itertools import groupby
 from typing import Any
 
@@ -39,11 +39,16 @@ class Listener:
     awaited: bool
 
     @classmethod
-    def of(cls, topics: Topics, function: Callable[..., Any]) -> Listener:
+    def of(cls, topics: Topics, function: Callable[..., Any], *given: str) -> Listener:
         """Return the listener for a function.
 
+        Args:
+            topics: of the messages.
+            function: is called with these messages.
+            given: the names of the arguments of a call, for errors.
+
         Raises:
-            TypeError: nothing that can be called, or a class or a generator.
+            TypeError: nothing that can be called, a class or a generator, or a function of other arguments.
         """
         if not callable(function) or isinstance(function, type):
             raise TypeError(f"a handler is a function of a message, not {function!r:.60}")
@@ -51,27 +56,8 @@ class Listener:
         name = destination_of(function).removeprefix("callable:")
         if any(isgeneratorfunction(each) or isasyncgenfunction(each) for each in (function, call)):
             raise TypeError(f"{name} is a generator; write the handler without yield")
+        require_arguments(function, name, *given)
         return cls(topics, function, name, iscoroutinefunction(function) or iscoroutinefunction(call))
-
-    def verdict(self, answer: object) -> Verdict:
-        """Return the verdict for an answer of the function; None means `Done`."""
-        if answer is None:
-            return DONE
-        if isinstance(answer, Done | Retry | Reject | Unavailable):
-            return answer
-        if iscoroutine(answer):
-            answer.close()
-            return Retry(f"{self.name} returned a coroutine, which nobody awaits; write async def")
-        return Retry(f"{self.name} returned {type(answer).__name__}; let the handler return {_VERDICTS}")
-
-    def verdicts(self, answer: object, messages: Sequence[Message]) -> list[Verdict]:
-        """Return a verdict for each message of a list, for an answer about all or a list of answers."""
-        if isinstance(answer, Collection) and not isinstance(answer, str | bytes):
-            if len(answer) == len(messages):
-                return list(map(self.verdict, answer))
-            text = f"{self.name} returned {len(answer)} answers for {len(messages)} messages; return one for each"
-            return [Retry(text)] * len(messages)
-        return [self.verdict(answer)] * len(messages)
 
 
 class Dispatch:
@@ -107,7 +93,7 @@ class Dispatch:
         if listener is None:
             return self._nobody(message.topic)
         try:
-            return listener.verdict(self._called(listener, message))
+            return self._verdict(listener, self._called(listener, message))
         except BaseException as error:
             # Also SystemExit and a CancelledError: the failure is the message's, and ends no thread of the worker.
             return self._failure(listener, error)
@@ -129,7 +115,7 @@ class Dispatch:
         if not messages:
             return []
         try:
-            return listener.verdicts(self._called(listener, messages), messages)
+            return self._verdicts(listener, self._called(listener, messages), messages)
         except BaseException as error:
             return [self._failure(listener, error)] * len(messages)
 
@@ -139,6 +125,26 @@ class Dispatch:
         # Without a limit here: until its coroutine has ended, a message is held, whatever became of its deadline.
         return self._loop.run(lambda _: in_time(listener.function(given), self._seconds), timeout=threading.TIMEOUT_MAX)
 
+    def _verdict(self, listener: Listener, answer: object) -> Verdict:
+        """Return the verdict for an answer of a function; None means `Done`."""
+        if answer is None:
+            return DONE
+        if isinstance(answer, Done | Retry | Reject | Unavailable):
+            return answer
+        if iscoroutine(answer):
+            answer.close()
+            return self._mistake(f"{listener.name} returned a coroutine, which nobody awaits; write async def")
+        return self._mistake(f"{listener.name} returned {type(answer).__name__}; let the handler return {_VERDICTS}")
+
+    def _verdicts(self, listener: Listener, answer: object, messages: Sequence[Message]) -> list[Verdict]:
+        """Return a verdict for each message of a list, for an answer about all or a list of answers."""
+        if isinstance(answer, Collection) and not isinstance(answer, str | bytes):
+            if len(answer) == len(messages):
+                return [self._verdict(listener, each) for each in answer]
+            text = f"{listener.name} returned {len(answer)} answers for {len(messages)} messages; return one for each"
+            return [self._mistake(text)] * len(messages)
+        return [self._verdict(listener, answer)] * len(messages)
+
     def _failure(self, listener: Listener, error: BaseException) -> Verdict:
         if isinstance(error, NoAnswerError):
             return Retry(str(error))
@@ -146,11 +152,31 @@ class Dispatch:
             logger.warning("%s: %s raised %s", self._consumer, listener.name, describe(error), exc_info=error)
         return Retry(describe(error))
 
+    def _mistake(self, text: str) -> Verdict:
+        """Return the verdict after an error in the code of the application, and log it, unlike other retries."""
+        if self._throttle.allows(text):
+            logger.warning("%s: %s", self._consumer, text)
+        return Retry(text)
+
     def _nobody(self, topic: str) -> Verdict:
-        return Retry(
+        return self._mistake(
             f"consumer {self._consumer} has no handler for topic {topic}: write @consumer.on({topic!r}), or leave the"
             " topic out of topics="
         )
+
+
+def require_arguments(function: Callable[..., Any], name: str, *given: str) -> None:
+    """Refuse a function that cannot be called with these arguments; `name`, of the function, is for the error."""
+    try:
+        # A decorator may add or take arguments, so those of the wrapped function do not count.
+        called = signature(function, follow_wrapped=False)
+    except ValueError:  # some functions in C do not tell
+        return
+    try:
+        called.bind(*given)
+    except TypeError as error:
+        arguments = ", ".join(given)
+        raise TypeError(f"{name} is called with ({arguments}): {error}; let the function take ({arguments})") from None
 
 
 async def _nothing(_kept: object) -> None:
