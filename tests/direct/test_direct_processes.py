@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from sqlalchemy import Engine, text
@@ -17,19 +16,16 @@ from tests.support.destination import LONG_LEASE, Destination, relay_to
 from tests.support.direct import declare_compensation
 from tests.support.directly import marked, relayed, writing_directly
 from tests.support.nats_streams import Stream
-from tests.support.programs import ROOT, Program
+from tests.support.programs import Program
 from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
 GRACE_SECONDS = 10
 
 
-def program(
-    engine: Engine, path: Path | str, way: str, *arguments: str, stdout: int | None = None
-) -> subprocess.Popen[bytes]:
+def program(engine: Engine, path: Path | str, way: str, *arguments: str, stdout: IO[Any] | None = None) -> Program:
     url = engine.url.render_as_string(hide_password=False)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.direct_program", url, str(path), way, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=stdout)
+    return Program(["-m", "tests.support.direct_program", url, str(path), way, *arguments], stdout=stdout)
 
 
 def arrived(path: Path) -> list[str]:
@@ -61,11 +57,11 @@ def test_a_program_that_ends_has_sent_what_it_committed(engine, tmp_path, way, c
 
 def test_a_program_whose_sender_hangs_ends_nevertheless(engine, tmp_path):
     """It waits for five seconds and then leaves the message to the relay."""
-    with program(engine, tmp_path / "arrived", "hangs", stdout=subprocess.PIPE) as running:
-        assert running.stdout is not None
-        ends_at = float(running.stdout.readline())
-        code = running.wait(120)
-        took = time.time() - ends_at
+    with (tmp_path / "said").open("w+") as said:
+        code = program(engine, tmp_path / "arrived", "hangs", stdout=said).wait(120)
+        ended = time.time()
+        said.seek(0)
+        took = ended - float(said.readline())
 
     assert code == 0
     assert 4 < took < 50  # the end of an interpreter takes its time on a busy machine
@@ -147,9 +143,7 @@ def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, ful
     relays = [relay_to(destination, Outbox(engine), lease=LONG_LEASE) for _ in range(2)]
     for relay in relays:
         relay.start()
-    url = engine.url.render_as_string(hide_password=False)
-    arguments = ["-m", "tests.support.direct_program", url, str(path), "writes", str(each)]
-    programs = [Program(arguments) for _ in range(processes)]
+    programs = [program(engine, path, "writes", str(each)) for _ in range(processes)]
 
     codes = [each.wait(600) for each in programs]
     for relay in relays:

@@ -89,6 +89,19 @@ def parsed(command: click.Command, arguments: list[str]) -> click.Context:
     return command.make_context("outbox", arguments)
 
 
+def shown() -> list[str]:
+    """The commands of `outbox` in blocks that are only shown: they need servers, files, or another terminal."""
+    texts = "\n".join(block for kind in ("text", "shell", "ini", "yaml") for block in blocks(ALL, kind))
+    lines = re.sub(r"\\\n\s*", "", texts).splitlines()
+    found = [re.search(r"(?:^|until |ExecStart=\S*/|command: |billing )(outbox [a-z].*)$", line) for line in lines]
+    return sorted({match[1].partition(";")[0] for match in found if match})
+
+
+@pytest.mark.parametrize("line", shown())
+def test_the_command_line_takes_a_command_that_is_only_shown(line):
+    assert parsed(main, shlex.split(line)[1:]).args == []
+
+
 def test_every_other_command_is_one_of_make_or_an_installation():
     targets = re.findall(r"^([a-z-]+):", (TOP / "Makefile").read_text(), re.MULTILINE)
     extras = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -1,4 +1,4 @@
-"""Several partitions of one log: workers share them, and a command changes their number while everything goes on.
+"""Several partitions of one log: workers share them, and a command changes their number or lets them begin again.
 
 Whom a partition belongs to, where all of them meet and where the next generation begins say the library's own
 functions. A worker reads and sends in one step here, because what happens between the two is another world.
@@ -20,6 +20,8 @@ from tests.model.relaying import COMMAND, GOOD, OVER, Arrived, Faults, Writer, d
 from tests.model.rules import LeaseRow, ProgressRow
 from tests.model.server import Row, Server
 
+#: In place of a number of partitions: all of them begin again.
+AGAIN = 0
 #: The slots of the keys.
 SLOTS = {"a": 0, "b": 1, "c": 2}
 
@@ -98,7 +100,7 @@ class Partitioning:
         changes: tuple[int, ...] = (),
         faults: Faults,
     ) -> None:
-        """`writers`: the key of each of their transactions. `changes`: the numbers of partitions, one after the other.
+        """`writers`: the key of each of their transactions. `changes`: numbers of partitions or `AGAIN`, in turn.
 
         Of the faults only lapses happen here.
         """
@@ -191,6 +193,12 @@ class Partitioning:
         """Return whether the command may order the change: it has all leases."""
         return all(each.lease.owner == COMMAND for each in generation.partitions)
 
+    def begin_again(self, state: State) -> State:
+        """Return the state after a reset: new partitions, to which an ordered number counts. All is to arrive again."""
+        generation = state.generation
+        partitions = (Stored(),) * (generation.following or len(generation.partitions))
+        return _forgotten(state)._replace(generation=Generation(generation.number + 1, partitions))
+
     def share(self, state: State) -> Sequence[str | None]:
         """Return which worker shall have each partition."""
         owners = [None if each.lease.owner is None else str(each.lease.owner) for each in state.generation.partitions]
@@ -266,9 +274,9 @@ class Partitioning:
     # The steps of a command
 
     def _change(self, state: State, partitions: int) -> Moves[State]:
-        said = f"a command that wants {partitions} partitions"
+        said = "a reset" if partitions == AGAIN else f"a command that wants {partitions} partitions"
         if state.change == "ready":
-            if state.generation.following is None:
+            if partitions == AGAIN or state.generation.following is None:
                 yield f"{said} asks for the leases", state._replace(change="asks")
             return
         for number, stored in enumerate(state.generation.partitions):
@@ -276,7 +284,9 @@ class Partitioning:
                 lease = rules.acquired(stored.lease, COMMAND, GOOD, _claim(stored.lease))
                 if lease is not None:
                     yield f"{said} takes that of {number}", _store(state, number, stored._replace(lease=lease))
-        if self.may_order(state.generation):
+        if self.may_order(state.generation) and partitions == AGAIN:
+            yield f"{said} lets all begin again", self.begin_again(state)
+        elif self.may_order(state.generation):
             back = tuple(
                 each._replace(lease=rules.given_back(each.lease, each.lease.epoch))
                 if each.lease.owner == COMMAND
@@ -328,6 +338,12 @@ def _store(state: State, number: int, stored: Stored) -> State:
     return state._replace(generation=state.generation._replace(partitions=changed))
 
 
+def _forgotten(state: State) -> State:
+    """Return the state after a change, in which what has arrived does not count any more."""
+    arrived = tuple((key, Arrived()) for key, _ in state.arrived)
+    return state._replace(arrived=arrived, changes=state.changes[1:], change="ready")
+
+
 def _with(state: State, number: int, worker: Worker) -> State:
     return state._replace(workers=(*state.workers[:number], worker, *state.workers[number + 1 :]))
 
@@ -368,6 +384,15 @@ class StopsWithoutLeases(Partitioning):
     def may_order(self, generation: Generation) -> bool:
         """Order."""
         return True
+
+
+class ResetsBesideWorkers(StopsWithoutLeases):
+    """Lets the partitions begin again while workers are at work, and overwrites their progress."""
+
+    def begin_again(self, state: State) -> State:
+        """Overwrite."""
+        back = tuple(each._replace(progress=ProgressRow(each.lease.epoch)) for each in state.generation.partitions)
+        return _forgotten(state)._replace(generation=state.generation._replace(partitions=back))
 
 
 class PassesSilently(Partitioning):

@@ -109,7 +109,7 @@ def has_come_on(folder: Path, before: int) -> bool:
 
 def test_a_stream_that_is_killed_delivers_what_was_committed_once(spark, spark_home, pg_engine, tmp_path, full):
     """And in the order of each key; a reader of the highest id loses messages in the same run."""
-    kills = 10 if full else 2
+    kills = 10 if full else 1
     chance, naive = random.Random(7), MaxIdReader(pg_engine)
 
     with writing(pg_engine, tmp_path, quota=400 if full else 120):

@@ -26,6 +26,8 @@ def test_the_page_runs_from_top_to_bottom_and_then_its_commands(tmp_path, monkey
         "4",
         "1 4",
         "4",
+        "Row(key='order-2', customer='bob', total=7)",
+        "4",
         "[Row(topic='mail', messages=1), Row(topic='orders', messages=3)]",
         "0",
     ]

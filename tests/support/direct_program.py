@@ -90,7 +90,7 @@ def is_gone(outbox: Outbox) -> None:
 def leaves_a_thread(outbox: Outbox) -> None:
     def late() -> None:
         threading.main_thread().join()
-        time.sleep(0.5)
+        assert eventually(lambda: not promises(outbox))
         send(outbox, "2")
 
     threading.Thread(target=late).start()

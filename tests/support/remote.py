@@ -121,7 +121,7 @@ def send_through(
                 verdicts = sender.send(part)
                 part = [one for one, verdict in zip(part, verdicts, strict=True) if not isinstance(verdict, Done)]
                 failed += bool(part)
-                time.sleep(0.02 if part else 0)
+                time.sleep(0.02 if part else 0.01)
         raging.result()
     return sent, failed
 

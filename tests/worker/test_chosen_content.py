@@ -158,6 +158,18 @@ def test_the_relay_sends_what_is_chosen_beside_direct_writers(engine):
     assert sorted(destination.bodies) == [b"0 chosen", b"1 other", b"2 other", b"3 other"]
 
 
+def test_a_consumer_handles_what_is_chosen(engine):
+    outbox = Outbox(engine)
+    handled = []
+    consumer = outbox.consumer("billing", topics=["orders"], tags="TagA || TagB", filter="price > 100")
+    consumer.on("orders")(lambda message: handled.append(message.body))
+    put(outbox, mixed(8))
+
+    consumer.until_empty()
+
+    assert handled == [b"0 chosen", b"4 other"]
+
+
 def test_a_route_may_narrow_its_topics(sqlite_engine):
     outbox = Outbox(sqlite_engine)
     orders, rest = Destination(), Destination()

@@ -49,7 +49,8 @@ class Listener:
 
 
 def group(outbox: Outbox, listener: Any, policy: HandlerPolicy = AT_ONCE, **differing: Any) -> Worker:
-    return worker(outbox.database, listener, settings=BRISK, policy=policy, name="group", kind="consumer", **differing)
+    declared = {"name": "group", "kind": "consumer", "destination": None, **differing}
+    return worker(outbox.database, listener, settings=BRISK, policy=policy, **declared)
 
 
 def alter(engine: Engine, **changes: Any) -> None:

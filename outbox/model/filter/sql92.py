@@ -199,12 +199,11 @@ class _Parser:
     def _peek(self, further: int = 0) -> str:
         return self._tokens[min(self._next + further, len(self._tokens) - 1)].what
 
-    def _take(self, *expected: str) -> bool:
-        """Go past the next tokens if they are the expected ones."""
-        if any(self._peek(n) != what for n, what in enumerate(expected)):
-            return False
-        self._next += len(expected)
-        return True
+    def _take(self, what: str) -> bool:
+        """Go past the next token if it is of this kind."""
+        taken = self._peek() == what
+        self._next += taken
+        return taken
 
     def _require(self, what: str, named: str) -> _Token:
         token = self._token

@@ -99,7 +99,7 @@ class Load:
 
     def _write(self, writer: int) -> None:
         n = 0
-        while not self._over.wait(0.002):
+        while not self._over.wait(0.01):
             n += 1
             try:
                 self._place(writer, n)

@@ -80,7 +80,7 @@ def write(task: Task) -> None:
         number += 1
         with suppress(OperationalError):  # two writers of two keys waited for each other, or the file was busy
             order(outbox, f"k{random.randrange(task.keys)}", f"{task.writer}-{number}")
-        time.sleep(random.uniform(0, 0.01))
+        time.sleep(random.uniform(0, 0.03))
 
 
 def relay(task: Task) -> None:

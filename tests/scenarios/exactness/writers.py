@@ -67,7 +67,7 @@ class Writer:
             self.transaction(self._task.seconds if is_long else 0.0)
         while not Path(self._task.enough).exists():
             self.transaction(0.0)
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def transaction(self, seconds: float) -> None:
         """Do some business; in a long transaction, if it is to take `seconds`."""

@@ -16,7 +16,7 @@ from tests.scenarios.exactness.writers import Task, Writer
 TOPICS = ("orders", "mails", "stock", "bills")
 KEYS = 60
 _LONG_SHARE, _LONG_SECONDS = 0.01, 2.0
-_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS = 0.1
 _AGAIN_SECONDS = 0.3
 
 
