@@ -422,13 +422,6 @@ def test_what_is_no_handler_is_refused(sqlite_engine, function, text):
         consumer.on("orders")(function)
 
 
-def test_a_function_for_an_inbox_takes_a_session_as_well(sqlite_engine):
-    consumer = Outbox(sqlite_engine).consumer("billing", inbox=True)
-
-    with pytest.raises(TypeError, match=r"let the function take \(session, message\)"):
-        consumer.on("orders")(lambda _message: None)
-
-
 def test_the_arguments_of_a_decorated_function_are_those_of_its_decorator(outbox):
     """A decorator may add a session, which the function takes and a caller of the decorated function does not pass."""
 
