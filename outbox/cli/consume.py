@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.options import logged, option
-from outbox.cli.output import say
+from outbox.cli.output import say, selected
 from outbox.runtime.text import counted
 
 if TYPE_CHECKING:
@@ -83,5 +83,5 @@ def _announce(consumer: Consumer, given: str) -> None:
     with open_channel_of(consumer.outbox.database) as channel:
         declared = consumer.declared
         Subscriptions(channel).check(declared)
-        topics = "all topics" if declared.topics is None else ", ".join(declared.topics)
-        say(f"{consumer.name}: {topics} to {given}, {beginning(channel, consumer.name, consumer.start_at)}")
+        begin = beginning(channel, consumer.name, consumer.start_at)
+        say(f"{consumer.name}: {selected(declared)} to {given}, {begin}")

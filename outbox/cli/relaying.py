@@ -12,7 +12,7 @@ import click
 from outbox.cli.connection import checked_label, open_channel_of, open_database, open_outbox
 from outbox.cli.failures import UNFINISHED, report_failure
 from outbox.cli.options import Target, me
-from outbox.cli.output import age, say
+from outbox.cli.output import age, say, selected
 from outbox.errors import DatabaseError
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, Start, compensation_of
@@ -200,9 +200,8 @@ class Relaying:
         if not self._spoke:
             with self._refusal_notice.noted(channel, me()):
                 Subscriptions(channel).check(self._declared)
-            topics = "all topics" if self._declared.topics is None else ", ".join(self._declared.topics)
             begin = beginning(channel, self.name, self._pace.start)
-            self._say(f"{self.name}: {topics} to {self._sender.destination}, {begin}")
+            self._say(f"{self.name}: {selected(self._declared)} to {self._sender.destination}, {begin}")
             self._spoke = True
 
     def _say(self, text: str, code: int = 0) -> None:

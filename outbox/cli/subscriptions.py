@@ -23,7 +23,7 @@ from outbox.cli.options import (
     option,
     to_a_destination,
 )
-from outbox.cli.output import age, counted, moment, show_json, show_table, tell
+from outbox.cli.output import age, counted, moment, selected, show_json, show_table, tell
 
 if TYPE_CHECKING:
     from outbox.model.lease import Holder, Partition
@@ -387,11 +387,7 @@ def _topics(subscription: Subscription) -> str:
         return f"left behind by writers of {subscription.direct}"
     if subscription.kind == "check":
         return f"transactions of {','.join(subscription.tags or ())}"
-    from outbox.model.filter.tags import tag_expression
-
-    topics = "all topics" if subscription.topics is None else ",".join(subscription.topics)
-    tags = "" if subscription.tags is None else f", tags {tag_expression(subscription.tags)}"
-    return f"{topics}{tags}{'' if subscription.filter is None else f', {subscription.filter}'}"
+    return selected(subscription)
 
 
 def _as_json(subscription: Subscription, holders: Mapping[Partition, Holder], hold: Hold | None) -> dict[str, object]:

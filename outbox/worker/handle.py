@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from outbox.model.message import Message
@@ -325,10 +326,17 @@ class BatchHandler:
         if len(self._under_way) >= self._most_calls or len(self._calls.caller.overdue) >= self.policy.max_hung:
             return []
         size = self._next_size(batch)
-        if not (batch.findings.tried or self.hung or self._blame.some_suspects or self._under_way):
+        calls = self._most_calls - len(self._under_way) if self.policy.ordered else 1
+        if calls == 1 and not (batch.findings.tried or self.hung or self._blame.some_suspects or self._under_way):
             return batch.messages[:size]
-        chunk: list[Message] = []
         suspects: list[Message] = []
+        chunk = list(islice(self._free(batch, suspects), calls * size))
+        if calls > 1:
+            chunk = _share_of_keys(chunk, calls)[:size]
+        return chunk or self._blame.next_suspect(suspects)
+
+    def _free(self, batch: Pending, suspects: list[Message]) -> Iterator[Message]:
+        """Yield the messages that a call may have; add to `suspects` those that it may have alone."""
         taken = self.hung.ids.union(message.id for call in self._under_way for message in call.messages)
         held: set[str | None] = set()
         if self.policy.ordered:
@@ -340,10 +348,7 @@ class BatchHandler:
                 suspects.append(message)
                 held |= self._ordered_key(message)
             else:
-                chunk.append(message)
-                if len(chunk) == size:
-                    break
-        return chunk or self._blame.next_suspect(suspects)
+                yield message
 
     def _next_size(self, batch: Pending) -> int:
         """Return how many messages the next call may have.
@@ -517,3 +522,10 @@ class BatchHandler:
         self._blame.accepted(count)
         self._size.accepted(count)
         batch.findings.accepted()
+
+
+def _share_of_keys(messages: list[Message], calls: int) -> list[Message]:
+    """Return the messages of a share of the keys: a call holds its keys, and the other `calls` need some as well."""
+    keys = dict.fromkeys(message.key for message in messages if message.key is not None)
+    own = set(islice(keys, math.ceil(len(keys) / calls)))
+    return [message for message in messages if message.key is None or message.key in own]

@@ -7,19 +7,24 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import pytest
 from sqlalchemy import text
 
-from outbox import Inbox, Outbox, Reject, Relay, errors, migrate
+from outbox import Inbox, Outbox, Reject, Relay, RetryPolicy, Settings, errors, migrate
+from outbox.cli import main
 from outbox.errors import OutboxError
+from outbox.model import limits
 from outbox.testing.servers import PostgresServer
 from tests.support.guests import owner_and_guest
 from tests.support.pages import TOP, blocks, run
 
 DOCS = TOP / "docs"
+MILLISECOND = timedelta(milliseconds=1)
 #: Pages whose code is run from top to bottom, with the lines that it prints.
 RUN = {
     "first-message": [
@@ -32,6 +37,7 @@ RUN = {
     "inbox": [],
     "own-destination": ["""orders order-1 b'{"id":1}'"""],
     "from-a-table": [],
+    "configuration": [],
 }
 
 
@@ -102,6 +108,33 @@ def test_what_the_tutorial_shows_is_in_the_files():
     files = (TOP / "examples" / "fastapi_orders.py").read_text() + page("kafka")
 
     assert [block for block in blocks(page("fastapi"), "python") if block not in files] == []
+
+
+def test_the_limits_are_those_of_the_library():
+    named = page("limits")
+
+    retry, settings = RetryPolicy(), Settings()
+    numbers = [
+        f"1 to {limits.MAX_TOPIC} of", f"1 to {limits.MAX_KEY_BYTES} bytes", f"at most {limits.MAX_TAGS} characters",
+        f"at most {limits.MAX_HEADERS}, {limits.MAX_HEADER_BYTES // 1024} KiB", f"{settings.limits.rows} rows or 8 MiB",
+        f"{retry.attempts}, after 1 s to 10 min", f"{settings.poll[0] / MILLISECOND:.0f} ms to 1 s",
+        f"{settings.lease.seconds} s, renewed every {settings.renew_every.seconds} s",
+    ]  # fmt: skip
+    assert [number for number in numbers if number not in named] == []
+    assert (settings.limits.bytes, settings.poll[1].total_seconds()) == (8 * 1024 * 1024, 1)
+
+
+def test_the_variables_are_those_of_the_commands():
+    rows = re.findall(r"^\| `(OUTBOX_\w+)` \| `(?:outbox (\w+) )?(--[\w-]+)` \|", page("configuration"), re.MULTILINE)
+
+    context = click.Context(main, info_name="outbox", auto_envvar_prefix="OUTBOX")
+    relay = main.get_command(context, "relay")
+    assert relay is not None
+    inner = click.Context(relay, info_name="relay", parent=context)
+    options = [each for each in relay.params if isinstance(each, click.Option)]
+    variables = {name: each.get_help_extra(inner)["envvars"] for each in options for name in each.opts}
+    assert len(rows) >= 7
+    assert [row for row in rows if row[0] not in variables[row[2]]] == []
 
 
 def test_every_error_is_on_its_page():

@@ -150,7 +150,7 @@ class Stage:
         policy: HandlerPolicy = POLICY,
         *,
         most: int = 100,
-        looks: int = 10_000,
+        looks: int = 1_000_000,
         part_seconds: float = 1.0,
         held: Held | None = None,
         hung: HungCalls | None = None,

@@ -18,8 +18,10 @@ from outbox.runtime.clock import clock
 from outbox.telemetry.events import HandedOver
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCalls
+from outbox.worker.outcome import Outcome
 from outbox.worker.policy import Portions, newest
 from outbox.worker.portions import PortionedCall
+from outbox.worker.waiting import Wait
 from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, raising, seen
 from tests.support.waiting import eventually
 
@@ -104,6 +106,44 @@ def test_a_suspended_queue_also_waits_for_what_is_unavailable():
 
     assert handler.calls == [[1], [2]]
     assert seen(outcome) == {"done": [1], "parked": [(2, "retry", 0)], "open": [3]}
+
+
+def test_what_is_unavailable_blocks_no_key_without_order():
+    handler = Handler(only(2, verdict=Unavailable("later")))
+
+    outcome = Stage(handler, replace(ONE, ordered=False)).run(messages("b", "a", "a"))
+
+    assert [(m.id, p.state, p.blocks) for m, p in outcome.parked] == [(2, "waiting", False)]
+    assert ids(outcome.done) == [1, 3]
+
+
+def test_without_order_a_call_goes_on_with_the_key_of_a_failed_message():
+    handler, heard = Handler(only(1, verdict=Retry("no"))), list[list[int]]()
+    stage = Stage(handler, replace(ONE, ordered=False))
+
+    @stage.listeners.listen
+    def hears(event: Any) -> None:
+        heard.append(ids(event.messages))
+
+    stage.run(messages("a", "a"))
+
+    assert heard == [[1, 2]]
+
+
+def test_what_is_unavailable_while_nothing_is_accepted_comes_last_and_alone():
+    """Each message of the portions was alone with the listener, so each is known to be unavailable."""
+    handler, away = Handler(), {1, 2}
+
+    def answer(message: Message) -> Verdict:
+        verdict: Verdict = Unavailable("away") if message.id in away else DONE
+        away.discard(message.id or 0)
+        return verdict
+
+    handler.answer = answer
+    outcome = Stage(handler, ONE, others=True).run(messages("a", "b"), quota=0)
+
+    assert handler.calls == [[1], [2], [1], [2]]
+    assert seen(outcome) == {"done": [1, 2], "parked": [], "open": []}
 
 
 def test_what_is_unavailable_is_not_counted_and_others_go_on():
@@ -489,6 +529,30 @@ def test_without_order_messages_of_a_key_are_handled_at_once():
     assert (handler.most, handler.together) == (4, {"a"})
 
 
+def test_a_call_leaves_some_keys_to_the_others():
+    """The keys alternate in the log."""
+    handler = Watched({}, slow=frozenset(range(1, 9)))
+
+    outcome = Stage(handler, ONE, concurrency=2).run(messages(*"abababab"))
+
+    assert (handler.most, handler.together, len(outcome.done)) == (2, set(), 8)
+    assert dict(handler.arrived) == {"a": [1, 3, 5, 7], "b": [2, 4, 6, 8]}
+
+
+def test_too_many_portions_that_hang_end_it_and_what_they_have_is_parked():
+    """More calls may be under way than may hang."""
+    handler = Handler()
+    stage = Stage(handler, HASTY_ONE, concurrency=12)
+    with hanging(handler, *range(1, 13)) as released:
+        outcome = stage.run(messages(*"abcdefghijklmn"))
+        released.set()
+
+    assert len(handler.calls) == 12 + len(outcome.done)
+    assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(n, "retry", 1) for n in range(1, 13)]
+    assert sorted(ids(outcome.done) + ids(outcome.open)) == [13, 14]
+    assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
+
+
 def test_one_that_hangs_does_not_stop_those_beside_it():
     handler = Handler()
     stage = Stage(handler, HASTY_ONE, concurrency=2)
@@ -499,6 +563,69 @@ def test_one_that_hangs_does_not_stop_those_beside_it():
     assert sorted(ids(outcome.done)) == [2, 4, 5]
     assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(1, "retry", 1), (3, "blocked", 0)]
     assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
+
+
+def test_the_first_call_that_comes_back_is_settled_first():
+    released = threading.Event()
+
+    def slow(message: Message) -> Verdict:
+        if message.id == 1:
+            assert released.wait(30)
+        return DONE
+
+    parts = Stage(Handler(slow), ONE, concurrency=2, part_seconds=0.0).parts(messages("a", "b"))
+    first = next(parts)
+    released.set()
+
+    assert (ids(first.done), [ids(part.done) for part in parts]) == ([2], [[1]])
+
+
+def test_no_call_begins_after_a_stop_beside_those_under_way():
+    """Not even when another one has come back."""
+    released = threading.Event()
+
+    def stops(message: Message) -> Verdict:
+        if message.id == 2:
+            stage.stop.looks = 0
+        else:
+            released.wait(0.3)
+        return DONE
+
+    handler = Handler(stops)
+    stage = Stage(handler, ONE, concurrency=2)
+    outcome = stage.run(messages("a", "b", "c", "d"))
+
+    assert sorted(handler.calls) == [[1], [2]]
+    assert (sorted(ids(outcome.done)), ids(outcome.open)) == ([1, 2], [3, 4])
+
+
+def test_a_call_that_waits_for_its_turn_is_withdrawn_by_a_stop():
+    """The wait for it ends with the stop; the wait for a call that has begun does not."""
+    stage, others = Stage(Handler(), ONE), threading.Event()
+    stage.caller.begin(Call(messages("x")), lambda _: [DONE] if others.wait(5) else [])
+    handling = stage.batch_handler.run(messages("a"), quota=0)
+
+    wait = next(handling)
+    assert isinstance(wait, Wait)
+    stops, stage.stop.looks = wait.stop, 0
+    (end,) = handling
+    others.set()
+
+    assert (stops, isinstance(end, Outcome) and ids(end.open)) == (stage.stop, [1])
+
+
+def test_calls_under_way_are_looked_after_while_the_lease_is_too_short_for_another():
+    handler, good = Handler(), [True, False]
+
+    class Short(Held):
+        def require(self, seconds: float) -> bool:
+            """Good for the first call, and then again after a look."""
+            return good.pop(0) if good else True
+
+    parts = Stage(handler, ONE, concurrency=2, held=Short(), part_seconds=0.0).parts(messages("a", "b"))
+
+    assert (ids(next(parts).done), handler.calls) == ([1], [[1]])
+    assert [ids(part.done) for part in parts] == [[2]]
 
 
 def test_a_message_does_not_expire_while_a_call_has_it():

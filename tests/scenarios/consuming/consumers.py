@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 from tenacity import wait_random
 
 import outbox
-from outbox import Message, Outbox, Reject, RetryPolicy, Verdict
+from outbox import Limits, Message, Outbox, Reject, RetryPolicy, Verdict
 from outbox.telemetry.events import Event, LeaseLost
 from outbox.worker.settings import Settings
 from tests.scenarios.consuming import twins
@@ -43,6 +43,7 @@ class Task:
     inbox: bool
     partitions: int
     concurrency: int
+    rows: int
     lease: float
     fails: float
     hangs: float
@@ -128,6 +129,7 @@ def main(task: Task) -> None:
         deadline=DEADLINE,
         retry=RetryPolicy(attempts=12, wait=wait_random(0.02, 0.3)),
         settings=Settings(
+            limits=Limits(rows=task.rows),
             poll=(timedelta(milliseconds=20), timedelta(milliseconds=200)),
             lease=timedelta(seconds=task.lease),
             renew_every=timedelta(seconds=task.lease / 5),

@@ -42,6 +42,8 @@ class Plan:
     hangs: float = 0.003
     trouble: tuple[Trouble, ...] = ("kill", "kill", "stop")
     every: float = 3.0
+    #: A process reads so many messages of a partition at once, and a fault excuses as many copies.
+    rows: int = 50
     #: Longer than a process on a busy machine gets no turn.
     lease: float = 5.0
     inbox: bool = False
@@ -117,6 +119,7 @@ class Storm:
             inbox=plan.inbox,
             partitions=plan.partitions,
             concurrency=2,
+            rows=plan.rows,
             lease=plan.lease,
             fails=plan.fails,
             hangs=plan.hangs,
@@ -146,26 +149,31 @@ class Storm:
                 self._over.set()
             time.sleep(self._plan.every * self._random.uniform(0.7, 1.3))
             kind = self._plan.trouble[number % len(self._plan.trouble)]
-            self._trouble(kind, self._random.choice(self._consumers))
+            self._faults.append(kind)
+            if kind == "freeze":
+                self._freeze(self._random.sample(self._consumers, len(self._consumers) // 2))
+            else:
+                self._end(kind, self._random.choice(self._consumers))
             self._replace_ended()
             number += 1
 
-    def _trouble(self, kind: Trouble, victim: Child) -> None:
-        self._faults.append(kind)
-        self._journal.write(Entry("fault", victim.pid))
-        if kind == "freeze":
+    def _freeze(self, victims: Sequence[Child]) -> None:
+        """Let processes stand still for longer than their leases."""
+        for victim in victims:
+            self._journal.write(Entry("fault", victim.pid))
             victim.send_signal(signal.SIGSTOP)
-            time.sleep(2 * self._plan.lease)
+        time.sleep(2 * self._plan.lease)
+        for victim in victims:
             victim.send_signal(signal.SIGCONT)
-            return
-        if kind == "kill":
-            victim.kill()
-        else:
+
+    def _end(self, kind: Trouble, victim: Child) -> None:
+        """Kill a process, or tell it to stop: then it finishes its calls, and hands its partitions over."""
+        self._journal.write(Entry("fault", victim.pid))
+        if kind == "stop":
             victim.terminate()
-            # Told to stop it finishes its calls, and hands its partitions over.
             with suppress(subprocess.TimeoutExpired):
                 victim.wait(30)
-            victim.kill()
+        victim.kill()
         victim.wait()
 
     def _replace_ended(self) -> None:
@@ -195,6 +203,15 @@ class Storm:
             self._replace_ended()
             time.sleep(0.3)
 
+    def _excess(self, entries: Sequence[Entry]) -> dict[str, list[str]]:
+        """Return the copies, if there are more than the faults excuse."""
+        plan, done = self._plan, [entry.name for entry in entries if entry.what == "done"]
+        # While another one is away, a process has more partitions than its share.
+        owned = 2 * -(-plan.partitions // plan.consumers)
+        excused = plan.rows * owned * sum(entry.what in ("fault", "lost", "hang") for entry in entries)
+        copies = len(done) - len(set(done))
+        return {"excess": [f"{copies} copies, and the faults excuse {excused}"]} if copies > excused else {}
+
     def _report(self) -> Report:
         committed, entries, parked = facts(self._reading), self._journal.read(), self._parked()
         with self._reading.connect() as connection:
@@ -202,7 +219,7 @@ class Storm:
         handled = {fact.name for fact in committed} - parked.keys()
         wrong_effects = [name for name in {*effects, *handled} if effects[name] != (name in handled)]
         return Report(
-            wrong=judge(committed, entries, parked),
+            wrong=judge(committed, entries, parked) | self._excess(entries),
             messages=len(committed),
             calls=Counter(entry.what for entry in entries),
             parked=Counter(parked.values()),
