@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, wraps
 from inspect import isasyncgenfunction, iscoroutine, iscoroutinefunction, isgeneratorfunction, signature
 from itertools import groupby
 from typing import Any
@@ -31,12 +30,16 @@ _VERDICTS = "None, Done(), Retry(…), Reject(…) or Unavailable(…)"
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A function for the messages of some topics. `name`: for errors. `awaited`: the function is written with async."""
+    """A function for the messages of some topics.
+
+    `name`: for errors. `awaited`: the function is written with async. `throttle`: for log lines about wrong answers.
+    """
 
     topics: Topics
     function: Callable[..., Any]
     name: str
     awaited: bool
+    throttle: Throttle = field(default_factory=Throttle)
 
     @classmethod
     def of(cls, topics: Topics, function: Callable[..., Any], *given: str) -> Listener:
@@ -58,6 +61,49 @@ class Listener:
             raise TypeError(f"{name} is a generator; write the handler without yield")
         require_arguments(function, name, *given)
         return cls(topics, function, name, iscoroutinefunction(function) or iscoroutinefunction(call))
+
+    @property
+    def judged(self) -> Callable[..., Any]:
+        """The function with verdicts in place of its answers, for a transaction that ends by the verdict."""
+        if self.awaited:
+
+            @wraps(self.function)
+            async def awaited(*given: Any) -> Verdict:
+                return self.verdict(await self.function(*given))
+
+            return awaited
+
+        @wraps(self.function)
+        def called(*given: Any) -> Verdict:
+            return self.verdict(self.function(*given))
+
+        return called
+
+    def verdict(self, answer: object) -> Verdict:
+        """Return the verdict for an answer of the function; None means `Done`."""
+        if answer is None:
+            return DONE
+        if isinstance(answer, Done | Retry | Reject | Unavailable):
+            return answer
+        if iscoroutine(answer):
+            answer.close()
+            return self._mistake(f"{self.name} returned a coroutine, which nobody awaits; write async def")
+        return self._mistake(f"{self.name} returned {type(answer).__name__}; let the handler return {_VERDICTS}")
+
+    def verdicts(self, answer: object, messages: Sequence[Message]) -> list[Verdict]:
+        """Return a verdict for each message of a list, for an answer about all or a list of answers."""
+        if isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
+            if len(answer) == len(messages):
+                return list(map(self.verdict, answer))
+            text = f"{self.name} returned {len(answer)} answers for {len(messages)} messages; return one for each"
+            return [self._mistake(text)] * len(messages)
+        return [self.verdict(answer)] * len(messages)
+
+    def _mistake(self, text: str) -> Retry:
+        """Return the verdict after an error in the code of the application, which is logged, unlike other retries."""
+        if self.throttle.allows(text):
+            logger.warning("%s", text)
+        return Retry(text)
 
 
 class Dispatch:
@@ -93,7 +139,7 @@ class Dispatch:
         if listener is None:
             return self._nobody(message.topic)
         try:
-            return self._verdict(listener, self._called(listener, message))
+            return listener.verdict(self._called(listener, message))
         except BaseException as error:
             # Also SystemExit and a CancelledError: the failure is the message's, and ends no thread of the worker.
             return self._failure(listener, error)
@@ -115,7 +161,8 @@ class Dispatch:
         if not messages:
             return []
         try:
-            return self._verdicts(listener, self._called(listener, messages), messages)
+            # A list of its own, from which the function may take messages out.
+            return listener.verdicts(self._called(listener, list(messages)), messages)
         except BaseException as error:
             return [self._failure(listener, error)] * len(messages)
 
@@ -123,27 +170,7 @@ class Dispatch:
         if not listener.awaited:
             return listener.function(given)
         # Without a limit here: until its coroutine has ended, a message is held, whatever became of its deadline.
-        return self._loop.run(lambda _: in_time(listener.function(given), self._seconds), timeout=threading.TIMEOUT_MAX)
-
-    def _verdict(self, listener: Listener, answer: object) -> Verdict:
-        """Return the verdict for an answer of a function; None means `Done`."""
-        if answer is None:
-            return DONE
-        if isinstance(answer, Done | Retry | Reject | Unavailable):
-            return answer
-        if iscoroutine(answer):
-            answer.close()
-            return self._mistake(f"{listener.name} returned a coroutine, which nobody awaits; write async def")
-        return self._mistake(f"{listener.name} returned {type(answer).__name__}; let the handler return {_VERDICTS}")
-
-    def _verdicts(self, listener: Listener, answer: object, messages: Sequence[Message]) -> list[Verdict]:
-        """Return a verdict for each message of a list, for an answer about all or a list of answers."""
-        if isinstance(answer, Collection) and not isinstance(answer, str | bytes):
-            if len(answer) == len(messages):
-                return [self._verdict(listener, each) for each in answer]
-            text = f"{listener.name} returned {len(answer)} answers for {len(messages)} messages; return one for each"
-            return [self._mistake(text)] * len(messages)
-        return [self._verdict(listener, answer)] * len(messages)
+        return self._loop.run(lambda _: in_time(listener.function(given), self._seconds), timeout=None)
 
     def _failure(self, listener: Listener, error: BaseException) -> Verdict:
         if isinstance(error, NoAnswerError):
@@ -152,17 +179,14 @@ class Dispatch:
             logger.warning("%s: %s raised %s", self._consumer, listener.name, describe(error), exc_info=error)
         return Retry(describe(error))
 
-    def _mistake(self, text: str) -> Verdict:
-        """Return the verdict after an error in the code of the application, and log it, unlike other retries."""
-        if self._throttle.allows(text):
-            logger.warning("%s: %s", self._consumer, text)
-        return Retry(text)
-
     def _nobody(self, topic: str) -> Verdict:
-        return self._mistake(
+        text = (
             f"consumer {self._consumer} has no handler for topic {topic}: write @consumer.on({topic!r}), or leave the"
             " topic out of topics="
         )
+        if self._throttle.allows(text):
+            logger.warning("%s", text)
+        return Retry(text)
 
 
 def require_arguments(function: Callable[..., Any], name: str, *given: str) -> None:

@@ -127,7 +127,7 @@ def test_an_answer_that_is_none_is_logged_and_not_for_each_message(outbox, caplo
     consumer.once()
 
     logged = [text for _, _, text in caplog.record_tuples if "seven" in text]
-    assert logged == [f"billing: {__name__}.seven returned int; let the handler return {VERDICTS}"]
+    assert logged == [f"{__name__}.seven returned int; let the handler return {VERDICTS}"]
 
 
 @pytest.mark.parametrize("answer", [None, Done()])

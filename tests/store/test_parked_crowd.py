@@ -127,3 +127,12 @@ def test_in_a_crowd_those_come_first_that_have_been_due_for_longest(engine, chan
 
     # The last four are no crowd any more: they come in the order of the log.
     assert order == [ids[1], ids[3], ids[0], ids[2], ids[4], ids[5]]
+
+
+def test_of_a_suspended_queue_only_messages_that_failed_are_ready(engine, channel, crowd):
+    states = [("waiting", 60), (RETRY, 1), ("waiting", 50), (RETRY, 2), ("waiting", 40)]
+    parked, ids = park(engine, channel, list("abcde"), states)
+
+    found = [each.message.id for each in parked.ready([], [], FEW, 1_000_000, retries=True)]
+
+    assert found == [ids[1], ids[3]]
