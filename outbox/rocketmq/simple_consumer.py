@@ -64,8 +64,8 @@ class SimpleConsumer:
 
     Raises:
         MQClientError: RocketMQ would refuse the group or a topic.
-        ValueError: max_attempts is below 1.
         FilterError: an expression cannot be read.
+        TypeError, ValueError: `subscriptions` is no mapping, `await_duration` no time, or `max_attempts` below 1.
     """
 
     def __init__(
@@ -80,6 +80,9 @@ class SimpleConsumer:
         start: Start = "earliest",
     ) -> None:
         self.group = checked_consumer_group(group)
+        require_duration("await_duration", await_duration, timedelta(0))
+        if not isinstance(subscriptions, Mapping):
+            raise TypeError(f"subscriptions is a dict of topics, not {subscriptions!r:.60}; write {{'orders': '*'}}")
         if max_attempts < 1:
             raise ValueError(f"max_attempts is a number from 1 on, not {max_attempts}")
         choice = selection_of(subscribed_to(subscriptions))
@@ -118,7 +121,7 @@ class SimpleConsumer:
         """
         if not 1 <= max_message_num <= MAX_MESSAGES:
             raise ValueError(f"max_message_num is a number from 1 to {MAX_MESSAGES}, not {max_message_num}")
-        require_duration(invisible_duration, timedelta(milliseconds=1))
+        require_duration("invisible_duration", invisible_duration, timedelta(milliseconds=1))
         fifo = self._declared.ordered is True
         receiving = _Receiving(max_message_num, invisible_duration, self._max_attempts, fifo=fifo)
         listeners = Listeners(self._outbox.listeners)
@@ -159,7 +162,7 @@ class SimpleConsumer:
         Raises:
             MQClientError: "receipt handle is expired": the time is over, and the message is handed out again.
         """
-        require_duration(invisible_duration, timedelta(0))
+        require_duration("invisible_duration", invisible_duration, timedelta(0))
         self._use(message, Receipts.postpone, invisible_duration)
 
     def close(self) -> None:
@@ -221,7 +224,7 @@ class _Receiving:
             self.taken += [each for each, parking in event.messages if parking.error == _HANDED_OUT]
 
 
-def require_duration(duration: timedelta, least: timedelta) -> None:
+def require_duration(name: str, duration: timedelta, least: timedelta) -> None:
     """Refuse what is no time, or less than `least`."""
     if not isinstance(duration, timedelta) or duration < least:
-        raise ValueError(f"invisible_duration is a timedelta of at least {least}, not {duration!r:.40}")
+        raise ValueError(f"{name} is a timedelta of at least {least}, not {duration!r:.40}")

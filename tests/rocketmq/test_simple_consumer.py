@@ -450,6 +450,17 @@ def test_no_delivery_at_all_is_refused(outbox):
         consumer_of(outbox, max_attempts=0)
 
 
+@pytest.mark.parametrize("subscriptions", ["orders", ["orders"]])
+def test_topics_without_expressions_are_refused(outbox, subscriptions):
+    with pytest.raises(TypeError, match=r"subscriptions is a dict of topics, not .*; write \{'orders': '\*'\}"):
+        SimpleConsumer("billing", outbox, subscriptions)
+
+
+def test_a_number_in_place_of_a_time_to_wait_is_refused(outbox):
+    with pytest.raises(ValueError, match="await_duration is a timedelta of at least 0:00:00, not 3"):
+        consumer_of(outbox, await_duration=3)  # type: ignore[arg-type]
+
+
 def test_many_messages_of_others_are_passed(outbox):
     """More than one call reads at once, and more than it would pass in the time to wait with a pause for each."""
     with outbox.begin() as session:
