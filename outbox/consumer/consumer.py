@@ -148,7 +148,7 @@ class Consumer(LifeCycle):
             if self._options.inbox:
                 # Nothing is opened; an outbox on the other kind of engine raises.
                 (self._home.abegin if listener.awaited else self._home.begin)("requires_new")
-                once = Inbox(self._home, self.name).idempotent(function)
+                once = Inbox(self._home, self.name).idempotent(listener.judged)
                 listener = replace(listener, function=once)
             self._listeners.append(listener)
             return function

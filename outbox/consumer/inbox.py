@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload, runtime_checkable
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
+from outbox.errors import NoTransactionError
 from outbox.model.limits import require_window
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from outbox.writing.handles import AsyncHandle
 
 MAX_CONSUMER = 255
+_ENDED = (
+    "the inbox ends the transaction when the handler has returned: leave commit(), rollback() and close() out, and to"
+    " roll back raise an error, or return a verdict"
+)
 
 M = TypeVar("M", bound=Message | UUID | str)
 R = TypeVar("R")
@@ -137,7 +142,7 @@ class Inbox:
 
         A verdict other than `Done` rolls back, too, because the message was not handled: a later delivery, as a retry
         or as the replay of a dead letter, is no repetition. Whatever a failed try is to keep belongs into another
-        transaction.
+        transaction. The handler must not end its transaction itself.
 
         The result is a destination for a `Relay`. With `async def` it is a coroutine function.
         """
@@ -149,7 +154,8 @@ class Inbox:
                 try:
                     async with self._scopes.abegin("requires_new") as session:
                         if await self.aonce(session, message):
-                            return _kept(await handler(session, message))
+                            with _kept_open(session.sync_session):
+                                return _kept(await handler(session, message))
                 except _Undone as undone:
                     return undone.verdict
 
@@ -160,7 +166,8 @@ class Inbox:
             try:
                 with self._scopes.begin("requires_new") as session:
                     if self.once(session, message):
-                        return _kept(handler(session, message))
+                        with _kept_open(session):
+                            return _kept(handler(session, message))
             except _Undone as undone:
                 return undone.verdict
 
@@ -189,10 +196,35 @@ class _Undone(Exception):  # noqa: N818 - not an error: it rolls a transaction b
 
 
 def _kept(answer: R) -> R:
-    """Return the handler's answer; raise `_Undone` if the transaction must not be committed."""
+    """Return the handler's answer; raise if the transaction must not be committed."""
     if isinstance(answer, Retry | Reject | Unavailable):
         raise _Undone(answer)
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise TypeError("the handler returned a coroutine, which nobody awaits; write async def")
     return answer
+
+
+@contextmanager
+def _kept_open(session: Session) -> Iterator[None]:
+    """Refuse that a handler ends its transaction.
+
+    After a commit the message would count as handled, whatever the rest of the handler does; after a rollback or a
+    close its effects would be gone, and nobody would know.
+    """
+    transaction = session.get_transaction()
+
+    def refuse(session: Session) -> None:
+        if not session.in_nested_transaction():
+            raise NoTransactionError(_ENDED)
+
+    event.listen(session, "before_commit", refuse)
+    try:
+        yield
+    finally:
+        event.remove(session, "before_commit", refuse)
+    if session.get_transaction() is not transaction:
+        raise NoTransactionError(_ENDED)
 
 
 def checked_consumer(consumer: str) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, wraps
 from inspect import isasyncgenfunction, iscoroutine, iscoroutinefunction, isgeneratorfunction
 from itertools import groupby
 from typing import Any
@@ -52,6 +51,23 @@ class Listener:
         if any(isgeneratorfunction(each) or isasyncgenfunction(each) for each in (function, call)):
             raise TypeError(f"{name} is a generator; write the handler without yield")
         return cls(topics, function, name, iscoroutinefunction(function) or iscoroutinefunction(call))
+
+    @property
+    def judged(self) -> Callable[..., Any]:
+        """The function with verdicts in place of its answers, for a transaction that ends by the verdict."""
+        if self.awaited:
+
+            @wraps(self.function)
+            async def awaited(*given: Any) -> Verdict:
+                return self.verdict(await self.function(*given))
+
+            return awaited
+
+        @wraps(self.function)
+        def called(*given: Any) -> Verdict:
+            return self.verdict(self.function(*given))
+
+        return called
 
     def verdict(self, answer: object) -> Verdict:
         """Return the verdict for an answer of the function; None means `Done`."""
@@ -129,7 +145,8 @@ class Dispatch:
         if not messages:
             return []
         try:
-            return listener.verdicts(self._called(listener, messages), messages)
+            # A list of its own, from which the function may take messages out.
+            return listener.verdicts(self._called(listener, list(messages)), messages)
         except BaseException as error:
             return [self._failure(listener, error)] * len(messages)
 
@@ -137,7 +154,7 @@ class Dispatch:
         if not listener.awaited:
             return listener.function(given)
         # Without a limit here: until its coroutine has ended, a message is held, whatever became of its deadline.
-        return self._loop.run(lambda _: in_time(listener.function(given), self._seconds), timeout=threading.TIMEOUT_MAX)
+        return self._loop.run(lambda _: in_time(listener.function(given), self._seconds), timeout=None)
 
     def _failure(self, listener: Listener, error: BaseException) -> Verdict:
         if isinstance(error, NoAnswerError):

@@ -48,13 +48,18 @@ class BackgroundLoop(Generic[T]):
         """Whether there is an object, in the loop."""
         return self._running is not None
 
-    def run(self, action: Callable[[T], Coroutine[Any, Any, R]], *, timeout: float) -> R:
-        """Run `action(object)` in the loop, and return its result; after a TimeoutError the next call begins anew."""
+    def run(self, action: Callable[[T], Coroutine[Any, Any, R]], *, timeout: float | None) -> R:
+        """Run `action(object)` in the loop, and return its result; after a TimeoutError the next call begins anew.
+
+        `timeout`: None: without a limit, and a TimeoutError of the action ends nothing else.
+        """
         with self._lock:
             if self._running is None:
                 self._running = self._start(self._make())
             running = self._running
         future = asyncio.run_coroutine_threadsafe(action(running.kept), running.loop)
+        if timeout is None:
+            return future.result()
         try:
             # After a pause of the whole process the first wait is over at once. The second one gives the loop a moment
             # to notice that the action's own deadline has passed.

@@ -156,6 +156,26 @@ def test_a_failure_is_the_messages_and_ends_neither_loop_nor_worker(outbox, func
     assert (state, attempts, text in (error or ""), texts(got)) == ("retry", 1, True, ["2"])
 
 
+def test_a_coroutine_that_times_out_cancels_no_other(outbox):
+    write(outbox, "late", key="a")
+    write(outbox, "well", key="b")
+    consumer, got, both = consumer_of(outbox, concurrency=2), list[str](), asyncio.Event()
+
+    @consumer.on("orders")
+    async def handle(message: Message) -> None:
+        if message.body == b"late" and message.attempt == 1:
+            await both.wait()
+            raise TimeoutError("the bank")
+        both.set()
+        await asyncio.sleep(0.3)
+        got.append(f"{message.text()} {message.attempt}")
+
+    until_over(consumer)
+    consumer.close()
+
+    assert sorted(got) == ["late 2", "well 1"]
+
+
 def test_a_coroutine_that_blocks_holds_its_key_until_it_returns(outbox):
     """No cancellation reaches it: the same message is never handled twice at once."""
     write(outbox, "1", "2", key="k")

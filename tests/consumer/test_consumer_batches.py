@@ -81,6 +81,20 @@ def test_an_exception_is_a_failure_of_the_whole_list(outbox):
     assert parked(outbox) == [("retry", 1, "ValueError: no")] * 2
 
 
+def test_a_function_may_take_the_messages_out_of_its_list(outbox):
+    write(outbox, "0", "1", "2")
+    consumer, got = consumer_of(outbox, batch_size=2), list[Message]()
+
+    @consumer.on("orders")
+    def handle(messages: list[Message]) -> None:
+        while messages:
+            got.append(messages.pop(0))
+
+    until_over(consumer)
+
+    assert (texts(got), parked(outbox)) == (["0", "1", "2"], [])
+
+
 def test_what_succeeded_does_not_come_again(outbox):
     write(outbox, "0", "1", "2", "3")
     consumer, got = consumer_of(outbox, batch_size=10), list[list[str]]()

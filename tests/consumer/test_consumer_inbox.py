@@ -1,6 +1,6 @@
 """With `inbox` a function works in a transaction of the consumer, in which the message is remembered as handled."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -66,6 +66,68 @@ def test_a_failure_takes_the_effect_back(outbox, answer, parking):
     assert (effects(outbox.engine), inboxes(outbox), parked(outbox)) == ([], 0, [parking])
 
 
+def commits(session: Session) -> Any:
+    session.commit()
+    raise ValueError("the second half")
+
+
+def commits_in_a_savepoint(session: Session) -> Any:
+    with session.begin_nested():
+        take_effect(session)
+    session.commit()
+
+
+async def forgotten() -> None:
+    """Awaited by nobody."""
+
+
+ENDED = "NoTransactionError: the inbox ends the transaction when the handler has returned"
+ENDS: list[tuple[Callable[[Session], Any], str]] = [
+    (commits, ENDED),
+    (commits_in_a_savepoint, ENDED),
+    (Session.close, ENDED),
+    (Session.rollback, ENDED),
+    (lambda session: forgotten(), "handle returned a coroutine, which nobody awaits"),
+    (lambda session: False, "handle returned bool; let the handler return"),
+]
+
+
+@pytest.mark.parametrize(("end", "error"), ENDS)
+def test_what_is_no_regular_end_of_a_function_is_a_failure_each_time(outbox, end, error):
+    """Otherwise a message would count as handled, and nothing, or half of it, would have happened."""
+    write(outbox, "1")
+    consumer, attempts = consumer_of(outbox, inbox=True), list[int]()
+
+    @consumer.on("orders")
+    def handle(session: Session, message: Message) -> Any:
+        attempts.append(message.attempt)
+        take_effect(session)
+        return end(session)
+
+    until_over(consumer)
+
+    ((state, _, found),) = parked(outbox)
+    assert (state, error in (found or ""), attempts) == ("dead", True, [1, 2, 3])
+    assert (effects(outbox.engine), inboxes(outbox)) == ([], 0)
+
+
+def test_a_savepoint_of_a_function_may_end(outbox):
+    write(outbox, "1")
+    consumer = consumer_of(outbox, inbox=True)
+
+    @consumer.on("orders")
+    def handle(session: Session, message: Message) -> None:
+        with session.begin_nested():
+            take_effect(session, "kept")
+        savepoint = session.begin_nested()
+        take_effect(session, "taken back")
+        savepoint.rollback()
+
+    consumer.until_empty()
+
+    assert (effects(outbox.engine), inboxes(outbox), parked(outbox)) == (["kept"], 1, [])
+
+
 def test_a_message_that_comes_again_after_its_commit_takes_no_effect(outbox):
     """The worker is interrupted between the handler's commit and its own settle."""
     write(outbox, "1", "2")
@@ -127,6 +189,23 @@ def test_a_coroutine_gets_a_session_to_await(outbox):
     consumer.close()
 
     assert (effects(outbox.engine), inboxes(outbox), parked(outbox)) == (["1", "2"], 2, [])
+
+
+def test_a_coroutine_that_commits_fails_each_time(outbox):
+    write(outbox, "1")
+    consumer = consumer_of(Outbox(awaited(outbox.engine)), inbox=True)
+
+    @consumer.on("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await session.execute(text("INSERT INTO effect (what) VALUES ('half')"))
+        await session.commit()
+
+    until_over(consumer)
+    consumer.close()
+
+    ((state, attempts, error),) = parked(outbox)
+    assert (state, attempts, ENDED in (error or "")) == ("dead", 3, True)
+    assert (effects(outbox.engine), inboxes(outbox)) == ([], 0)
 
 
 def test_two_groups_take_an_effect_each(outbox):
