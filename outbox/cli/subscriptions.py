@@ -372,7 +372,8 @@ def _destination(subscription: Subscription) -> str:
         return "(check-back)"
     if subscription.hold is not None:
         return f"archive {subscription.destination}"
-    if subscription.destination is None and subscription.is_used:
+    # Without a destination a backfill is that of a consumer.
+    if subscription.destination is None and (subscription.is_used or subscription.kind == "backfill"):
         return "(broadcast)" if subscription.kind == "broadcast" else "(consumer)"
     return subscription.destination or "(none yet)"
 

@@ -81,6 +81,9 @@ class Consumer(LifeCycle):
     ) -> None:
         if not (isinstance(outbox, BareOutbox) and isinstance(outbox, Home)):
             raise TypeError(f"Consumer takes an Outbox, not {type(outbox).__name__}: Outbox(engine).consumer(…)")
+        if unknown := sorted(options.keys() - ConsumerOptions.__annotations__.keys()):
+            known = ", ".join(("topics", "tags", "filter", "ordered", *ConsumerOptions.__annotations__))
+            raise TypeError(f"consumer {name!r:.60} has no option {unknown[0]}; there are {known}")
         chosen = Options(**options)
         checked_consumer(name)
         require_own_name(name)
@@ -144,7 +147,8 @@ class Consumer(LifeCycle):
 
         def listen(function: F) -> F:
             self._require_not_begun()
-            listener = Listener.of(taken, function)
+            given = "message" if self._options.batch_size is None else "messages"
+            listener = Listener.of(taken, function, *(("session",) if self._options.inbox else ()), given)
             if self._options.inbox:
                 # Nothing is opened; an outbox on the other kind of engine raises.
                 (self._home.abegin if listener.awaited else self._home.begin)("requires_new")

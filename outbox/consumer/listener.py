@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache, wraps
-from inspect import isasyncgenfunction, iscoroutine, iscoroutinefunction, isgeneratorfunction
+from inspect import isasyncgenfunction, iscoroutine, iscoroutinefunction, isgeneratorfunction, signature
 from itertools import groupby
 from typing import Any
 
@@ -30,19 +30,28 @@ _VERDICTS = "None, Done(), Retry(…), Reject(…) or Unavailable(…)"
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A function for the messages of some topics. `name`: for errors. `awaited`: the function is written with async."""
+    """A function for the messages of some topics.
+
+    `name`: for errors. `awaited`: the function is written with async. `throttle`: for log lines about wrong answers.
+    """
 
     topics: Topics
     function: Callable[..., Any]
     name: str
     awaited: bool
+    throttle: Throttle = field(default_factory=Throttle)
 
     @classmethod
-    def of(cls, topics: Topics, function: Callable[..., Any]) -> Listener:
+    def of(cls, topics: Topics, function: Callable[..., Any], *given: str) -> Listener:
         """Return the listener for a function.
 
+        Args:
+            topics: of the messages.
+            function: is called with these messages.
+            given: the names of the arguments of a call, for errors.
+
         Raises:
-            TypeError: nothing that can be called, or a class or a generator.
+            TypeError: nothing that can be called, a class or a generator, or a function of other arguments.
         """
         if not callable(function) or isinstance(function, type):
             raise TypeError(f"a handler is a function of a message, not {function!r:.60}")
@@ -50,6 +59,7 @@ class Listener:
         name = destination_of(function).removeprefix("callable:")
         if any(isgeneratorfunction(each) or isasyncgenfunction(each) for each in (function, call)):
             raise TypeError(f"{name} is a generator; write the handler without yield")
+        require_arguments(function, name, *given)
         return cls(topics, function, name, iscoroutinefunction(function) or iscoroutinefunction(call))
 
     @property
@@ -77,8 +87,8 @@ class Listener:
             return answer
         if iscoroutine(answer):
             answer.close()
-            return Retry(f"{self.name} returned a coroutine, which nobody awaits; write async def")
-        return Retry(f"{self.name} returned {type(answer).__name__}; let the handler return {_VERDICTS}")
+            return self._mistake(f"{self.name} returned a coroutine, which nobody awaits; write async def")
+        return self._mistake(f"{self.name} returned {type(answer).__name__}; let the handler return {_VERDICTS}")
 
     def verdicts(self, answer: object, messages: Sequence[Message]) -> list[Verdict]:
         """Return a verdict for each message of a list, for an answer about all or a list of answers."""
@@ -86,8 +96,14 @@ class Listener:
             if len(answer) == len(messages):
                 return list(map(self.verdict, answer))
             text = f"{self.name} returned {len(answer)} answers for {len(messages)} messages; return one for each"
-            return [Retry(text)] * len(messages)
+            return [self._mistake(text)] * len(messages)
         return [self.verdict(answer)] * len(messages)
+
+    def _mistake(self, text: str) -> Retry:
+        """Return the verdict after an error in the code of the application, which is logged, unlike other retries."""
+        if self.throttle.allows(text):
+            logger.warning("%s", text)
+        return Retry(text)
 
 
 class Dispatch:
@@ -164,10 +180,27 @@ class Dispatch:
         return Retry(describe(error))
 
     def _nobody(self, topic: str) -> Verdict:
-        return Retry(
+        text = (
             f"consumer {self._consumer} has no handler for topic {topic}: write @consumer.on({topic!r}), or leave the"
             " topic out of topics="
         )
+        if self._throttle.allows(text):
+            logger.warning("%s", text)
+        return Retry(text)
+
+
+def require_arguments(function: Callable[..., Any], name: str, *given: str) -> None:
+    """Refuse a function that cannot be called with these arguments; `name`, of the function, is for the error."""
+    try:
+        # A decorator may add or take arguments, so those of the wrapped function do not count.
+        called = signature(function, follow_wrapped=False)
+    except ValueError:  # some functions in C do not tell
+        return
+    try:
+        called.bind(*given)
+    except TypeError as error:
+        arguments = ", ".join(given)
+        raise TypeError(f"{name} is called with ({arguments}): {error}; let the function take ({arguments})") from None
 
 
 async def _nothing(_kept: object) -> None:

@@ -64,8 +64,6 @@ class Options:
                 raise ValueError(f"start must have a time zone, unlike {self.start}; write datetime(…, tzinfo=UTC)")
         elif self.start not in (None, "earliest", "latest"):
             raise ValueError(f"start must be 'earliest', 'latest' or a moment, not {self.start!r:.40}")
-        if not isinstance(self.retry, RetryPolicy):
-            raise TypeError(f"retry must be a RetryPolicy(attempts=…, wait=…), not {type(self.retry).__name__}")
         if self.inbox and self.batch_size is not None:
             raise ValueError(
                 "inbox=True has a transaction for each message, and batch_size hands over lists; leave batch_size out,"

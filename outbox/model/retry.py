@@ -20,10 +20,21 @@ class RetryPolicy:
 
     `attempts`: failures after which a message is dead. `wait`: one of tenacity's wait strategies, in seconds;
     the default grows from 1 s to 10 min with full jitter.
+
+    Raises:
+        ValueError, TypeError: `attempts` or `wait` is something else.
     """
 
     attempts: int = 10
     wait: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=1, min=1, max=600))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attempts, int) or isinstance(self.attempts, bool) or self.attempts < 1:
+            raise ValueError(f"attempts must be a whole number from 1 on, not {self.attempts!r:.40}")
+        if not callable(self.wait):
+            raise TypeError(
+                f"wait must be a wait strategy of tenacity, not {self.wait!r:.40}; write wait_fixed(5) or wait_chain(…)"
+            )
 
     def exhausted(self, attempts: int) -> bool:
         """Return whether a message is dead after `attempts` failures."""

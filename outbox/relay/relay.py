@@ -59,7 +59,7 @@ class Relay(LifeCycle):
         SubscriptionError: the name belongs to a compensation, or no message can have one of the topics.
         FilterError: tags or filter cannot be read; the error shows the place.
         SenderError: the URL is malformed; or messages cannot be sent under the topics, or in the envelope.
-        TypeError: the deadline, or the sender's, is no timedelta above 0.
+        TypeError: the deadline, or the sender's, is no timedelta above 0; or `retry` is no RetryPolicy.
     """
 
     _what = "relay"

@@ -9,11 +9,13 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
+from outbox.consumer.listener import require_arguments
 from outbox.model.limits import DELAY_LEVELS
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Retry, Verdict, describe
 from outbox.rocketmq.message_ext import MessageExt
 from outbox.runtime.throttled_log import Throttle
+from outbox.senders.port import destination_of
 
 logger = logging.getLogger("outbox")
 
@@ -84,12 +86,21 @@ class MessageListener:
     """
 
     def __init__(self, function: Callable[[list[MessageExt], Any], object] | None = None) -> None:
-        self._function = function
+        """`function`: None for a subclass with the method.
+
+        Raises:
+            TypeError: neither is there, or the function has other arguments.
+        """
+        if function is not None:
+            require_arguments(function, destination_of(function).removeprefix("callable:"), "messages", "context")
+        elif type(self).consume_message is MessageListener.consume_message:
+            raise TypeError(
+                f"{type(self).__name__} has no consume_message(messages, context): write the method, or pass a function"
+            )
+        self._function: Any = function
 
     def consume_message(self, messages: list[MessageExt], context: Any) -> object:
         """Handle messages, and return a status; the context says more."""
-        if self._function is None:
-            raise NotImplementedError(f"{type(self).__name__} has no consume_message(messages, context)")
         return self._function(messages, context)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from functools import cached_property
 from typing import Self
 
@@ -107,7 +108,10 @@ class DefaultMQPushConsumer:
 
         Raises:
             MQClientError: there is no listener, or no subscription.
+            TypeError: `message_model` or `consume_from_where` is no member of its enumeration.
         """
+        _require_member("consume_from_where", self.consume_from_where, ConsumeFromWhere)
+        _require_member("message_model", self.message_model, MessageModel)
         _require_range("consumeThreadMax", self.consume_thread_max, 1000)
         _require_range("consumeMessageBatchMaxSize", self.consume_message_batch_max_size, 1024)
         listener, choice = self._listener, selection_of(self._subscribed)
@@ -179,6 +183,12 @@ def _start_of(where: ConsumeFromWhere, moment: str | None) -> Start:
                 f"consumeTimestamp is invalid, the valid format is yyyyMMddHHmmss,but received {moment:.40}"
             ) from None
     return "earliest" if where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET else "latest"
+
+
+def _require_member(name: str, given: object, words: type[Enum]) -> None:
+    if not isinstance(given, words):
+        known = ", ".join(map(str, words))
+        raise TypeError(f"{name} must be a {words.__name__}, not {given!r:.40}; there are {known}")
 
 
 def _require_range(name: str, number: int, most: int) -> None:

@@ -18,6 +18,7 @@ from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.stop import Stop
+from outbox.runtime.text import counted
 from outbox.telemetry.events import HandedOver, Teller
 from outbox.worker.batch_size import BatchSize
 from outbox.worker.blame import Blame
@@ -337,9 +338,7 @@ class BatchHandler:
     def _free(self, batch: Pending, suspects: list[Message]) -> Iterator[Message]:
         """Yield the messages that a call may have; add to `suspects` those that it may have alone."""
         taken = self.hung.ids.union(message.id for call in self._under_way for message in call.messages)
-        held: set[str | None] = set()
-        if self.policy.ordered:
-            held = self.hung.keys.union(message.key for call in self._under_way for message in call.messages) - {None}
+        held = set(self.hung.keys if self.policy.ordered else ())
         for message in batch.messages:
             if message.id in taken or message.id in batch.findings.tried or message.key in held:
                 held |= self._ordered_key(message)
@@ -372,7 +371,7 @@ class BatchHandler:
         if isinstance(call, PortionedCall):
             return self._judge_portions(batch, call)
         if not call.finished:
-            logger.warning("a call with %d messages did not come back in time", len(call.messages))
+            logger.warning("a call with %s did not come back in time", counted(len(call.messages), "message"))
             self._size.hung()
             return self._nobody_knows(batch, call.messages, self._no_answer)
         if call.verdicts is None:
@@ -391,7 +390,7 @@ class BatchHandler:
         decided = self._apply(batch, *call.answered)
         if not call.left:
             return decided
-        logger.warning("a call with %d messages did not come back in time", len(call.messages))
+        logger.warning("a call with %s did not come back in time", counted(len(call.messages), "message"))
         batch.resolve([], [(message, self.policy.failed(message, self._no_answer)) for message in call.messages])
         return True
 
@@ -514,7 +513,7 @@ class BatchHandler:
             if stuck:
                 batch.quota -= len(stuck)
                 why = "its call has not come back; it is held until the call does, or the process is started again"
-                logger.warning("a call with %d messages hangs for %d s: %s", len(ids), call.seconds, why)
+                logger.warning("a call with %s hangs for %d s: %s", counted(len(ids), "message"), call.seconds, why)
                 batch.resolve([], [(message, self.policy.waiting(message, why)) for message in stuck])
 
     def _accepted(self, batch: Pending, count: int) -> None:

@@ -47,7 +47,7 @@ class HandlerPolicy:
     handled while a message waits for another try.
 
     Raises:
-        TypeError: the deadline is no timedelta above 0.
+        TypeError: the deadline is no timedelta above 0, or `retry` is no RetryPolicy.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -63,6 +63,8 @@ class HandlerPolicy:
     suspend: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.retry, RetryPolicy):
+            raise TypeError(f"retry must be a RetryPolicy(attempts=…, wait=…), not {type(self.retry).__name__}")
         if not isinstance(self.deadline, timedelta) or self.deadline <= timedelta(0):
             raise TypeError(
                 f"deadline must be a timedelta greater than 0, not {self.deadline!r:.60}; write timedelta(seconds=10)"

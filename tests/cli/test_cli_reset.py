@@ -125,6 +125,16 @@ def test_a_backfill_is_told_shown_and_dropped(engine, channel, sent):
 
 
 @ONE_DATABASE
+def test_a_backfill_of_a_consumer_is_told_as_one(engine, channel):
+    Subscriptions(channel).declare(Declaration(name="billing", destination=None, kind="consumer"), "latest")
+
+    told = outbox(engine, "subscriptions", "backfill", "billing", "--topics", "orders")
+
+    text = "billing:backfill: orders to (consumer), from earliest up to now; outbox status shows it until its end\n"
+    assert (told.code, told.err) == (0, text)
+
+
+@ONE_DATABASE
 def test_a_relay_that_runs_until_its_log_is_empty_handles_a_backfill(engine, channel, sent):
     assert outbox(engine, "subscriptions", "backfill", "relay", "--topics", "topic0", "--from", "earliest").code == 0
 

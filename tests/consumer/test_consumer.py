@@ -1,5 +1,6 @@
 """A consumer calls functions with the messages of the log, and what they raise or return decides about each message."""
 
+import functools
 import threading
 import time
 from contextlib import closing
@@ -115,6 +116,18 @@ def test_a_failure_is_the_messages_and_no_exception_ends_the_worker(outbox, func
     consumer.once()
 
     assert parked(outbox) == [parking]
+
+
+def test_an_answer_that_is_none_is_logged_and_not_for_each_message(outbox, caplog):
+    """Such an error in the code shows at once, and not only when the tries of a message are used up."""
+    write(outbox, "1", "2")
+    consumer = consumer_of(outbox)
+    consumer.on("orders")(seven)
+
+    consumer.once()
+
+    logged = [text for _, _, text in caplog.record_tuples if "seven" in text]
+    assert logged == [f"{__name__}.seven returned int; let the handler return {VERDICTS}"]
 
 
 @pytest.mark.parametrize("answer", [None, Done()])
@@ -257,7 +270,10 @@ def test_another_selection_under_the_same_name_is_refused(outbox):
     second = consumer_of(outbox)
     second.on("mail")(lambda _message: None)
 
-    with pytest.raises(SubscriptionError, match=r"'billing' has topics orders, this worker asks for mail; .* alter"):
+    with pytest.raises(
+        SubscriptionError,
+        match=r"'billing' has topics orders, this worker asks for mail; .* another name, or run: .* alter",
+    ):
         second.until_empty()
 
 
@@ -367,7 +383,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"name": "a@b"}, ValueError, "consumer 'a@b' must have no @"),
     ({"name": ""}, ValueError, "consumer '' must be 1 to 255 printable characters"),
     ({"name": "relay:compensation"}, SubscriptionError, "is the compensation of 'relay'"),
-    ({"deadlin": 1}, TypeError, "deadlin"),
+    ({"deadlin": 1}, TypeError, "consumer 'billing' has no option deadlin; there are topics, .*, deadline, retry, "),
 ]
 
 
@@ -378,7 +394,19 @@ def test_a_mistake_in_an_option_names_the_option_before_anything_is_opened(sqlit
         outbox.consumer(**{"name": "billing", **options})
 
 
+def without_arguments() -> None:
+    """No message fits."""
+
+
 FUNCTIONS = [
+    (
+        without_arguments,
+        r"without_arguments is called with \(message\): too many positional .*; let the function take \(message\)",
+    ),
+    (
+        lambda _session, message: None,
+        r"is called with \(message\): missing a required argument: 'message'; let the function take \(message\)",
+    ),
     (generator, "generator is a generator; write the handler without yield"),
     (7, "a handler is a function of a message, not 7"),
     (Message, "a handler is a function of a message, not <class"),
@@ -392,6 +420,25 @@ def test_what_is_no_handler_is_refused(sqlite_engine, function, text):
 
     with pytest.raises(TypeError, match=text):
         consumer.on("orders")(function)
+
+
+def test_the_arguments_of_a_decorated_function_are_those_of_its_decorator(outbox):
+    """A decorator may add a session, which the function takes and a caller of the decorated function does not pass."""
+
+    def with_session(function: Any) -> Any:
+        return functools.wraps(function)(lambda message: function("session", message))
+
+    write(outbox, "1")
+    consumer, got = consumer_of(outbox), list[tuple[str, Message]]()
+
+    @consumer.on("orders")
+    @with_session
+    def handle(session: str, message: Message) -> None:
+        got.append((session, message))
+
+    consumer.until_empty()
+
+    assert [(session, message.body) for session, message in got] == [("session", b"1")]
 
 
 def test_a_decorator_without_topics_in_brackets_is_refused(sqlite_engine):

@@ -228,6 +228,7 @@ def test_a_function_of_the_other_kind_is_refused_before_anything_is_opened(outbo
         consumer_of(Outbox(awaited(outbox.engine)), inbox=True).on("orders")(lambda _session, _message: None)
 
 
-def test_a_function_without_a_session_is_refused(outbox):
-    with pytest.raises(TypeError, match="gets its session as its first argument"):
-        consumer_of(outbox, inbox=True).on("orders")(lambda: None)
+@pytest.mark.parametrize("function", [lambda: None, lambda _message: None])
+def test_a_function_without_a_session_is_refused(outbox, function):
+    with pytest.raises(TypeError, match=r"let the function take \(session, message\)"):
+        consumer_of(outbox, inbox=True).on("orders")(function)

@@ -77,6 +77,11 @@ def test_a_deadline_that_is_no_length_of_time_is_refused(sqlite_engine, deadline
         routes(Outbox(sqlite_engine), {"*": Route(to="stdout:", deadline=deadline)})
 
 
+def test_a_number_in_place_of_a_retry_policy_is_refused(sqlite_engine):
+    with pytest.raises(TypeError, match=r"retry must be a RetryPolicy\(attempts=…, wait=…\), not int"):
+        routes(Outbox(sqlite_engine), {"*": "stdout:"}, retry=3)  # type: ignore[arg-type]
+
+
 def test_messages_go_by_their_topics_in_the_form_of_their_route(engine):
     outbox = Outbox(engine)
     orders, rest = Destination(), Destination()

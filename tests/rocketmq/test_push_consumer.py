@@ -128,8 +128,17 @@ def test_a_listener_is_a_class_with_the_method_or_a_function():
     assert verdicts_of(MessageListenerOrderly(lambda messages, context: None), [message()], 10) == [
         Retry("the listener returned None", after=timedelta(milliseconds=10))
     ]
-    (failed,) = verdicts_of(MessageListenerConcurrently(), [message()])
-    assert failed == Retry("NotImplementedError: MessageListenerConcurrently has no consume_message(messages, context)")
+
+
+def test_a_listener_without_the_method_is_refused_where_it_is_made():
+    class Java(MessageListenerConcurrently):
+        def consumeMessage(self, messages, context):  # noqa: N802 - the mistake
+            return SUCCESS
+
+    with pytest.raises(TypeError, match=r"Java has no consume_message\(messages, context\): write the method, or pass"):
+        Java()
+    with pytest.raises(TypeError, match=r"let the function take \(messages, context\)"):
+        MessageListenerOrderly(lambda messages: DONE_IN_ORDER)  # type: ignore[arg-type, misc]  # the mistake
 
 
 def test_what_a_listener_raises_is_logged_and_not_for_each_message(caplog):
@@ -382,6 +391,22 @@ def test_what_rocketmq_would_refuse_is_refused_in_its_words(outbox, options, wor
         started(outbox, **options)
 
     assert str(raised.value) == words
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"consume_from_where": "first"}, "consume_from_where must be a ConsumeFromWhere, not 'first'; there are Cons"),
+        (
+            {"message_model": "BROADCASTING"},
+            "message_model must be a MessageModel, not 'BROADCASTING'; there are Messa",
+        ),
+    ],
+)
+def test_a_word_in_place_of_a_member_is_refused(outbox, options, words):
+    """Taken as another member, the word would change what the group reads."""
+    with pytest.raises(TypeError, match=words):
+        started(outbox, listener=CONCURRENTLY, **options)
 
 
 def test_an_expression_that_cannot_be_read_is_refused(outbox):

@@ -27,7 +27,9 @@ HEADERS = {
 }
 
 OUT_OF_ORDER = "Illegal values of between, left value({}) must less than or equal to right value({}); exchange them"
-NO_TOKEN = "texts are in single quotes, a quote in a text is '', and there are no !=, LIKE, arithmetic and functions"
+NOT_THERE = "there are no !=, LIKE, arithmetic and functions"
+NO_TOKEN = f"texts are in single quotes, a quote in a text is '', and {NOT_THERE}"
+NOT_JOINED = f"after a complete expression; join conditions by AND or OR; {NOT_THERE}"
 
 
 def value_of(text: str):
@@ -173,11 +175,11 @@ def test_an_expression_has_a_value(text, value):
         ("a CONTAINS b", 11, "expected a text in single quotes, not 'b'"),
         ("'text'", 0, "Expression will not result in a boolean value: 'text'; compare it"),
         ("a = 1 AND 5", 10, "Expression will not result in a boolean value: 5; compare it"),
-        ("a = 1 garbage", 6, "unexpected 'garbage' after a complete expression; join conditions by AND or OR"),
-        ("a = 1 b = 2", 6, "unexpected 'b' after a complete expression; join conditions by AND or OR"),
-        ("a > 007", 5, "unexpected '0' after a complete expression; join conditions by AND or OR"),
-        ("a LIKE 'x%'", 2, "unexpected 'LIKE' after a complete expression; join conditions by AND or OR"),
-        ("a-b = 1", 1, "unexpected '-' after a complete expression; join conditions by AND or OR"),
+        ("a = 1 garbage", 6, f"unexpected 'garbage' {NOT_JOINED}"),
+        ("a = 1 b = 2", 6, f"unexpected 'b' {NOT_JOINED}"),
+        ("a > 007", 5, f"unexpected '0' {NOT_JOINED}"),
+        ("a LIKE 'x%'", 2, f"unexpected 'LIKE' {NOT_JOINED}"),
+        ("a-b = 1", 1, f"unexpected '-' {NOT_JOINED}"),
         ("(a = 1", 6, "expected a closing bracket here"),
         ("a = ", 4, "expected a property, a text, a number or a bracket here"),
         ("between = 1", 0, "expected a property, a text, a number or a bracket, not 'between'"),

@@ -368,6 +368,23 @@ def test_a_body_just_over_the_limit_says_how_large_it_is():
     assert str(caught.value) == ("body: must be at most 4194304 bytes, not 4194305; store it elsewhere, send a link")
 
 
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        ({"attempts": 0}, ValueError, "attempts must be a whole number from 1 on, not 0"),
+        ({"attempts": "3"}, ValueError, "attempts must be a whole number from 1 on, not '3'"),
+        (
+            {"wait": 5},
+            TypeError,
+            r"wait must be a wait strategy of tenacity, not 5; write wait_fixed\(5\) or wait_chain",
+        ),
+    ],
+)
+def test_a_retry_policy_that_would_fail_at_the_first_failure_is_refused(fields, error, text):
+    with pytest.raises(error, match=text):
+        RetryPolicy(**fields)
+
+
 @pytest.mark.parametrize(("failures", "most"), [(1, 1), (2, 2), (3, 4), (6, 32), (10, 512), (11, 600), (100, 600)])
 def test_a_message_that_failed_waits_at_random_up_to_a_bound_that_doubles(failures, most):
     """Full jitter, from 1 s on: what failed together does not come again together, nor often."""

@@ -109,7 +109,7 @@ def test_a_deadline_of_the_relay_wins(sqlite_engine, caplog):
 
     relay_to(destination, Outbox(sqlite_engine), deadline=timedelta(seconds=1)).until_empty()
 
-    assert "a call with 1 messages did not come back in time" in caplog.text
+    assert "a call with 1 message did not come back in time" in caplog.text
     assert destination.bodies == [b"1"]
 
 

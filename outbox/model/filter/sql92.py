@@ -57,6 +57,7 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _LITERALS = {"TRUE": True, "FALSE": False, "NULL": None}
 _SEARCHES = ("CONTAINS", "STARTSWITH", "ENDSWITH")
 _WORDS = {*_LITERALS, *_SEARCHES, "NOT", "AND", "OR", "BETWEEN", "IN", "IS"}
+_NOT_THERE = "there are no !=, LIKE, arithmetic and functions"
 _ORDERS = ("<", "<=", ">", ">=")
 
 
@@ -162,7 +163,7 @@ def _tokens(text: str) -> list[_Token]:
         if match is None:
             raise FilterError(
                 f"filter: Lexical error: {text[at]!r} begins nothing; texts are in single quotes, a quote in a text is"
-                " '', and there are no !=, LIKE, arithmetic and functions",
+                f" '', and {_NOT_THERE}",
                 text,
                 at,
             )
@@ -189,7 +190,10 @@ class _Parser:
         """Return the condition of the whole text."""
         found = self._condition()
         if self._peek() != "end":
-            self._refuse(f"unexpected {self._token.shown!r} after a complete expression; join conditions by AND or OR")
+            self._refuse(
+                f"unexpected {self._token.shown!r} after a complete expression; join conditions by AND or OR;"
+                f" {_NOT_THERE}"
+            )
         return self._truth(found, 0)
 
     @property

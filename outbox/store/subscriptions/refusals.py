@@ -82,6 +82,8 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
         instead = (
             f"a transaction_timeout of {_shown(stored.grace)}"
             if stored.kind == "check" and stored.grace != grace
+            else "another name"
+            if stored.kind in ("consumer", "broadcast")
             else "another --name"
         )
         differs = f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}"
