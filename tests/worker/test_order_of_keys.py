@@ -226,7 +226,7 @@ def test_a_suspended_queue_hands_over_nothing_else_that_is_parked(engine):
     send(engine, *"dx", key="other")
     send(engine, "late", delay=timedelta(seconds=0.2))
     send(engine, "a")
-    listener = Listener(d=[Reject("no")], a=[Retry("no", timedelta(seconds=1.5))])
+    listener = Listener(d=[Reject("no")], a=[Retry("no", timedelta(seconds=5))])
 
     with at_work(group(Outbox(engine), listener, SUSPENDS)):
         assert eventually(lambda: states(engine) == {"dead": 1, "delayed": 1, "blocked": 1, "retry": 1})
