@@ -25,7 +25,6 @@ from outbox.worker.notice import Notice
 #: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and
 #: few others.
 lease_logger = logging.getLogger("outbox.lease")
-logger = logging.getLogger("outbox")
 
 
 class LeaseSearch:
@@ -112,7 +111,7 @@ class LeaseSearch:
             all_met = len(met) == stored.partitions
             changed = all_met and Subscriptions(channel).begin_next_generation(stored.name)
             if changed and stored.kind == "backfill":
-                logger.info("%s has come to its end", stored.name)
+                lease_logger.info("%s has come to its end", stored.name)
             return changed
         found = Subscriptions(channel).find(stored.name)
         if stored.kind == "backfill" and found is None:
