@@ -65,7 +65,7 @@ class SimpleConsumer:
     Raises:
         MQClientError: RocketMQ would refuse the group or a topic.
         FilterError: an expression cannot be read.
-        TypeError, ValueError: `subscriptions` is no mapping, or `await_duration` no time.
+        TypeError, ValueError: `subscriptions` is no mapping, `await_duration` no time, or `max_attempts` below 1.
     """
 
     def __init__(
@@ -83,6 +83,8 @@ class SimpleConsumer:
         require_duration("await_duration", await_duration, timedelta(0))
         if not isinstance(subscriptions, Mapping):
             raise TypeError(f"subscriptions is a dict of topics, not {subscriptions!r:.60}; write {{'orders': '*'}}")
+        if max_attempts < 1:
+            raise ValueError(f"max_attempts is a number from 1 on, not {max_attempts}")
         choice = selection_of(subscribed_to(subscriptions))
         self._outbox = outbox
         self._await_seconds = await_duration.total_seconds()
@@ -99,6 +101,8 @@ class SimpleConsumer:
             ordered=fifo,
         )
         self._connections = Connections(outbox.database.open, 2)
+        #: True when the group was there before: dropped, it does not begin again at its start.
+        self._known = False
 
     def receive(self, max_message_num: int, invisible_duration: timedelta) -> list[MessageExt]:
         """Return messages, which nobody else gets for `invisible_duration`; wait for the first one.
@@ -113,7 +117,7 @@ class SimpleConsumer:
 
         Raises:
             ValueError: a number or a time is outside its limits.
-            SubscriptionError: the group has other subscriptions, or another order.
+            SubscriptionError: the group has other subscriptions, or another order; or was dropped meanwhile.
         """
         if not 1 <= max_message_num <= MAX_MESSAGES:
             raise ValueError(f"max_message_num is a number from 1 to {MAX_MESSAGES}, not {max_message_num}")
@@ -124,7 +128,8 @@ class SimpleConsumer:
         listeners.listen(receiving.told)
         # The handler counts the deliveries, because the last one is to be acknowledged like any other.
         policy = HandlerPolicy(retry=RetryPolicy(attempts=self._max_attempts + 1), least=max_message_num)
-        job = Job(declared=self._declared, handler=receiving.hand_out, policy=policy, start=self._start)
+        handler = receiving.hand_out
+        job = Job(declared=self._declared, handler=handler, policy=policy, start=self._start, known=self._known)
         worker = Worker(self._outbox.database, [job], _SETTINGS, stop=receiving.stop, listeners=listeners)
         timer = threading.Timer(max(_SHORTEST_SECONDS, self._await_seconds), receiving.stop.ask)
         polling, until = Polling(*_POLL_SECONDS), clock() + self._await_seconds
@@ -134,6 +139,7 @@ class SimpleConsumer:
             # Each look takes the lease anew, because an `ack` elsewhere may have released a key.
             while True:
                 worker.work("empty")
+                self._known = self._known or worker.known
                 left = until - clock()
                 if receiving.taken or receiving.stop.asked or left <= 0:
                     return [MessageExt.of(message) for message in receiving.taken]
@@ -170,8 +176,7 @@ class SimpleConsumer:
         self.close()
 
     def _use(self, message: MessageExt, use: Callable[..., bool], *more: timedelta) -> None:
-        id, attempt = message.message.id, message.message.attempt
-        if not self._connections.call(lambda channel: use(Receipts(channel, self.group), id, attempt, *more)):
+        if not self._connections.call(lambda channel: use(Receipts(channel, self.group), message.message, *more)):
             raise MQClientError("receipt handle is expired")
 
 

@@ -15,8 +15,8 @@ class Job:
     """A subscription, and how its messages are handled.
 
     `caller`: makes the calls; jobs for the same destination share a caller. `start`: where a new subscription begins;
-    None: another process creates the subscription, and its errors do not end the worker. `deferral`: by which the
-    handler leaves the lease to other processes.
+    None: another process creates the subscription, and its errors do not end the worker. `known`: an earlier worker has
+    found the subscription. `deferral`: by which the handler leaves the lease to other processes.
     """
 
     declared: Declaration
@@ -24,6 +24,7 @@ class Job:
     caller: Caller = field(default_factory=Caller)
     policy: HandlerPolicy = field(default_factory=HandlerPolicy)
     start: Start | None = "earliest"
+    known: bool = False
     deferral: Deferral | None = None
 
 

@@ -74,7 +74,7 @@ class SubscriptionWorker:
         self.look_at = 0.0
         self._settings = settings
         self._hung = hung
-        self._declaring = Declaring(declared, job.start)
+        self._declaring = Declaring(declared, job.start, known=job.known)
         notice = Notice(database, name, words)
         self._search = LeaseSearch(name, settings.lease, notice)
         self._failures = Failures(name, notice, optional=job.start is None)

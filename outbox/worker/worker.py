@@ -79,6 +79,11 @@ class Worker:
         #: new after each start and each fork, so that nobody takes this worker for an earlier one.
         self.owner = unique_name()
 
+    @property
+    def known(self) -> bool:
+        """True when all subscriptions were declared before."""
+        return all(each.known for each in self._subscriptions)
+
     def hint(self) -> None:
         """Look for messages at once, because some may have come. May be called from anywhere."""
         self._hinted = True
@@ -180,7 +185,7 @@ class Worker:
         try:
             yield
         except Exception as error:
-            if passes(self._database, error, known=all(each.known for each in self._subscriptions)):
+            if passes(self._database, error, known=self.known):
                 self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
                 raise ConnectionLostError(error) from error
             for each in self._subscriptions:

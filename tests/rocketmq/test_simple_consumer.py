@@ -5,13 +5,17 @@ import random
 import signal
 import threading
 import time
+from contextlib import closing
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
 
 from outbox import FilterError, Message, Outbox, SubscriptionError, create_engine
+from outbox.admin.commands import drop
 from outbox.rocketmq import MessageExt, MessageSelector, MQClientError, SimpleConsumer, dead_letters
 from outbox.runtime import failpoints
 from tests.support.faults import arm_kill, arm_stop
@@ -79,6 +83,31 @@ def test_what_is_not_acknowledged_comes_again_and_the_old_receipt_is_worth_nothi
     assert (late, stale, left) == (EXPIRED, [EXPIRED] * 2, {"retry": 1})
     assert (first.reconsume_times, second.reconsume_times, states(engine)) == (0, 1, {})
     assert refused(lambda: consumer.ack(second)) == EXPIRED
+
+
+def test_a_receipt_is_for_its_own_message_and_no_other_of_the_same_id(engine, outbox):
+    """The log ids of two outboxes are the same, and those of a log that was truncated come again."""
+    send(outbox, "1")
+    (message,) = consumer_of(outbox).receive(1, HOUR)
+    another = copy(message.message)
+    object.__setattr__(another, "message_id", uuid4())
+    other, use = MessageExt.of(another), consumer_of(outbox)
+
+    answers = [refused(lambda: use.ack(other)), refused(lambda: use.change_invisible_duration(other, NOW))]
+
+    assert (answers, states(engine)) == ([EXPIRED] * 2, {"retry": 1})
+
+
+def test_a_group_that_was_dropped_is_not_created_again_by_a_consumer_that_knew_it(engine, outbox):
+    send(outbox, "1")
+    consumer = consumer_of(outbox)
+    consumer.ack(consumer.receive(1, HOUR)[0])
+    with closing(outbox.database.open()) as channel:
+        drop(channel, "billing")
+
+    with pytest.raises(SubscriptionError, match="dropped"):
+        consumer.receive(1, HOUR)
+    assert texts(consumer_of(outbox).receive(1, HOUR)) == ["1"]
 
 
 def test_the_time_is_changed_by_whoever_holds_the_message(outbox):
@@ -414,6 +443,11 @@ def test_a_condition_is_no_empty_text():
 def test_numbers_outside_their_limits_are_refused(outbox, number, duration):
     with pytest.raises(ValueError, match=r"max_message_num is a number|invisible_duration is a timedelta"):
         consumer_of(outbox).receive(number, duration)
+
+
+def test_no_delivery_at_all_is_refused(outbox):
+    with pytest.raises(ValueError, match="max_attempts is a number from 1 on, not 0"):
+        consumer_of(outbox, max_attempts=0)
 
 
 @pytest.mark.parametrize("subscriptions", ["orders", ["orders"]])
