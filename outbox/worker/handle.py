@@ -338,9 +338,7 @@ class BatchHandler:
     def _free(self, batch: Pending, suspects: list[Message]) -> Iterator[Message]:
         """Yield the messages that a call may have; add to `suspects` those that it may have alone."""
         taken = self.hung.ids.union(message.id for call in self._under_way for message in call.messages)
-        held: set[str | None] = set()
-        if self.policy.ordered:
-            held = self.hung.keys.union(message.key for call in self._under_way for message in call.messages) - {None}
+        held = set(self.hung.keys if self.policy.ordered else ())
         for message in batch.messages:
             if message.id in taken or message.id in batch.findings.tried or message.key in held:
                 held |= self._ordered_key(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from outbox.model.message import Message
@@ -77,7 +77,10 @@ class PortionedCall(Call):
             if not self._begin(portion, now):
                 break
             verdicts = _verdicts_of(handler, portion)
-            self._answer(portion, verdicts)
+            with self._lock:
+                self._answered += portion
+                self.verdicts += verdicts
+                self._under_way = []
             if verdicts.count(DONE) < len(portion):
                 failed.update(m.key for m, verdict in zip(portion, verdicts, strict=True) if verdict is not DONE)
                 if self._portions.suspend:
@@ -108,16 +111,10 @@ class PortionedCall(Call):
     def _begin(self, portion: list[Message], now: float) -> bool:
         """Begin a portion; return False if the call was left behind, or lost its turn with the deadline of the last."""
         with self._lock:
-            if self.left or self.over:
+            if self.left or now >= self.due:
                 return False
             self._under_way, self.started = portion, now
             return True
-
-    def _answer(self, portion: list[Message], verdicts: Sequence[Verdict]) -> None:
-        with self._lock:
-            self._answered += portion
-            self.verdicts += verdicts
-            self._under_way = []
 
 
 def _verdicts_of(handler: Handler, portion: list[Message]) -> list[Verdict]:
