@@ -386,4 +386,6 @@ def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep) -> l
         drop_gone(channel, consumer + at)
         return False
 
-    return [Task("instances that are gone", upkeep.prune_progress, time.monotonic(), gone)] if at else []
+    # Not at once: where all slept or stood still together for days, each is given time to show that it is there.
+    every = upkeep.prune_progress
+    return [Task("instances that are gone", every, time.monotonic() + every, gone)] if at else []

@@ -390,7 +390,11 @@ class Machine(RuleBasedStateMachine):
     def come_back(self, data: st.DataObject) -> None:
         """In time, with verdicts."""
         assert self.call is not None
-        self._answer(self.call, self._verdicts(data, self.call.messages))
+        verdicts = self._verdicts(data, self.call.messages)
+        if len(verdicts) == 1 and isinstance(verdicts[0], Unavailable):
+            # From then on it counts whether the destination has accepted something else.
+            self.failed_at.setdefault(self.call.messages[0].id or 0, (self.accepted, math.inf))
+        self._answer(self.call, verdicts)
         self._step(others=False)
 
     @precondition(lambda self: self.call is not None)
