@@ -113,6 +113,15 @@ def test_a_suspended_queue_leaves_the_rest_open():
     assert seen(outcome) == {"done": [1], "parked": [(2, "retry", 1)], "open": [3, 4]}
 
 
+def test_a_dead_letter_does_not_suspend_the_queue():
+    handler = Handler(only(2, verdict=Reject("never")))
+
+    outcome = Stage(handler, replace(ONE, suspend=True)).run(messages("a", "b", "c"))
+
+    assert handler.calls == [[1], [2], [3]]
+    assert seen(outcome) == {"done": [1, 3], "parked": [(2, "dead", 1)], "open": []}
+
+
 def test_a_suspended_queue_also_waits_for_what_is_unavailable():
     handler = Handler(only(2, verdict=Unavailable("later")))
 

@@ -105,6 +105,23 @@ def test_without_order_a_dead_letter_blocks_nothing_and_neither_does_its_replay(
     assert sorted(listener.got) == sorted(["a", "b", "c", "a", "d", "e"])
 
 
+def test_without_order_a_message_that_hangs_holds_no_other_of_its_key(engine):
+    send(engine, *"ab")
+    released, listener = threading.Event(), Listener(b=[Retry("no")])
+
+    def hangs(messages: Sequence[Message]) -> list[Verdict]:
+        if messages[0].body == b"a":
+            released.wait(60)
+        return listener(messages)
+
+    policy = replace(AT_ONCE, deadline=timedelta(seconds=0.5))
+    with at_work(group(Outbox(engine), hangs, policy, ordered=False)):
+        found = eventually(lambda: listener.got == ["b", "b"])
+        released.set()
+
+    assert found
+
+
 def test_without_order_a_replay_blocks_nothing_before_a_worker_comes(engine):
     send(engine, "a")
     group(Outbox(engine), Listener(a=[Reject("no")]), ordered=False).until_empty()
