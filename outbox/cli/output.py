@@ -52,7 +52,7 @@ def selected(subscription: Subscription | Declaration) -> str:
 
     topics = "all topics" if subscription.topics is None else ",".join(subscription.topics)
     tags = "" if subscription.tags is None else f", tags {tag_expression(subscription.tags)}"
-    return f"{topics}{tags}{'' if subscription.filter is None else f', {subscription.filter}'}"
+    return f"{topics}{tags}{'' if subscription.filter is None else f', {text.one_line(subscription.filter)}'}"
 
 
 def say(text: str) -> None:

@@ -57,7 +57,11 @@ class Options:
     settings: Settings | None = None
 
     def __post_init__(self) -> None:
-        _require_numbers(concurrency=self.concurrency, partitions=self.partitions or 1, batch_size=self.batch_size or 1)
+        _require_numbers(
+            concurrency=self.concurrency,
+            partitions=1 if self.partitions is None else self.partitions,
+            batch_size=1 if self.batch_size is None else self.batch_size,
+        )
         _require_words(suspend=(self.suspend, get_args(Suspend)), on_dead=(self.on_dead or "block", get_args(OnDead)))
         if isinstance(self.start, datetime):
             if self.start.tzinfo is None:

@@ -30,7 +30,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to a partition, under an epoch that no other holder ever gets."""
+    """The right to a partition, under an epoch of this owner: epochs begin anew when a subscription was dropped."""
 
     partition: Partition
     epoch: int
@@ -42,8 +42,8 @@ class Lease:
 
     @property
     def parameters(self) -> dict[str, object]:
-        """The key of the lease's row, and the epoch that a write has to match."""
-        return {**self.partition.parameters, "epoch": self.epoch}
+        """The key of the lease's row, and the epoch and owner that a write has to match."""
+        return {**self.partition.parameters, "epoch": self.epoch, "owner": self.owner}
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class ListenerCalls:
 
     def _handle_concurrently(self, messages: Sequence[Message]) -> list[Verdict]:
         context, done = ConsumeConcurrentlyContext(), 0
-        status, why = self._ask(messages, context)
+        status, why = self._ask(messages, context, ConsumeConcurrentlyStatus)
         if status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS:
             done, why = min(max(context.ack_index + 1, 0), len(messages)), "behind the ack_index of its batch"
         level = context.delay_level_when_next_consume
@@ -140,19 +140,22 @@ class ListenerCalls:
 
     def _handle_orderly(self, messages: Sequence[Message]) -> list[Verdict]:
         context = ConsumeOrderlyContext()
-        status, why = self._ask(messages, context)
+        status, why = self._ask(messages, context, ConsumeOrderlyStatus)
         if status is ConsumeOrderlyStatus.SUCCESS:
             return [DONE] * len(messages)
         chosen = context.suspend_current_queue_time_millis
         pause = min(max(self._pause if chosen == -1 else chosen, _SHORTEST), _LONGEST)
         return [Retry(why, after=timedelta(milliseconds=pause))] * len(messages)
 
-    def _ask(self, messages: Sequence[Message], context: object) -> tuple[object, str]:
-        """Return the status, and in words what the listener returned or raised."""
+    def _ask(self, messages: Sequence[Message], context: object, statuses: type[Enum]) -> tuple[object, str]:
+        """Return the status, and in words what the listener returned or raised; log anything but a status."""
         try:
             status = self._listener.consume_message([MessageExt.of(each) for each in messages], context)
         except Exception as error:
             if self._throttle.allows(type(error).__name__):
                 logger.warning("%s: the listener raised %s", self._group, describe(error), exc_info=error)
             return None, describe(error)
+        if not isinstance(status, statuses) and self._throttle.allows(type(status).__name__):
+            text = "%s: the listener returned %.60r; let the listener return a %s"
+            logger.warning(text, self._group, status, statuses.__name__)
         return status, f"the listener returned {status.name if isinstance(status, Enum) else repr(status):.60}"

@@ -14,6 +14,7 @@ from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.shares import fair_shares
 from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
+from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.store.subscriptions.parked import Parked
@@ -25,7 +26,6 @@ from outbox.worker.notice import Notice
 #: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and
 #: few others.
 lease_logger = logging.getLogger("outbox.lease")
-logger = logging.getLogger("outbox")
 
 
 class LeaseSearch:
@@ -112,7 +112,7 @@ class LeaseSearch:
             all_met = len(met) == stored.partitions
             changed = all_met and Subscriptions(channel).begin_next_generation(stored.name)
             if changed and stored.kind == "backfill":
-                logger.info("%s has come to its end", stored.name)
+                lease_logger.info("%s has come to its end", stored.name)
             return changed
         found = Subscriptions(channel).find(stored.name)
         if stored.kind == "backfill" and found is None:
@@ -132,8 +132,8 @@ class LeaseSearch:
         numbers = len(share), len(partitions), len(live) - 1
         if self._told != numbers:
             self._told = numbers
-            text = "%s: a share of %d of %d partitions, beside %d other workers"
-            lease_logger.info(text, self._subscription, *numbers)
+            text = "%s: a share of %d of %d partitions, beside %s"
+            lease_logger.info(text, self._subscription, *numbers[:2], counted(numbers[2], "other worker"))
         return share
 
     def _say_that_it_stands_by(self, holder: Holder) -> None:

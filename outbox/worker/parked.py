@@ -249,8 +249,7 @@ class ParkedQueue:
             # Before the requests are written, because the answer to that may be lost as well.
             self._hung.known.forget({request.id for request in requests})
             carry_out(requests, self._parked, self._settlement)
-            if self._parked.ordered:
-                self.keys.hold(request.key for request in requests if request.verb == "replay")
+            self.keys.hold(request.key for request in requests if request.verb == "replay")
             self.keys.reconsider({request.key for request in requests if request.key is not None})
         return len(requests)
 

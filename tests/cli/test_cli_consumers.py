@@ -78,6 +78,14 @@ def test_the_list_has_instances_and_backfills_and_no_relay(engine, channel, shop
 
 
 @ONE_DATABASE
+def test_a_filter_of_several_lines_is_shown_in_one(engine, channel):
+    subscription = Declaration(name="billing", destination=None, kind="consumer", filter="price > 100\n  AND a = 'x'")
+    Subscriptions(channel).declare(subscription)
+
+    assert "all topics, price > 100 AND a = 'x'  (consumer)" in outbox(engine, "subscriptions", "list").out
+
+
+@ONE_DATABASE
 def test_one_is_shown_with_its_partitions_also_if_it_has_one(engine, channel, seen):
     declare(channel, "news@a", "broadcast")
     declare(channel, "news@b", "broadcast")

@@ -141,6 +141,7 @@ def test_a_relay_that_runs_until_its_log_is_empty_handles_a_backfill(engine, cha
     again = outbox(engine, "relay", "--to", f"file://{sent}", "--until-empty")
 
     assert (again.code, len(sent.read_text().splitlines()), generations(channel)) == (0, 20, {"relay": 1})
+    assert again.err.count("relay:backfill has come to its end\n") == 1
 
 
 @ONE_DATABASE

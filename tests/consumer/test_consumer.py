@@ -367,7 +367,9 @@ def generator(_message: Message) -> Any:
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"concurrency": 0}, ValueError, "concurrency must be a whole number from 1 on, not 0"),
     ({"partitions": "2"}, ValueError, "partitions must be a whole number from 1 on, not '2'"),
+    ({"partitions": 0}, ValueError, "partitions must be a whole number from 1 on, not 0"),
     ({"batch_size": True}, ValueError, "batch_size must be a whole number from 1 on, not True"),
+    ({"batch_size": 0}, ValueError, "batch_size must be a whole number from 1 on, not 0"),
     ({"start": "now"}, ValueError, "start must be 'earliest', 'latest' or a moment, not 'now'"),
     ({"start": datetime(2026, 1, 1)}, ValueError, "start must have a time zone, .* tzinfo=UTC"),  # noqa: DTZ001
     ({"suspend": "group"}, ValueError, "suspend must be 'key' or 'queue', not 'group'"),

@@ -46,9 +46,10 @@ def given_back(row: LeaseRow, epoch: int) -> LeaseRow:
 def held(row: LeaseRow, epoch: int, *, same_server: bool) -> bool:
     """Return whether a transaction that holds the lease under an epoch may write.
 
-    `same_server`: whether the server has the incarnation from which the transaction's messages were read.
+    Nobody writes after the lease was given back. `same_server`: whether the server has the incarnation from which the
+    transaction's messages were read.
     """
-    return row.epoch == epoch and same_server
+    return row.epoch == epoch and row.owner is not None and same_server
 
 
 # Progress

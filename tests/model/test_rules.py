@@ -88,7 +88,7 @@ def test_a_lease_is_taken_renewed_given_back_and_held(
     row, seen = LeaseRow(), list[LeaseRow]()
     for _ in steps:
         epoch = max(0, row.epoch - chance.choice((0, 0, 1)))
-        lease = Lease(PARTITION, epoch, "one")
+        lease = Lease(PARTITION, epoch, str(row.owner))
         verb = chance.choice(("take", "take", "claim", "renew", "renew", "give back", "hold"))
         if verb in ("take", "claim"):
             owner, sight = chance.choice(("one", "other")), chance.choice([*seen[-4:], row])

@@ -154,6 +154,16 @@ def test_what_a_listener_raises_is_logged_and_not_for_each_message(caplog):
     assert logged.exc_info is not None
 
 
+@pytest.mark.parametrize("answer", [True, None, "CONSUME_SUCCESS", DONE_IN_ORDER])
+def test_what_is_no_status_is_logged_and_not_for_each_message(caplog, answer):
+    calls = ListenerCalls("billing", MessageListenerConcurrently(lambda messages, context: answer), 1000)
+    for _ in range(3):
+        calls.handle([message()])
+
+    (logged,) = caplog.messages
+    assert logged == f"billing: the listener returned {answer!r}; let the listener return a ConsumeConcurrentlyStatus"
+
+
 def test_a_message_has_rocketmqs_names_for_its_parts():
     first = MessageExt.of(message(key="order-1", tags="paid", headers={"region": "eu"}))
     third = MessageExt.of(message(attempt=3))

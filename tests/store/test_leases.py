@@ -50,6 +50,26 @@ def test_a_lease_is_one_worker_s_until_it_is_given_back(outbox, channel):
     assert yours == Lease(PARTITION, 2, "you")
 
 
+def test_a_lease_of_a_subscription_that_was_dropped_is_none_of_the_next_of_its_name(outbox, channel):
+    """Epochs begin anew: a worker that was frozen meanwhile has the epoch of its successor."""
+    subscriptions, leases, incarnation = Subscriptions(channel), Leases(channel), Log().now(channel).incarnation
+    old = leases.acquire(PARTITION, "frozen", LENGTH)
+    with subscriptions.changing():
+        subscriptions.drop("relay")
+    subscriptions.declare(declared())
+    new = leases.acquire(PARTITION, "new", LENGTH)
+    assert old is not None
+    assert new is not None
+
+    renewed = leases.renew(old, LENGTH)
+    settled = ProgressLog(channel).settle(old, 1, Progress(EARLIEST), incarnation)
+    leases.release(old)
+    with channel.transaction():
+        held = [leases.hold(each, incarnation) for each in (old, new)]
+
+    assert (old.epoch, renewed, settled, held) == (new.epoch, False, False, [False, True])
+
+
 def test_a_renewal_moves_the_end_and_only_the_owner_s_counts(outbox, channel):
     leases = Leases(channel)
     mine = leases.acquire(PARTITION, "me", LENGTH)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tenacity import wait_fixed
 
 from outbox import Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
@@ -27,6 +28,19 @@ from tests.support.waiting import eventually
 
 ONE = replace(POLICY, portion=1)
 HASTY_ONE = replace(HASTY, portion=1)
+
+
+def handed_over(stage: Stage, given: Sequence[Message], **options: Any) -> list[list[int]]:
+    """Handle the messages, and return those of each call."""
+    heard = list[list[int]]()
+
+    @stage.listeners.listen
+    def hears(event: Any) -> None:
+        if isinstance(event, HandedOver):
+            heard.append(ids(event.messages))
+
+    stage.run(given, **options)
+    return heard
 
 
 def test_each_portion_is_a_list_of_its_own():
@@ -99,6 +113,15 @@ def test_a_suspended_queue_leaves_the_rest_open():
     assert seen(outcome) == {"done": [1], "parked": [(2, "retry", 1)], "open": [3, 4]}
 
 
+def test_a_dead_letter_does_not_suspend_the_queue():
+    handler = Handler(only(2, verdict=Reject("never")))
+
+    outcome = Stage(handler, replace(ONE, suspend=True)).run(messages("a", "b", "c"))
+
+    assert handler.calls == [[1], [2], [3]]
+    assert seen(outcome) == {"done": [1, 3], "parked": [(2, "dead", 1)], "open": []}
+
+
 def test_a_suspended_queue_also_waits_for_what_is_unavailable():
     handler = Handler(only(2, verdict=Unavailable("later")))
 
@@ -118,32 +141,21 @@ def test_what_is_unavailable_blocks_no_key_without_order():
 
 
 def test_without_order_a_call_goes_on_with_the_key_of_a_failed_message():
-    handler, heard = Handler(only(1, verdict=Retry("no"))), list[list[int]]()
-    stage = Stage(handler, replace(ONE, ordered=False))
+    stage = Stage(Handler(only(1, verdict=Retry("no"))), replace(ONE, ordered=False))
 
-    @stage.listeners.listen
-    def hears(event: Any) -> None:
-        heard.append(ids(event.messages))
-
-    stage.run(messages("a", "a"))
-
-    assert heard == [[1, 2]]
+    assert handed_over(stage, messages("a", "a")) == [[1, 2]]
 
 
 def test_what_is_unavailable_while_nothing_is_accepted_comes_last_and_alone():
     """Each message of the portions was alone with the listener, so each is known to be unavailable."""
-    handler, away = Handler(), {1, 2}
+    away = {1, 2}
 
     def answer(message: Message) -> Verdict:
         verdict: Verdict = Unavailable("away") if message.id in away else DONE
         away.discard(message.id or 0)
         return verdict
 
-    handler.answer = answer
-    outcome = Stage(handler, ONE, others=True).run(messages("a", "b"), quota=0)
-
-    assert handler.calls == [[1], [2], [1], [2]]
-    assert seen(outcome) == {"done": [1, 2], "parked": [], "open": []}
+    assert handed_over(Stage(Handler(answer), ONE), messages("a", "b"), quota=0) == [[1, 2], [1], [2]]
 
 
 def test_what_is_unavailable_is_not_counted_and_others_go_on():
@@ -531,12 +543,27 @@ def test_without_order_messages_of_a_key_are_handled_at_once():
 
 def test_a_call_leaves_some_keys_to_the_others():
     """The keys alternate in the log."""
-    handler = Watched({}, slow=frozenset(range(1, 9)))
+    stage = Stage(Watched({}, slow=frozenset(range(1, 17))), ONE, concurrency=2)
 
-    outcome = Stage(handler, ONE, concurrency=2).run(messages(*"abababab"))
+    assert sorted(handed_over(stage, messages(*"ab" * 8))[:2]) == [[1, 3, 5, 7], [2, 4, 6, 8]]
 
-    assert (handler.most, handler.together, len(outcome.done)) == (2, set(), 8)
-    assert dict(handler.arrived) == {"a": [1, 3, 5, 7], "b": [2, 4, 6, 8]}
+
+def test_another_call_goes_on_while_what_one_had_is_unavailable():
+    """Only when none is under way is there a pause."""
+    away = {1}
+
+    def answer(message: Message) -> Verdict:
+        time.sleep(0.3 if message.id == 2 else 0)
+        verdict: Verdict = Unavailable("away") if message.id in away else DONE
+        away.discard(message.id or 0)
+        return verdict
+
+    stage = Stage(Handler(answer), replace(ONE, pause=wait_fixed(30)), concurrency=2)
+    began = time.monotonic()
+    outcome = stage.run(messages("a", "b"), quota=0)
+
+    assert ids(outcome.done) == [2, 1]
+    assert time.monotonic() - began < 30
 
 
 def test_too_many_portions_that_hang_end_it_and_what_they_have_is_parked():

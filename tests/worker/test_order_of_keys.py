@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from tenacity import wait_fixed
 
 from outbox import (
@@ -103,6 +103,36 @@ def test_without_order_a_dead_letter_blocks_nothing_and_neither_does_its_replay(
         assert eventually(lambda: "e" in listener.got)
 
     assert sorted(listener.got) == sorted(["a", "b", "c", "a", "d", "e"])
+
+
+def test_without_order_a_message_that_hangs_holds_no_other_of_its_key(engine):
+    send(engine, *"ab")
+    released, listener = threading.Event(), Listener(b=[Retry("no")])
+
+    def hangs(messages: Sequence[Message]) -> list[Verdict]:
+        if messages[0].body == b"a":
+            released.wait(60)
+        return listener(messages)
+
+    policy = replace(AT_ONCE, deadline=timedelta(seconds=0.5))
+    with at_work(group(Outbox(engine), hangs, policy, ordered=False)):
+        found = eventually(lambda: listener.got == ["b", "b"])
+        released.set()
+
+    assert found
+
+
+def test_without_order_a_replay_blocks_nothing_before_a_worker_comes(engine):
+    send(engine, "a")
+    group(Outbox(engine), Listener(a=[Reject("no")]), ordered=False).until_empty()
+
+    request(engine, "replay")
+    with closing(Outbox(engine).database.open()) as channel:
+        commands.carry_out_without_worker(channel, "group")
+
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT state, blocks FROM outbox_parked")).all()
+    assert [(state, bool(blocks)) for state, blocks in found] == [("retry", False)]
 
 
 def test_without_order_a_message_that_falls_due_comes_when_it_is_due_and_blocks_nothing(engine):

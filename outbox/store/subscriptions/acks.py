@@ -33,7 +33,7 @@ _PASSED = """
 _PRUNE = """
     DELETE FROM {ack} WHERE {id_in_ids} AND EXISTS (
         SELECT 1 FROM {lease} WHERE subscription = :subscription AND generation = :generation
-          AND partition = :partition AND epoch = :epoch)
+          AND partition = :partition AND epoch = :epoch AND owner = :owner)
 """
 _FORGET = "DELETE FROM {ack} WHERE subscription = :subscription"
 

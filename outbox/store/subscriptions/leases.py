@@ -32,15 +32,16 @@ _NONE_SEEN = -1
 #: Not one that was given back meanwhile, by the thread that does not renew.
 _RENEW = """
     UPDATE {lease} SET lease_until = {later}, renewals = renewals + 1
-    WHERE (subscription, generation, partition, epoch) IN ({these}) AND owner IS NOT NULL
+    WHERE (subscription, generation, partition, epoch, owner) IN ({these})
 """
 _STILL_OURS = """
-    SELECT subscription, generation, partition, epoch FROM {lease}
-    WHERE (subscription, generation, partition, epoch) IN ({these}) AND owner IS NOT NULL
+    SELECT subscription, generation, partition, epoch, owner FROM {lease}
+    WHERE (subscription, generation, partition, epoch, owner) IN ({these})
 """
 _RELEASE = """
     UPDATE {lease} SET lease_until = NULL, owner = NULL
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition AND epoch = :epoch
+      AND owner = :owner
 """
 _LOOK = """
     SELECT subscription, generation, partition, owner, epoch, renewals, lease_until,
@@ -71,7 +72,7 @@ _NOTICE = """
 #: Prevents a new epoch until the transaction ends, without writing a new version of the row.
 _HOLD = """
     SELECT 1 FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-      AND epoch = :epoch AND {incarnation} = :incarnation {share_lock}
+      AND epoch = :epoch AND owner = :owner AND {incarnation} = :incarnation {share_lock}
 """
 
 
@@ -131,13 +132,13 @@ class Leases:
 
     def renew_all(self, leases: Collection[Lease], length: timedelta) -> set[Lease]:
         """Extend these leases, in one statement; return the leases that are still ours."""
-        ours = {(*_key_of(lease.partition), lease.epoch): lease for lease in leases}
+        ours = {(*_key_of(lease.partition), lease.epoch, lease.owner): lease for lease in leases}
         these, parameters = self._listed(list(ours))
         renew = self._database.sql(_RENEW, these=these)
         if self._channel.run(renew, **parameters, seconds=length.total_seconds()) == len(ours):
             return set(ours.values())
         rows = self._channel.rows(self._database.sql(_STILL_OURS, these=these), **parameters)
-        return {ours[row[0], row[1], row[2], row[3]] for row in rows}
+        return {ours[tuple(row)] for row in rows}
 
     def release(self, lease: Lease) -> None:
         """Give the lease back, if it is still ours."""

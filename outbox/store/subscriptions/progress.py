@@ -18,7 +18,8 @@ _NEWEST = """
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
     ORDER BY epoch DESC, n DESC LIMIT 1
 """
-#: One statement settles a batch. It writes only while the lease row has our epoch, and on the server that was read.
+#: One statement settles a batch. It writes only while the lease row has our epoch and our name, and on the server that
+#: was read.
 _SETTLE = """
     INSERT INTO {progress}
         (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message)
@@ -26,7 +27,8 @@ _SETTLE = """
            CAST(:target AS {text}), CAST(:after AS {bigint}), {now}, {last_message}
     FROM (SELECT 1 AS one FROM {lease}
           WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-            AND epoch = :epoch AND {incarnation} = :incarnation {share_lock}) AS mine {while_same_ids}
+            AND epoch = :epoch AND owner = :owner AND {incarnation} = :incarnation {share_lock}) AS mine
+    {while_same_ids}
 """
 _APPEND = """
     {insert_once} {progress}
