@@ -254,9 +254,9 @@ SUSPENDS = HandlerPolicy(retry=LATER.retry, portion=1, suspend=True)
 def test_a_suspended_queue_hands_over_nothing_else_that_is_parked(engine):
     """A message falls due, and a person releases what a dead letter holds back."""
     send(engine, *"dx", key="other")
-    send(engine, "late", delay=timedelta(seconds=0.2))
+    send(engine, "late", delay=timedelta(seconds=3))
     send(engine, "a")
-    listener = Listener(d=[Reject("no")], a=[Retry("no", timedelta(seconds=5))])
+    listener = Listener(d=[Reject("no")], a=[Retry("no", timedelta(seconds=8))])
 
     with at_work(group(Outbox(engine), listener, SUSPENDS)):
         assert eventually(lambda: states(engine) == {"dead": 1, "delayed": 1, "blocked": 1, "retry": 1})
