@@ -32,7 +32,7 @@ demo: .venv/.demo
 PYTEST = $(BIN)/python -m pytest --dist worksteal
 
 test: .venv/.dev
-	$(PYTEST) -n 8 $(ARGS)
+	$(PYTEST) -n 6 $(ARGS)
 
 test-unit: .venv/.dev
 	$(BIN)/python -m pytest tests/unit tests/model/test_explorer.py tests/model/test_worlds.py -m 'not large' $(ARGS)

@@ -44,10 +44,10 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """At full scale some tests need more than five minutes, even more beside others; they say themselves if not.
 
-    Those that want the machine for themselves there take longest here, and begin first: one that begins last is waited
-    for.
+    Those with Spark begin first, in one worker, which others take the last tests from: each worker would start a Java.
+    Then come those that want the machine for themselves there. They take longest here.
     """
-    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+    items.sort(key=lambda item: (item.path.parent.name != "spark", item.get_closest_marker("alone") is None))
     if not config.getoption("--full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
