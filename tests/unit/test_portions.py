@@ -674,6 +674,12 @@ def test_a_lease_that_is_lost_holds_what_is_under_way():
     held = Held()
     held.calls = 2
     handler = Handler()
+
+    def answer(message: Message) -> Verdict:
+        assert message.id == 1 or eventually(lambda: [1] in handler.calls)
+        return DONE
+
+    handler.answer = answer
     stage = Stage(handler, ONE, held=held, concurrency=2, part_seconds=0.0)
 
     with hanging(handler, 1) as released:
