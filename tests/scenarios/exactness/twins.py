@@ -12,6 +12,7 @@ from outbox.model.position import Position, Progress
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
+from outbox.store.dialects.statements import Sql
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.log import Log, Page
 from outbox.store.subscriptions.progress import ProgressLog
@@ -102,8 +103,12 @@ class RemembersItsBase(Prefetcher):
 class SettlesWithoutEpoch(ProgressLog):
     """Appends progress whoever holds the lease."""
 
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self._settle = Sql(replaced(self._settle, fence=("AND epoch = :epoch AND owner = :owner AND", "AND")))
+
     def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
-        """In the name of whoever holds it."""
+        """Under the newest epoch."""
         name = lease.partition.subscription
         ((epoch,),) = self._channel.rows("SELECT max(epoch) FROM {lease} WHERE subscription = :name", name=name)
         ((last,),) = self._channel.rows("SELECT max(n) FROM {progress} WHERE subscription = :name", name=name)
