@@ -65,7 +65,7 @@ FROZEN = replace(
     every=1.0,
     rows=5,
 )
-TWINS = [(None, set()), ("without_blocked", {"order"}), ("without_epoch", {"back", "lost", "excess"})]
+TWINS = [(None, set()), ("without_blocked", {"order"}), ("without_epoch", {"back", "overlap"})]
 
 
 @pytest.mark.timeout(900)

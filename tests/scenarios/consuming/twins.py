@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 
+from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.parking import Parking
+from outbox.store.subscriptions.leases import Leases
 from outbox.worker import partition, settle
 from outbox.worker.policy import HandlerPolicy
 from tests.scenarios.exactness.twins import ParksWithoutEpoch, SettlesWithoutEpoch
@@ -20,10 +23,15 @@ def _blocks_nothing(
     return replace(_failed(policy, message, error, after, counts=counts), blocks=False)
 
 
+def _renews_any(_: Leases, leases: Collection[Lease], length: timedelta) -> set[Lease]:
+    return set(leases)
+
+
 def install(name: str | None) -> None:
     """Make this process one of the twins."""
     if name == "without_blocked":
         setattr(HandlerPolicy, "failed", _blocks_nothing)  # noqa: B010  # type checkers take a method for a constant
     elif name == "without_epoch":
+        setattr(Leases, "renew_all", _renews_any)  # noqa: B010
         setattr(partition, "Settlement", ParksWithoutEpoch)  # noqa: B010
         setattr(settle, "ProgressLog", SettlesWithoutEpoch)  # noqa: B010
