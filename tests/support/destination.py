@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from tenacity import wait_fixed
@@ -133,3 +134,21 @@ def fill(outbox: Outbox, count: int, *, keys: int = 20, topics: int = 1, first: 
 def expected(key: int, count: int, keys: int = 20) -> list[bytes]:
     """What `fill` appended for one key, in order."""
     return [str(n).encode() for n in range(key, count, keys)]
+
+
+class Lines:
+    """A destination that outlives its process: one line of the file for each message."""
+
+    destination = "test"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Write them down."""
+        with self._path.open("a") as file:
+            file.writelines(f"{message.body.decode()}\n" for message in messages)
+        return [DONE] * len(messages)
+
+    def close(self) -> None:
+        """Every line is written already."""

@@ -32,7 +32,7 @@ from outbox.store.operations.status import standings
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
-from tests.support.destination import Destination, failing, fill, relay_to
+from tests.support.destination import Destination, Lines, failing, fill, relay_to
 from tests.support.direct import acked, declare_compensation, write
 from tests.support.faults import arm_kill
 from tests.support.parked import request, states
@@ -391,24 +391,6 @@ def test_a_restore_drops_it(channel, sent):
 
 
 # Processes
-
-
-class Lines:
-    """A destination that outlives its process: one line a message."""
-
-    destination = "test"
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def send(self, messages):
-        """Write them down."""
-        with self._path.open("a") as file:
-            file.writelines(f"{message.body.decode()}\n" for message in messages)
-        return [DONE] * len(messages)
-
-    def close(self) -> None:
-        """Every line is written already."""
 
 
 CHILD = ["-c", "import sys; from tests.worker.test_backfill import child; child(sys.argv[1])"]

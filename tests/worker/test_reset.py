@@ -34,7 +34,7 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
-from tests.support.destination import Destination, expected, failing, fill, relay_to
+from tests.support.destination import Destination, Lines, expected, failing, fill, relay_to
 from tests.support.direct import acked, declare_compensation, relay_of, stored_acks, write
 from tests.support.faults import arm_stop
 from tests.support.parked import request, states
@@ -292,24 +292,6 @@ def test_all_instances_of_a_broadcast_consumer_begin_again_or_one(channel):
 
 
 # Processes
-
-
-class Lines:
-    """A destination that outlives its process: one line a message."""
-
-    destination = "file of the test"
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def send(self, messages):
-        """Write them down."""
-        with self._path.open("a") as file:
-            file.writelines(f"{message.body.decode()}\n" for message in messages)
-        return [DONE] * len(messages)
-
-    def close(self) -> None:
-        """Every line is written already."""
 
 
 CHILD = ["-c", "import sys; from tests.worker.test_reset import child; child(sys.argv[1])"]
