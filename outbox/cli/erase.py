@@ -9,7 +9,6 @@ import click
 from outbox.cli.options import Target, about_a_database, as_json, by_whom, me, option
 from outbox.cli.output import counted, say, show_json
 
-
 _STAY = ("stays", "stay")
 
 

@@ -251,7 +251,9 @@ class Purge:
     def _holding(self, last: int) -> tuple[str, ...]:
         """Return the subscriptions that have not passed the newest old row, if the row is still there."""
         numbers = self._channel.rows(_NEWEST, last=last)
-        return tuple(sorted({name for name, base in stored_bases(self._channel) for (n,) in numbers if not base.sees(n)}))
+        return tuple(
+            sorted({name for name, base in stored_bases(self._channel) for (n,) in numbers if not base.sees(n)})
+        )
 
     def _moment_before(self, age: timedelta) -> datetime:
         return self._database.moment(self._channel.rows(_CUTOFF, seconds=-age.total_seconds())[0][0])
