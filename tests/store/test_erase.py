@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, text
@@ -36,7 +37,7 @@ def destination() -> Destination:
     return Destination()
 
 
-def send(outbox: Outbox, *keys: str) -> list:
+def send(outbox: Outbox, *keys: str) -> list[UUID]:
     with outbox.begin() as session:
         return [outbox.send(session, "orders", f"of {key}", key=key) for key in keys]
 
@@ -48,8 +49,8 @@ def left(outbox: Outbox) -> list[str]:
         return [bytes(body).decode() for body in bodies]
 
 
-def erased(channel: Channel, *keys: str, **options) -> tuple:
-    done = erase(channel, keys=keys, by="test", **options)
+def erased(channel: Channel, *keys: str, rehearsal: bool = False) -> tuple[int, int, dict[str, int], int]:
+    done = erase(channel, keys=keys, by="test", rehearsal=rehearsal)
     return done.rows, done.dead_letters, {name: len(ids) for name, ids in done.waiting.items()}, len(done.undecided)
 
 
