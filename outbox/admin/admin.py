@@ -25,7 +25,7 @@ _DEFAULT = Thresholds()
 
 
 def awaited(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """Return the awaited form of a blocking method, which runs in a thread meanwhile."""
+    """Return the awaited form of a blocking method; the method runs in a thread."""
 
     @wraps(method)
     async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -38,8 +38,8 @@ def awaited(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 class Admin:
     """Answers an operator's questions about an outbox, and carries out orders.
 
-    Each call opens a connection of its own, and closes the connection at the end. So calls may overlap. The results are
-    frozen, with the fields that `--json` prints.
+    Each call opens a connection, and closes the connection at the end. So calls may overlap. The results are frozen,
+    with the fields of `--json`.
 
     Args:
         where: the database of an outbox; or a connection for all calls, one after the other.
@@ -69,7 +69,7 @@ class Admin:
             return tuple(map(status_of, standings(channel, meant)[1]))
 
     def diagnosis(self, thresholds: Thresholds = _DEFAULT) -> tuple[Finding, ...]:
-        """Return what is wrong, since when, and what to do; empty if nothing is."""
+        """Return the problems, each with its begin, evidence and the next command; empty: all is well."""
         return self.look(thresholds).findings
 
     alook = awaited(look)

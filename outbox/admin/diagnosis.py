@@ -74,7 +74,7 @@ class _Diagnosis:
         told += self._of_blocked(standing) if has_cause else ()
         told += self._of_nobody(standing)
         yield from told
-        # Messages that wait for a reason that is told exceed no limit besides.
+        # Messages that wait for a known reason exceed no limit besides.
         if all(each.kind in ("dead", "given_up", "blocked") for each in told):
             yield from self._of_limits(standing)
 
@@ -100,18 +100,18 @@ class _Diagnosis:
         return any(name in (each.name, base_of(each.name, known)) for each in self.facts.refused)
 
     def _of_workers(self, standing: SubscriptionStatus) -> Iterator[Finding]:
-        """Yield the reasons that workers give for not working."""
+        """Yield the reasons of workers for not working."""
         name, holder = standing.subscription.name, standing.holder
         yield from (self._of_refused(each) for each in self.facts.refused if each.name == name)
         if holder is not None and holder.notice is not None:
             yield Finding(
                 kind="stuck",
                 subscription=name,
-                what="its worker does not get on",
+                what="the worker does not get on",
                 since=holder.noticed_at,
                 seconds=None if holder.noticed_at is None else self._seconds(holder.noticed_at),
                 evidence=holder.notice,
-                advice="to see whether it goes on, run",
+                advice="to see whether the worker goes on, run",
                 next_command="outbox status --watch",
             )
 
@@ -155,7 +155,7 @@ class _Diagnosis:
             since=since,
             seconds=self._seconds(since),
             evidence=_errors(troubles),
-            advice="do not replay yet, mend the common cause first; to see them, run"
+            advice="do not replay yet, mend the common cause first; to look, run"
             if common and number.number >= _MANY and not is_check
             else "to decide, run",
             next_command=f"outbox half list --given-up{group_option}"
@@ -174,8 +174,8 @@ class _Diagnosis:
             )
 
     def _of_limits(self, standing: SubscriptionStatus) -> Iterator[Finding]:
-        """Yield which limits a healthy subscription exceeds: more messages come than are handled."""
-        # An extract reads when it is started, and has a limit of its own.
+        """Yield the limits that a healthy subscription exceeds: more messages come than are handled."""
+        # An extract reads when a person starts it, and has a limit of its own.
         if standing.hold is not None:
             return
         exceeded, limits = list[str](), self.limits
@@ -193,7 +193,7 @@ class _Diagnosis:
                 since=self.facts.now - standing.behind,
                 seconds=standing.behind.total_seconds(),
                 evidence="; ".join(exceeded),
-                advice="to see whether it catches up, run",
+                advice="to see whether the worker catches up, run",
                 next_command="outbox status --watch",
             )
 
@@ -211,35 +211,35 @@ class _Diagnosis:
             yield Finding(
                 kind="not_run",
                 subscription=name,
-                what="nobody has run it yet",
-                evidence="it keeps every message from being purged",
-                advice="if nobody is to, run" if unneeded else None,
+                what="no worker has run yet",
+                evidence="no message is purged before",
+                advice="if no worker is to, run" if unneeded else None,
                 next_command=f"outbox subscriptions drop {quote(name)}" if unneeded else None,
             )
             return
         seconds, grounds = standing.idle, list[str]()
         if holder is not None and holder.lease_until is not None:
-            # A worker that stops gives its lease back; this one was killed, or hangs.
+            # A worker that stops gives its lease back; a worker with a lease was killed, or hangs.
             seconds = self._seconds(holder.lease_until)
-            grounds.append("its worker ended without giving the lease back")
+            grounds.append("the worker ended without giving the lease back")
         elif standing.idle is not None and standing.idle < _IDLE_SECONDS:
             return
         if standing.backlog.number:
             grounds.append(counted(standing.backlog, "message", _WAITS))
         numbers = ", ".join(str(each.number) for each in sorted(standing.unowned, key=lambda each: each.number))
-        who = f"partition {numbers}" if standing.owners else "it"
-        # A worker that cannot begin says itself what to do; the options that its relay had are the old ones.
+        which = f" for partition {numbers}" if standing.owners else ""
+        # A refusal names what to do; the options of before are the old ones.
         has_advice = subscription.follows is not None or self._is_refused(name)
         advice, command = (None, None) if has_advice else _start(standing)
         yield Finding(
             kind="not_run",
             subscription=name,
-            what=f"nobody checks back on group {subscription.tags[0]}"
+            what=f"no worker checks back on group {subscription.tags[0]}"
             if subscription.tags and subscription.kind == "check"
-            else f"nobody runs {who}",
+            else f"no worker runs{which}",
             since=None if seconds is None else self.facts.now - timedelta(seconds=seconds),
             seconds=seconds,
-            evidence="; ".join([*grounds, "messages after its position are not purged"]),
+            evidence="; ".join([*grounds, "later messages are not purged"]),
             advice=advice,
             next_command=command,
         )
@@ -247,9 +247,9 @@ class _Diagnosis:
     def _of_extract(self, name: str, hold: Hold, idle: float) -> Iterator[Finding]:
         until = f"{hold.until:%Y-%m-%d %H:%M:%S} UTC"
         if hold.released:
-            evidence = f"its hold ended at {until}, and messages after its position may be purged"
+            evidence = f"the hold ended at {until}, and later messages may be purged"
         elif idle >= (hold.until - hold.since).total_seconds() / 2:
-            evidence = f"after {until} purge no longer waits for it"
+            evidence = f"after {until} purge no longer waits"
         else:
             return
         yield Finding(
@@ -259,7 +259,7 @@ class _Diagnosis:
             since=hold.since,
             seconds=self._seconds(hold.since),
             evidence=evidence,
-            advice="run its outbox extract again, or give it up by",
+            advice="run outbox extract again; or, to give the archive up, run",
             next_command=f"outbox subscriptions drop {quote(name)}",
         )
 
@@ -292,12 +292,12 @@ def _start(standing: SubscriptionStatus) -> tuple[str, str | None]:
             f"outbox half list{group_option}",
         )
     if subscription.kind in ("consumer", "broadcast"):
-        return "start the application that runs it, or run", "outbox consume MODULE:NAME"
+        return "start the application of the consumer, or run", "outbox consume MODULE:NAME"
     destination = subscription.destination or ""
     if "://" not in destination and destination != "stdout:":
-        return "start the application that runs it", None
+        return "start the application with the relay", None
     options = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
     options += "" if subscription.tags is None else f" --tags {quote(tag_expression(subscription.tags))}"
     options += "" if subscription.filter is None else f" --filter {quote(subscription.filter)}"
     run = f"outbox relay --name {quote(subscription.name)}{options} --to {quote(destination)}"
-    return "start its relay with the options that it had", run
+    return "start the relay with the same options as before", run

@@ -73,7 +73,7 @@ def test_a_name_that_is_not_there_is_an_error(engine):
         (
             ["no stream 1", "no stream 2", *["no stream 3"] * 8, "too long"],
             "91 % have no stream 3; 9 % have too long",
-            "do not replay yet, mend the common cause first; to see them, run",
+            "do not replay yet, mend the common cause first; to look, run",
         ),
         (
             [*["too long"] * 7, *["no stream"] * 3],

@@ -274,7 +274,7 @@ def test_status_is_a_table(sqlite_engine):
 
     header, row = (line.split() for line in ended.out.splitlines())
     assert (header[:2], row[:2], row[-1]) == (["SUBSCRIPTION", "BACKLOG"], ["relay", "3"], "nobody")
-    assert ended.err == "warning: relay: nobody has run it yet: it keeps every message from being purged\n"
+    assert ended.err == "warning: relay: no worker has run yet: no message is purged before\n"
 
 
 def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlite_engine):
@@ -287,13 +287,11 @@ def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlit
     idle = outbox(sqlite_engine, "status").err
 
     told = (
-        "warning: relay: nobody has run it yet: it keeps every message from being purged; if nobody is to, run: outbox"
+        "warning: relay: no worker has run yet: no message is purged before; if no worker is to, run: outbox"
         " subscriptions drop relay\n"
     )
     assert fresh == told
-    stopped = (
-        r"warning: other: nobody runs it \(since 2(\.\d)? min\): messages after its position are not purged; start .*\n"
-    )
+    stopped = r"warning: other: no worker runs \(since 2(\.\d)? min\): later messages are not purged; start .*\n"
     assert re.fullmatch(stopped + re.escape(told), idle)
 
 

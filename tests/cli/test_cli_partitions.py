@@ -111,7 +111,7 @@ def test_status_warns_of_a_partition_that_nobody_runs(engine, channel, shop, rel
 
     (found,) = Outbox(engine).admin.diagnosis()
 
-    assert (found.kind, found.subscription, found.what) == ("not_run", "relay", "nobody runs partition 1")
+    assert (found.kind, found.subscription, found.what) == ("not_run", "relay", "no worker runs for partition 1")
 
 
 @ONE_DATABASE

@@ -152,5 +152,5 @@ def test_a_backfill_that_nobody_runs_is_in_the_warnings(engine, channel, sent):
 
     (found,) = [each for each in Outbox(engine).admin.diagnosis() if each.subscription == "relay:backfill"]
 
-    grounds = "10 messages wait; messages after its position are not purged"
-    assert (found.what, found.evidence, found.next_command) == ("nobody runs it", grounds, None)
+    grounds = "10 messages wait; later messages are not purged"
+    assert (found.what, found.evidence, found.next_command) == ("no worker runs", grounds, None)

@@ -131,7 +131,7 @@ def test_a_process_whose_routes_cannot_begin_is_told_by_status_and_names_each_ro
     assert "subscription 'relay:orders.*' is not there yet" in said
     doubled = re.findall(r"^.*\b(relay(?::orders\.\*)?): (?:subscription )?'?\1'?[: ].*$", said, re.MULTILINE)
     assert doubled == []
-    assert "the options that it had" not in warned.err
+    assert "the same options as before" not in warned.err
 
 
 SINGLE = """

@@ -154,7 +154,7 @@ def test_a_group_that_nobody_checks_back_on_is_told_with_what_to_do(engine):
 
     (found,) = [each for each in Outbox(engine).admin.diagnosis() if each.subscription == "check:shop"]
 
-    assert (found.what, found.next_command) == ("nobody checks back on group shop", "outbox half list --group shop")
+    assert (found.what, found.next_command) == ("no worker checks back on group shop", "outbox half list --group shop")
 
 
 @ONE_DATABASE

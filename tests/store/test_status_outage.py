@@ -196,8 +196,8 @@ def test_a_worker_that_waits_with_messages_in_the_log_says_for_what_and_since_wh
 
     text = "waits for nats://h:4222 to accept topic orders: connection refused"
     assert (found["backlog"], found["notice"], code) == (100, text, 1)
-    assert said[0].startswith("relay: its worker does not get on (since ")
-    assert said[0].endswith(f"): {text}; to see whether it goes on, run: outbox status --watch")
+    assert said[0].startswith("relay: the worker does not get on (since ")
+    assert said[0].endswith(f"): {text}; to see whether the worker goes on, run: outbox status --watch")
 
 
 def test_the_first_moment_of_a_trouble_is_kept(engine):
@@ -226,7 +226,7 @@ def test_a_worker_that_was_killed_is_told_as_soon_as_its_lease_is_over(engine):
 
     said = outbox(engine, "status", "--check")
 
-    assert (said.code, " s): its worker ended without giving the lease back; messages after" in said.err) == (1, True)
+    assert (said.code, " s): the worker ended without giving the lease back; later messages" in said.err) == (1, True)
 
 
 def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
@@ -242,9 +242,9 @@ def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
 
     said = outbox(engine, "status", "--check")
 
-    waits = "2 messages wait; messages after its position are not purged"
-    run = "start its relay with the options that it had: outbox relay --name relay --to nats://h:4222"
-    assert (said.code, said.err) == (1, f"warning: relay: nobody runs it (since 2 min): {waits}; {run}\n")
+    waits = "2 messages wait; later messages are not purged"
+    run = "start the relay with the same options as before: outbox relay --name relay --to nats://h:4222"
+    assert (said.code, said.err) == (1, f"warning: relay: no worker runs (since 2 min): {waits}; {run}\n")
 
 
 def write_long_ago(engine: Engine, seconds: int, number: int = 1) -> None:
@@ -300,7 +300,7 @@ def test_a_lag_is_told_with_its_limit(engine):
         said = outbox(engine, "status", "--max-backlog", "0").err
 
     oldest = "the oldest for 6 min, which is more than 5 min; more than 0 messages"
-    watch = "to see whether it catches up, run: outbox status --watch"
+    watch = "to see whether the worker catches up, run: outbox status --watch"
     assert said == f"warning: relay: 1 message waits for nats://h:4222 (since 6 min): {oldest}; {watch}\n"
 
 
@@ -381,7 +381,7 @@ def test_a_route_that_cannot_begin_is_told_at_once_and_until_it_can(engine):
     because = [line.partition("a worker cannot begin")[2].partition("): ")[2] for line in warnings[:2]]
     assert because[0].startswith("subscription 'relay:a*' is not there yet, and 'relay' has its topics")
     assert because[1].startswith("subscription 'relay' has topics all, this worker asks for !a*")
-    assert "the options that it had" not in said.err
+    assert "the same options as before" not in said.err
 
     assert outbox(engine, *shlex.split(split)[1:]).code == 0
     for relay in routes(Outbox(engine), {"a*": Destination(), "*": Destination()}):
