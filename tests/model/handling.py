@@ -63,9 +63,8 @@ class Handler:
             outages=outages_told_to(Listeners()),
             part_seconds=math.inf,
             hung=HungCalls(),
+            blame=blame,
         )
-        if blame is not None:
-            self._handler._blame = blame
 
     def steps(
         self, items: Sequence[Item], *, parked: bool, others: Callable[[], bool]
@@ -115,7 +114,6 @@ class _Calls:
     """The calls of a lease that is good for ever: each is under way until somebody finishes it."""
 
     held = SimpleNamespace(lease=None)
-    portions = None
     overdue: tuple[Call, ...] = ()
 
     @property

@@ -70,8 +70,6 @@ class ScriptedCall(Call):
 class Line:
     """The way of the handler to the destination, under one lease."""
 
-    portions = None
-
     def __init__(self, machine: Machine, lease: Lease) -> None:
         self._machine = machine
         self.caller, self.held = self, SimpleNamespace(lease=lease)
