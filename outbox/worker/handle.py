@@ -27,20 +27,10 @@ from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.policy import HandlerPolicy, Portions
 from outbox.worker.portions import PortionedCall
-from outbox.worker.waiting import Wait
+from outbox.worker.waiting import Look, Wait
 
 #: How often to look whether a lease was renewed that does not last long enough for a call.
 _RENEWED_SECONDS = 0.02
-
-
-@dataclass(slots=True)
-class Look:
-    """Asks the stepping partition to set `others`: whether other messages could be tried.
-
-    They could show whether the destination is away, or a message crashes its handler.
-    """
-
-    others: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

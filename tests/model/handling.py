@@ -16,10 +16,11 @@ from outbox.runtime.stop import Stop
 from outbox.telemetry.events import Listeners
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call
-from outbox.worker.handle import BatchHandler, Look
+from outbox.worker.handle import BatchHandler
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
+from outbox.worker.waiting import Look
 from tests.support.stage import outages_told_to
 
 _NEVER = Stop()

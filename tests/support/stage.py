@@ -18,12 +18,12 @@ from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
 from outbox.telemetry.events import HandedOver, Listeners, Teller
 from outbox.worker.calls import Caller, HeldLease
-from outbox.worker.handle import BatchHandler, LeasedCaller, Look
+from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.waiting import Wait
+from outbox.worker.waiting import Look, Wait
 
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)
