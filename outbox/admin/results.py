@@ -182,6 +182,21 @@ class TransactionsStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogStatus:
+    """The size of the log.
+
+    Attributes:
+        rows: at most so many, because ids of rolled-back messages count, too.
+        bytes: of the table and its indexes; on SQLite, of the file.
+        oldest_seconds: the age of the first row; None: the log is empty.
+    """
+
+    rows: int
+    bytes: int
+    oldest_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """All of a database at one moment: the results of `statuses` and of `diagnosis`, which agree with each other.
 
@@ -189,6 +204,7 @@ class Look:
         at: the database's clock.
         findings: problems, since when, and what to do.
         subscriptions: sorted by name.
+        log: its size; None: there is no log.
         transactions: by producer group and real topic; empty without half messages.
         latencies: seconds from the half message to its commit, by real topic: `count`, `sum` and `max` of the newest.
     """
@@ -196,6 +212,7 @@ class Look:
     at: datetime
     findings: tuple[Finding, ...] = ()
     subscriptions: tuple[Status, ...] = ()
+    log: LogStatus | None = None
     transactions: tuple[TransactionsStatus, ...] = ()
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 

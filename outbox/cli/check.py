@@ -93,7 +93,7 @@ def check(
             _require_nobody(channel, group)
     with _service(target, group, timeout, policy, question, business) as service:
         say(f"check:{group}: {_asked(listener, business)}, after {age(timeout.total_seconds())}")
-        _run(service, probes, once=once)
+        _run(service, target, probes, once=once)
     say(f"check:{group}: {_left(target, group) if once else 'stopped'}")
 
 
@@ -124,13 +124,14 @@ def _service(
         yield CheckService(broker, group, checks, question, business)
 
 
-def _run(service: CheckService, probes: Probes, *, once: bool) -> None:
+def _run(service: CheckService, target: Target, probes: Probes, *, once: bool) -> None:
+    from outbox.cli.relaying import looks_at
     from outbox.relay.supervisor import Supervisor
     from outbox.runtime.signals import stopping_on_signals
 
     supervisor = Supervisor([service], pause=None)
     if not once:
-        run_probed(supervisor, probes)
+        run_probed(supervisor, probes, looks_at([target]))
         return
     with stopping_on_signals(supervisor.stop):
         supervisor.until_empty()

@@ -299,6 +299,8 @@ class Home:
     identity: str
     #: An SQL expression that returns a random text, as the id of an outbox.
     installation: str
+    #: Reads the bytes of the log with its indexes; where tables have no size of their own, those of the file.
+    log_bytes: str
     #: None where no crash can make the database draw a number again that it drew before.
     wal: WriteAheadLog | None
     #: None where a copied log keeps the ids that it has.

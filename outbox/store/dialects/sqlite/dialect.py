@@ -249,6 +249,7 @@ DIALECT = Dialect(
     home=Home(
         identity="SELECT NULL AS system_identifier, NULL AS database_oid",
         installation="lower(hex(randomblob(16)))",
+        log_bytes="SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
         wal=None,
         restore=None,
         why_foreign=lambda _read, _message: None,
