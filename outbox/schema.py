@@ -206,6 +206,7 @@ def _subscription(metadata: MetaData) -> Table:
         Column("next_partitions", Integer, comment="their number after that"),
         Column("ordered", Boolean, nullable=False, server_default=text("true"), comment="keeps keys in order"),
         Column("compact", Boolean, nullable=False, server_default=text("false"), comment="newest of a key"),
+        Column("pauses", Text, comment="JSON list of what people have paused; null: nothing"),
         comment="readers of the log; shrinks by hand",
     )
 

@@ -76,6 +76,7 @@ def create_subscription() -> None:
         sa.Column("next_partitions", sa.Integer, comment="their number after that"),
         sa.Column("ordered", sa.Boolean, nullable=False, server_default=sa.text("true"), comment="keeps keys in order"),
         sa.Column("compact", sa.Boolean, nullable=False, server_default=sa.text("false"), comment="newest of a key"),
+        sa.Column("pauses", sa.Text, comment="JSON list of what people have paused; null: nothing"),
         comment="readers of the log; shrinks by hand",
     )
 

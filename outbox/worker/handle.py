@@ -25,6 +25,7 @@ from outbox.worker.blame import Blame
 from outbox.worker.calls import Call, Caller, Handler, HeldLease, StrangeAnswerError, verdicts_of
 from outbox.worker.hung import HungCall, HungCalls
 from outbox.worker.known import identity_of
+from outbox.worker.pace import Pace
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.policy import HandlerPolicy, Portions
@@ -129,6 +130,7 @@ class BatchHandler:
         self._outages = outages
         self._size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
         self._blame = Blame()
+        self._pace = None if policy.rate is None else Pace(policy.rate)
         #: The calls that have not come back, and are not past their deadline.
         self._under_way: list[Call] = []
 
@@ -275,10 +277,18 @@ class BatchHandler:
     def _begin_calls(self, batch: Pending) -> Generator[Wait, None, None]:
         """Begin as many calls as may be under way at once, for messages of different keys; none after a stop."""
         while (chunk := self._choose(batch)) and not (self._under_way and self._stop.asked):
+            if self._pace is not None:
+                while not self._pace.free:
+                    if self._stop.asked or self._under_way:
+                        return
+                    yield Wait(time.monotonic() + self._pace.free_in, stop=self._stop)
+                chunk = chunk[: self._pace.free]
             while not self._calls.may_begin():
                 if self._stop.asked or self._under_way:
                     return
                 yield Wait(time.monotonic() + _RENEWED_SECONDS, stop=self._stop)
+            if self._pace is not None:
+                self._pace.spend(len(chunk))
             self.hung.known.hand_over(chunk, ordered=self.policy.ordered)
             self._under_way.append(self._calls.begin(chunk, until=clock() + batch.seconds_to_expiry(chunk)))
 

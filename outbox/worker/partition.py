@@ -89,9 +89,7 @@ class PartitionWorker:
         policy = batch_handler.policy
         parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
         self._hung = hung = batch_handler.hung
-        self._parked_queue = ParkedQueue(
-            parked, self._settlement, hung, settings, teller, finished, suspends=policy.suspend
-        )
+        self._parked_queue = ParkedQueue(parked, self._settlement, hung, settings, teller, finished, policy=policy)
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
         self._compact, self._suspends = policy.compact, policy.suspend

@@ -1,0 +1,76 @@
+"""Pauses as values: orders of a person to hold messages back, with since when, by whom and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from outbox.errors import SubscriptionError
+from outbox.model.limits import checked_key
+
+#: So many keys of a subscription may be paused at once.
+MOST_KEYS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """An order to hand no message over.
+
+    `key`: the order is about the messages of a single key; None: about all. `rate`: at most so many messages a second
+    are handed over; None: none.
+    """
+
+    since: datetime
+    by: str
+    reason: str | None = None
+    key: str | None = None
+    rate: float | None = None
+
+    def in_words(self) -> str:
+        """Return who holds back what, and why."""
+        what = "paused" if self.rate is None else f"slowed down to {self.rate:g} messages a second"
+        what += "" if self.key is None else f" for key {self.key!r}"
+        return f"{what} by {self.by}{'' if self.reason is None else f' ({self.reason})'}"
+
+
+Pauses = tuple[Pause, ...]
+
+
+def with_pause(pauses: Pauses, pause: Pause) -> Pauses:
+    """Return the pauses with another one, which replaces an earlier one of the same key, or of all messages.
+
+    Raises:
+        SubscriptionError: the rate is not above 0, a key has a rate, or too many keys are paused.
+        InvalidMessageError: no message can have the key.
+    """
+    if pause.rate is not None and not 0 < pause.rate < float("inf"):
+        raise SubscriptionError(f"rate: must be above 0, not {pause.rate:g}; to hand nothing over, leave the rate out")
+    if pause.key is not None:
+        checked_key(pause.key)
+        if pause.rate is not None:
+            raise SubscriptionError("rate: a key has none; slow the subscription down, or pause the key without a rate")
+    found = (*without_pause(pauses, pause.key), pause)
+    if sum(each.key is not None for each in found) > MOST_KEYS:
+        raise SubscriptionError(
+            f"key: {MOST_KEYS} keys are paused, and no more can be; resume some, or pause the subscription"
+        )
+    return found
+
+
+def without_pause(pauses: Pauses, key: str | None) -> Pauses:
+    """Return the pauses without that of a key, or of all messages."""
+    return tuple(each for each in pauses if each.key != key)
+
+
+def stored_form(pauses: Pauses) -> str | None:
+    """Return the pauses as stored; None without any."""
+    rows = [asdict(each) | {"since": each.since.isoformat()} for each in pauses]
+    return json.dumps(rows) if rows else None
+
+
+def read_form(stored: str | None) -> Pauses:
+    """Return pauses from the stored form."""
+    rows: list[dict[str, Any]] = [] if stored is None else json.loads(stored)
+    return tuple(Pause(**row | {"since": datetime.fromisoformat(row["since"])}) for row in rows)
