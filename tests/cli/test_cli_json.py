@@ -14,7 +14,7 @@ from tests.support.command_line import outbox
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 #: Objects whose names are data.
-OPEN = ("parked", "headers", "again")
+OPEN = ("parked", "headers", "again", "waiting")
 METRICS = "rocketmq_"
 ALL = {"version": "number", "more": "boolean"}
 BESIDES = "What `status` has besides"
@@ -32,6 +32,7 @@ COMMANDS = {
     "restore": ["--yes", "--force"],
     "db check": [],
     "db upgrade": [],
+    "erase": ["--key", "nobody", "--dry-run"],
     "purge": ["--older-than", "0s", "--dry-run"],
 }
 #: Of which transaction each is.
