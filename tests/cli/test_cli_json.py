@@ -28,6 +28,7 @@ COMMANDS = {
     "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
     "subscriptions reset": ["relay", "--to", "earliest", "--yes"],
     "subscriptions backfill": ["relay", "--topics", "fine"],
+    "subscriptions pause": ["relay", "--rate", "1/s"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
     "db check": [],
