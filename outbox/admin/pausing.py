@@ -11,7 +11,13 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 
 
 def pause(
-    channel: Channel, name: str, *, key: str | None = None, rate: float | None = None, by: str, reason: str | None = None
+    channel: Channel,
+    name: str,
+    *,
+    key: str | None = None,
+    rate: float | None = None,
+    by: str,
+    reason: str | None = None,
 ) -> list[Subscription]:
     """Let the workers of a subscription hand nothing over, or less; return the subscriptions as stored.
 

@@ -25,9 +25,9 @@ from outbox.worker.blame import Blame
 from outbox.worker.calls import Call, Caller, Handler, HeldLease, StrangeAnswerError, verdicts_of
 from outbox.worker.hung import HungCall, HungCalls
 from outbox.worker.known import identity_of
-from outbox.worker.pace import Pace
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome, Pending
+from outbox.worker.pace import Pace
 from outbox.worker.policy import HandlerPolicy, Portions
 from outbox.worker.portions import PortionedCall
 from outbox.worker.waiting import Wait

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
@@ -12,6 +14,7 @@ from outbox.model.position import Position
 from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
+from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.telemetry.events import Teller, UpkeepRefused
 from outbox.worker.outcome import Finished
@@ -21,12 +24,31 @@ from outbox.worker.settle import Settlement
 
 @dataclass(slots=True)
 class Task:
-    """A task: done at `at`, then `every` so many seconds, or soon again when `do` returns True."""
+    """A task: done at `at`, then `every` so many seconds, or soon again when `do` returns True.
+
+    `waits`: not done while messages of the log wait for the next read. `begun`: there is more to do.
+    """
 
     name: str
     every: float
     at: float
     do: Callable[[Position], bool]
+    waits: bool = False
+    begun: bool = False
+
+
+def retention_task(channel: Channel, keep: timedelta, upkeep: Upkeep) -> Task:
+    """Return the task to delete messages older than `keep` that every subscription has passed, a batch at a time."""
+    purge = Purge(channel)
+    batches = purge.batches(keep)
+
+    def purged(_base: Position) -> bool:
+        nonlocal batches
+        goes_on = next(batches, None) is not None
+        batches = batches if goes_on else purge.batches(keep)
+        return goes_on
+
+    return Task("messages past their retention", upkeep.purge, time.monotonic(), purged, waits=True)
 
 
 class Maintenance:
@@ -67,13 +89,20 @@ class Maintenance:
                 Task("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))
             )
 
-    def step(self, stored_base: Position) -> None:
-        """Do the tasks that are due; `stored_base`: the base in the database."""
-        now = time.monotonic()
+    @property
+    def due_in(self) -> float:
+        """Seconds until a task goes on that was begun; infinite without any."""
+        return max(0.0, min((task.at for task in self._tasks if task.begun), default=math.inf) - time.monotonic())
+
+    def step(self, stored_base: Position, *, behind: bool = False) -> None:
+        """Do the tasks that are due; `stored_base`: the base in the database. `behind`: more than one batch waits."""
         for task in self._tasks:
-            if now >= task.at:
-                more = self._done(task, stored_base)
-                task.at = time.monotonic() + (self._again if more else task.every)
+            began = time.monotonic()
+            if began >= task.at and not (behind and task.waits):
+                task.begun = self._done(task, stored_base)
+                now = time.monotonic()
+                # So tasks never take more than a fifth of the worker's time.
+                task.at = now + (max(self._again, 4 * (now - began)) if task.begun else task.every)
 
     def _done(self, task: Task, stored_base: Position) -> bool:
         """Do a task; return whether there is more to do. When a task is refused, messages are sent all the same."""

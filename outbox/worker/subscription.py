@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from shlex import quote
 
@@ -43,7 +44,7 @@ from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls, hung_calls_of
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
-from outbox.worker.maintenance import Task
+from outbox.worker.maintenance import Task, retention_task
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Finished
@@ -339,6 +340,7 @@ class SubscriptionWorker:
 
     def _turn(self, connection: Connection, held: HeldLease, hung: HungCalls, subscription: Subscription) -> Turn:
         settings, grace, partition = self._settings, subscription.grace, held.lease.partition
+        number = partition.partition
         ProgressLog(connection.channel).require_same_ids(subscription.name)
         if not grace:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
@@ -388,7 +390,7 @@ class SubscriptionWorker:
             finished=_finished_of(connection.channel, subscription),
             unsettled=self._failures.tries(partition).unsettled,
             teller=self._teller.of_partition(partition.partition),
-            tasks=_tasks_of(connection.channel, subscription, settings.upkeep),
+            tasks=_tasks_of(connection.channel, subscription, settings.upkeep, None if number else self.job.keep),
         )
         # A consumer that asks again and again takes the lease each time.
         level = logging.INFO if connection.until == "stopped" else logging.DEBUG
@@ -446,8 +448,8 @@ def _finished_of(channel: Channel, subscription: Subscription) -> Finished | Non
     return None if subscription.direct is None else Acks(channel, subscription.direct)
 
 
-def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep) -> list[Task]:
-    """Return the tasks of the maintenance that concern other subscriptions."""
+def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep, keep: timedelta | None) -> list[Task]:
+    """Return the tasks of the maintenance that concern the log, or other subscriptions."""
     consumer, at, _instance = subscription.name.partition(AT)
 
     def gone(_base: Position) -> bool:
@@ -456,4 +458,5 @@ def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep) -> l
 
     # Not at once: where all slept or stood still together for days, each is given time to show that it is there.
     every = upkeep.prune_progress
-    return [Task("instances that are gone", every, time.monotonic() + every, gone)] if at else []
+    tasks = [Task("instances that are gone", every, time.monotonic() + every, gone)] if at else []
+    return tasks if keep is None else [*tasks, retention_task(channel, keep, upkeep)]

@@ -145,9 +145,10 @@ def test_what_cannot_be_paused_is_refused(outbox):
         pause(outbox, key="")
     with pytest.raises(SubscriptionError, match="relay is not paused for key 'k1'"):
         resume(outbox, key="k1")
-    with pytest.raises(SubscriptionError, match="there is no subscription 'other'"), closing(
-        outbox.database.open()
-    ) as channel:
+    with (
+        pytest.raises(SubscriptionError, match="there is no subscription 'other'"),
+        closing(outbox.database.open()) as channel,
+    ):
         pausing.pause(channel, "other", by="ops@host")
 
 

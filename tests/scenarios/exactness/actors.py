@@ -179,7 +179,8 @@ class Holder:
         self.settlement = Settlement(channel, lease, log.now(channel).incarnation)
         hung = cast("HungCalls", self.batch_handler)
         parked, teller = Parked(channel, "relay"), Teller(Listeners(), {})
-        self.parked = ParkedQueue(parked, self.settlement, hung, Settings(limits=LIMITS), teller, policy=HandlerPolicy())
+        settings, policy = Settings(limits=LIMITS), HandlerPolicy()
+        self.parked = ParkedQueue(parked, self.settlement, hung, settings, teller, policy=policy)
         self.cursor, self.place = Cursor(log, newest.progress), model.stored
         self.ahead: list[Fetched] = []
         self.handed: Handed | None = None
