@@ -276,7 +276,7 @@ class Outbox(BareOutbox):
 
         require_own_name(name)
         self.database.require_independent_connections()
-        direct = DirectSends(self.database, self._sender, name)
+        direct = DirectSends(self.database, self._sender, name, self.listeners)
         # The thread ends when the outbox is garbage-collected, and no longer keeps the engine alive.
         weakref.finalize(self, direct.end).atexit = False
         return direct
