@@ -420,7 +420,7 @@ def _partitions(subscription: Subscription) -> str:
 def _destination(subscription: Subscription) -> str:
     if subscription.kind == "check":
         return "(check-back)"
-    if subscription.hold is not None:
+    if subscription.hold is not None and "/" in (subscription.destination or ""):
         return f"archive {subscription.destination}"
     # Without a destination a backfill is that of a consumer.
     if subscription.destination is None and (subscription.is_used or subscription.kind == "backfill"):

@@ -10,6 +10,7 @@ from sqlalchemy import text
 from outbox import Outbox, Relay, SchemaError
 from outbox.model.position import Position
 from outbox.model.subscription import Declaration
+from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -67,9 +68,13 @@ def test_nothing_is_deleted_while_more_waits_than_one_read_takes(outbox):
     fill(outbox, 100)
     relay_to(Destination(), outbox).until_empty()
     fill(outbox, 400, first=100)
-    counts = []
-    destination = Destination()
-    destination.hanging = lambda _messages: bool(counts.append(rows(outbox)))
+    counts = list[int]()
+
+    def counted(message):
+        counts.append(rows(outbox))
+        return DONE
+
+    destination = Destination(counted)
     settings = Settings(limits=Limits(rows=50), upkeep=OFTEN, poll=(timedelta(milliseconds=10),) * 2)
     relay = relay_to(destination, outbox, settings=settings, keep=MOMENT)
     relay.start()
