@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncSession
 
+    from outbox.admin.admin import Admin
     from outbox.consumer.consumer import Consumer
     from outbox.consumer.options import ConsumerOptions
     from outbox.direct.sends import DirectSends
@@ -199,6 +201,15 @@ class Outbox(BareOutbox):
     def unlisten(self, function: Listener) -> None:
         """Stop calling a function of `listen`."""
         self.listeners.unlisten(function)
+
+    # Operating
+
+    @cached_property
+    def admin(self) -> Admin:
+        """The questions and orders of an operator: statuses, diagnosis, parked messages, subscriptions."""
+        from outbox.admin.admin import Admin
+
+        return Admin(self.database)
 
     # Handling
 
