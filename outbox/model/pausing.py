@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from shlex import quote
 from typing import Any
 
 from outbox.errors import SubscriptionError
@@ -33,6 +34,11 @@ class Pause:
         what = "paused" if self.rate is None else f"slowed down to {self.rate:g} messages a second"
         what += "" if self.key is None else f" for key {self.key!r}"
         return f"{what} by {self.by}{'' if self.reason is None else f' ({self.reason})'}"
+
+    def resume(self, name: str) -> str:
+        """Return the command that takes the order back; `name`: of the subscription."""
+        key = "" if self.key is None else f" --key {quote(self.key)}"
+        return f"outbox subscriptions resume {quote(name)}{key}"
 
 
 Pauses = tuple[Pause, ...]

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from shlex import quote
 
 from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
 from outbox.model.lease import Lease, Partition
@@ -180,10 +179,8 @@ class SubscriptionWorker:
         """
         if connection.until == "empty" and not connection.stop.asked:
             assert stored.pause is not None
-            raise SubscriptionError(
-                f"{stored.name} is {stored.pause.in_words()}; to go on, run: outbox subscriptions resume"
-                f" {quote(stored.name)}"
-            )
+            why, command = stored.pause.in_words(), stored.pause.resume(stored.follows or stored.name)
+            raise SubscriptionError(f"{stored.name} is {why}; to go on, run: {command}")
         for partition in stored.all_partitions():
             self._failures.tries(partition).finished = connection.until == "once"
         self.look_at = self._pauses_at
