@@ -23,6 +23,7 @@ from outbox.cli.options import (
     option,
     to_a_destination,
 )
+from outbox.cli.probes import Probes, probed
 
 if TYPE_CHECKING:
     from outbox.model.subscription import OnDead, Start
@@ -73,6 +74,7 @@ class Reading:
 )
 @option("--keep", type=DURATION, help="Delete messages that are older, once every subscription has passed them.")
 @option("--lease", type=DURATION, default="10s", help="Time until another worker takes over from a killed worker.")
+@probed
 def relay(
     *,
     targets: tuple[Target, ...],
@@ -84,6 +86,7 @@ def relay(
     give_up_after: timedelta,
     keep: timedelta | None,
     lease: timedelta,
+    probes: Probes,
 ) -> None:
     """Send the messages of the log to a destination.
 
@@ -108,6 +111,8 @@ def relay(
         raise click.UsageError("--keep must be longer than 0s; without the option every message is kept")
     if lease < timedelta(seconds=1):
         raise click.UsageError("--lease must be at least 1s: a shorter lease would be lost before the first renewal")
+    if until_empty:
+        probes.require_none("--until-empty")
     source = _source_of(to=to, route=route or None, config=config)
     for name in ("topics", "tags", "filter"):
         if to is None and getattr(reading, name) is not None:
@@ -148,7 +153,7 @@ def relay(
         keep=keep,
     )
     collect_rarely()
-    click.get_current_context().exit(run_relays(targets, plan, pace))
+    click.get_current_context().exit(run_relays(targets, plan, pace, probes))
 
 
 def collect_rarely() -> None:
