@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from outbox.admin.commands import followers_of
 from outbox.errors import SubscriptionError
-from outbox.model.pausing import Pause, with_pause, without_pause
+from outbox.model.limits import checked_key
+from outbox.model.pausing import Pause, Pauses, without_pause
 from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
 from outbox.store.subscriptions.subscriptions import Subscriptions
+
+#: So many keys of a subscription may be paused at once.
+MOST_KEYS = 1_000
 
 
 def pause(
@@ -40,7 +44,7 @@ def pause(
     with Subscriptions(channel).changing():
         meant = _meant(channel, name)
         for each in meant:
-            Subscriptions(channel).pause(each.name, with_pause(each.pauses, order))
+            Subscriptions(channel).pause(each.name, _with(each.pauses, order))
     return [Subscriptions(channel).get(each.name) for each in meant]
 
 
@@ -69,3 +73,19 @@ def _meant(channel: Channel, name: str) -> list[Subscription]:
     if meant[0].follows is not None:
         raise SubscriptionError(f"{name} follows {meant[0].follows}; name that one")
     return [*meant, *followers_of(channel, meant)]
+
+
+def _with(pauses: Pauses, pause: Pause) -> Pauses:
+    """Return the pauses with another one, which replaces an earlier one of the same key, or of all messages."""
+    if pause.rate is not None and not 0 < pause.rate < float("inf"):
+        raise SubscriptionError(f"rate: must be above 0, not {pause.rate:g}; to hand nothing over, leave the rate out")
+    if pause.key is not None:
+        checked_key(pause.key)
+        if pause.rate is not None:
+            raise SubscriptionError("rate: a key has none; slow the subscription down, or pause the key without a rate")
+    found = (*without_pause(pauses, pause.key), pause)
+    if sum(each.key is not None for each in found) > MOST_KEYS:
+        raise SubscriptionError(
+            f"key: {MOST_KEYS} keys are paused, and no more can be; resume some, or pause the subscription"
+        )
+    return found

@@ -46,6 +46,16 @@ class Reading:
     compact: bool | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Working:
+    """How long a relay works and holds its lease, and for how long it keeps the messages of the log."""
+
+    until_empty: bool
+    give_up_after: timedelta
+    keep: timedelta | None
+    lease: timedelta
+
+
 @click.command()
 @about_databases
 @to_a_destination
@@ -74,6 +84,7 @@ class Reading:
 )
 @option("--keep", type=DURATION, help="Delete messages that are older, once every subscription has passed them.")
 @option("--lease", type=DURATION, default="10s", help="Time until another worker takes over from a killed worker.")
+@as_value("working", Working)
 @probed
 def relay(
     *,
@@ -82,10 +93,7 @@ def relay(
     route: tuple[str, ...],
     config: Path | None,
     reading: Reading,
-    until_empty: bool,
-    give_up_after: timedelta,
-    keep: timedelta | None,
-    lease: timedelta,
+    working: Working,
     probes: Probes,
 ) -> None:
     """Send the messages of the log to a destination.
@@ -107,11 +115,12 @@ def relay(
     """
     if not reading.name or not reading.name.isprintable():
         raise click.UsageError("--name must be one or more characters that can be printed")
+    keep, lease = working.keep, working.lease
     if keep is not None and keep <= timedelta(0):
         raise click.UsageError("--keep must be longer than 0s; without the option every message is kept")
     if lease < timedelta(seconds=1):
         raise click.UsageError("--lease must be at least 1s: a shorter lease would be lost before the first renewal")
-    if until_empty:
+    if working.until_empty:
         probes.require_none("--until-empty")
     source = _source_of(to=to, route=route or None, config=config)
     for name in ("topics", "tags", "filter"):
@@ -149,7 +158,7 @@ def relay(
         start=reading.start,
         retry=routes.retry,
         settings=Settings(limits=routes.limits, lease=lease, renew_every=renew_every),
-        patience=give_up_after if until_empty else timedelta.max,
+        patience=working.give_up_after if working.until_empty else timedelta.max,
         keep=keep,
     )
     collect_rarely()

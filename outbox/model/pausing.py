@@ -8,12 +8,6 @@ from datetime import datetime
 from shlex import quote
 from typing import Any
 
-from outbox.errors import SubscriptionError
-from outbox.model.limits import checked_key
-
-#: So many keys of a subscription may be paused at once.
-MOST_KEYS = 1_000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
@@ -44,29 +38,8 @@ class Pause:
 Pauses = tuple[Pause, ...]
 
 
-def with_pause(pauses: Pauses, pause: Pause) -> Pauses:
-    """Return the pauses with another one, which replaces an earlier one of the same key, or of all messages.
-
-    Raises:
-        SubscriptionError: the rate is not above 0, a key has a rate, or too many keys are paused.
-        InvalidMessageError: no message can have the key.
-    """
-    if pause.rate is not None and not 0 < pause.rate < float("inf"):
-        raise SubscriptionError(f"rate: must be above 0, not {pause.rate:g}; to hand nothing over, leave the rate out")
-    if pause.key is not None:
-        checked_key(pause.key)
-        if pause.rate is not None:
-            raise SubscriptionError("rate: a key has none; slow the subscription down, or pause the key without a rate")
-    found = (*without_pause(pauses, pause.key), pause)
-    if sum(each.key is not None for each in found) > MOST_KEYS:
-        raise SubscriptionError(
-            f"key: {MOST_KEYS} keys are paused, and no more can be; resume some, or pause the subscription"
-        )
-    return found
-
-
 def without_pause(pauses: Pauses, key: str | None) -> Pauses:
-    """Return the pauses without that of a key, or of all messages."""
+    """Return the pauses without the order about a key, or about all messages."""
     return tuple(each for each in pauses if each.key != key)
 
 

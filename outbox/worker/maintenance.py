@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
@@ -14,7 +13,6 @@ from outbox.model.position import Position
 from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
-from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.telemetry.events import Teller, UpkeepRefused
 from outbox.worker.outcome import Finished
@@ -35,20 +33,6 @@ class Task:
     do: Callable[[Position], bool]
     waits: bool = False
     begun: bool = False
-
-
-def retention_task(channel: Channel, keep: timedelta, upkeep: Upkeep) -> Task:
-    """Return the task to delete messages older than `keep` that every subscription has passed, a batch at a time."""
-    purge = Purge(channel)
-    batches = purge.batches(keep)
-
-    def purged(_base: Position) -> bool:
-        nonlocal batches
-        goes_on = next(batches, None) is not None
-        batches = batches if goes_on else purge.batches(keep)
-        return goes_on
-
-    return Task("messages past their retention", upkeep.purge, time.monotonic(), purged, waits=True)
 
 
 class Maintenance:

@@ -26,6 +26,7 @@ from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
+from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.leases import Leases
@@ -43,7 +44,7 @@ from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls, hung_calls_of
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
-from outbox.worker.maintenance import Task, retention_task
+from outbox.worker.maintenance import Task
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Finished
@@ -458,3 +459,17 @@ def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep, keep
     every = upkeep.prune_progress
     tasks = [Task("instances that are gone", every, time.monotonic() + every, gone)] if at else []
     return tasks if keep is None else [*tasks, retention_task(channel, keep, upkeep)]
+
+
+def retention_task(channel: Channel, keep: timedelta, upkeep: Upkeep) -> Task:
+    """Return the task to delete messages older than `keep` that every subscription has passed, a batch at a time."""
+    purge = Purge(channel)
+    batches = purge.batches(keep)
+
+    def purged(_base: Position) -> bool:
+        nonlocal batches
+        goes_on = next(batches, None) is not None
+        batches = batches if goes_on else purge.batches(keep)
+        return goes_on
+
+    return Task("messages past their retention", upkeep.purge, time.monotonic(), purged, waits=True)

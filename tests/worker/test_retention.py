@@ -14,8 +14,8 @@ from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.maintenance import retention_task
 from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.subscription import retention_task
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.waiting import eventually
 
