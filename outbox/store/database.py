@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
-from outbox.errors import DatabaseError, SchemaError
+from outbox.errors import DatabaseError, SchemaError, TransactionAbortedError
 from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect, DriverChannel
@@ -24,6 +24,12 @@ _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = (
     "message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "worker", "meta",
 )  # fmt: skip
+
+#: The text of the error about a write in a failed transaction.
+FAILED = (
+    "a statement of this transaction failed, so nothing can be written in it any more; roll back, or use a savepoint"
+    " around what may fail"
+)
 
 
 def require_schema_name(schema: str | None) -> None:
@@ -123,11 +129,14 @@ class Database:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn the driver's error about missing tables into an error with the fix."""
+        """Turn the driver's error about missing tables, or a failed transaction, into an error with the fix."""
         try:
             yield
         except Exception as error:
-            if self.dialect.errors.missing_table(getattr(error, "orig", None) or error):
+            cause = getattr(error, "orig", None) or error
+            if self.dialect.errors.in_failed_transaction(cause):
+                raise TransactionAbortedError(FAILED) from None
+            if self.dialect.errors.missing_table(cause):
                 where = f" in schema {self.schema}" if self.schema else ""
                 named = self._named
                 if not named:
