@@ -14,8 +14,8 @@ from outbox.model.subscription import base_of, place_of
 from outbox.runtime.text import age, counted, without_server
 from outbox.store.operations.parked_status import Count, Trouble
 from outbox.store.operations.status import SubscriptionStatus
+from outbox.store.subscriptions.holds import Hold
 from outbox.store.subscriptions.notices import Refused
-from outbox.store.subscriptions.readers import Hold
 
 #: A subscription that nobody runs, and messages that fail, cause a finding after so many seconds; less is a restart.
 _IDLE_SECONDS = 60.0

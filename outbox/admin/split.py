@@ -69,7 +69,7 @@ def split(
     # Before a worker is asked for its lease; what counts is the same question in the transaction.
     _require_no_direct_writers(subscriptions, stored)
     with changing(channel, [stored], wait=wait):
-        standing = ProgressLog(channel).standing(stored.all_partitions())
+        standing = ProgressLog(channel).standing(stored)
         if subscriptions.get(name) != stored:
             raise SubscriptionError(f"{name} was altered meanwhile; try again")
         subscriptions.alter(origin)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from outbox.model.subscription import OnDead, Start, Subscription
     from outbox.store.database import Channel
     from outbox.store.operations.parked_status import Count
-    from outbox.store.subscriptions.readers import Hold
+    from outbox.store.subscriptions.holds import Hold
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
 
@@ -51,13 +51,13 @@ def subscriptions() -> None:
 @as_json
 def list_(*, target: Target, json: bool) -> None:
     """List the subscriptions: topics, destination, policy, worker."""
+    from outbox.store.subscriptions.holds import hold_of
     from outbox.store.subscriptions.leases import Leases
-    from outbox.store.subscriptions.readers import Readers
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     with target.open_outbox() as channel:
         found = [
-            (each, Leases(channel).look_all(each.all_partitions()), Readers(channel).hold(each))
+            (each, Leases(channel).look_all(each.all_partitions()), hold_of(channel, each))
             for each in Subscriptions(channel).all()
         ]
     if json:

@@ -100,7 +100,7 @@ class LeaseSearch:
     def _met(self, channel: Channel, stored: Subscription) -> set[Partition]:
         if stored.stop_at is None:
             return set()
-        standing = zip(stored.all_partitions(), ProgressLog(channel).standing(stored.all_partitions()), strict=True)
+        standing = zip(stored.all_partitions(), ProgressLog(channel).standing(stored), strict=True)
         arrived = {partition for partition, progress in standing if has_arrived(progress, stored.stop_at)}
         if stored.kind == "backfill":
             arrived = {each for each in arrived if not Parked(channel, stored.name, each).some()}

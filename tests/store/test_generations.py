@@ -149,7 +149,7 @@ class Impatient(Generations):
 
     def order(self, subscription, partitions):
         """As if all partitions stood there."""
-        standing = self._progress.standing(subscription.all_partitions())
+        standing = self._progress.standing(subscription)
         self._begin_next(subscription, partitions, Progress(barrier.stop_at(standing)))
 
 
@@ -158,7 +158,7 @@ class Repeating(Generations):
 
     def order(self, subscription, partitions):
         """As if none had done more."""
-        standing = self._progress.standing(subscription.all_partitions())
+        standing = self._progress.standing(subscription)
         self._begin_next(subscription, partitions, min(standing, key=lambda each: each.base.head))
 
 
@@ -181,7 +181,7 @@ def test_one_partition_becomes_several_where_it_stands(shop, channel, relay):
         shop.send_all(session, [Message("orders", b"x", key=str(n)) for n in range(10)])
     worker = OnePartition(channel, relay.partition(0))
     worker.step()
-    before = ProgressLog(channel).standing(relay.all_partitions())
+    before = ProgressLog(channel).standing(relay)
     Leases(channel).release(worker.lease)
 
     with Subscriptions(channel).changing():
@@ -190,7 +190,7 @@ def test_one_partition_becomes_several_where_it_stands(shop, channel, relay):
     stored = Subscriptions(channel).get("relay")
     assert before[0].target is not None
     assert (stored.partitions, stored.generation, stored.stop_at, stored.next_partitions) == (3, 2, None, None)
-    assert ProgressLog(channel).standing(stored.all_partitions()) == before * 3
+    assert ProgressLog(channel).standing(stored) == before * 3
     assert [Leases(channel).look(each) is not None for each in stored.all_partitions()] == [True] * 3
 
 
@@ -316,7 +316,7 @@ def test_the_first_worker_may_say_how_many_there_are(channel, name):
     """`relay` is there from the first migration on; the other one is created."""
     made = Subscriptions(channel).declare(Declaration(name=name, destination="callable:tests", partitions=4))
 
-    assert (made.partitions, ProgressLog(channel).standing(made.all_partitions())) == (4, [Progress(EARLIEST)] * 4)
+    assert (made.partitions, ProgressLog(channel).standing(made)) == (4, [Progress(EARLIEST)] * 4)
 
 
 def test_nobody_works_between_the_look_where_partitions_stand_and_the_next_generation(

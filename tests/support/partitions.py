@@ -35,7 +35,7 @@ class OnePartition:
         (self._stored,) = [
             progress
             for each, progress in zip(
-                subscription.all_partitions(), ProgressLog(channel).standing(subscription.all_partitions()), strict=True
+                subscription.all_partitions(), ProgressLog(channel).standing(subscription), strict=True
             )
             if each == partition
         ]

@@ -79,7 +79,7 @@ def when(point: str, act: Any) -> Iterator[None]:
 
 def standing(channel: Channel) -> list[Progress]:
     """How far the partitions are settled."""
-    return ProgressLog(channel).standing(Subscriptions(channel).get("relay").all_partitions())
+    return ProgressLog(channel).standing(Subscriptions(channel).get("relay"))
 
 
 def by_key(bodies: list[tuple[str | None, bytes]], key: str) -> list[bytes]:

@@ -20,8 +20,8 @@ from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.half_messages.op import IS_UNRESTORED
 from outbox.store.log.log import ids_before
+from outbox.store.subscriptions.holds import hold_of
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.store.subscriptions.readers import Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 BATCH = 2_000
@@ -119,10 +119,10 @@ def stored_bases(channel: Channel) -> list[tuple[str, Position]]:
     Raises:
         SubscriptionError: there is no subscription.
     """
-    progress, readers = ProgressLog(channel), Readers(channel)
+    progress = ProgressLog(channel)
     found = []
     for each in Subscriptions(channel).all():
-        hold = readers.hold(each)
+        hold = hold_of(channel, each)
         if hold is not None and hold.released:
             continue
         for partition in each.all_partitions():

@@ -57,7 +57,7 @@ class Generations:
         the position at which the partitions have to meet, and `advance` begins the generation later. The present number
         takes an order back.
         """
-        standing = self._progress.standing(subscription.all_partitions())
+        standing = self._progress.standing(subscription)
         start = next_generation(standing)
         if partitions == subscription.partitions:
             self.take_back(subscription)
@@ -106,7 +106,7 @@ class Generations:
         # First the lock: a worker that takes a lease, settles and gives it back would move a partition meanwhile.
         if not self._are_given_back(subscription):
             return None
-        return next_generation(self._progress.standing(subscription.all_partitions()))
+        return next_generation(self._progress.standing(subscription))
 
     def _begin_next(self, last: Subscription, partitions: int, start: Progress) -> None:
         following = replace(last, partitions=partitions, generation=last.generation + 1)

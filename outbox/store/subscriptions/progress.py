@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from outbox.errors import DatabaseError
 from outbox.model.lease import Lease, Partition
 from outbox.model.position import EARLIEST, Position, Progress
+from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Sql
 
@@ -123,9 +124,9 @@ class ProgressLog:
         progress = Progress(Position.parse(base), None if target is None else Position.parse(target), after)
         return Settled(progress, self._channel.database.moment(settled_at), epoch, n)
 
-    def standing(self, partitions: Iterable[Partition]) -> list[Progress]:
-        """Return the newest progress of each of these partitions."""
-        newest = [self.newest(partition) for partition in partitions]
+    def standing(self, subscription: Subscription) -> list[Progress]:
+        """Return the newest progress of each partition of a subscription."""
+        newest = [self.newest(partition) for partition in subscription.all_partitions()]
         return [Progress(EARLIEST) if settled is None else settled.progress for settled in newest]
 
     def begin(self, partitions: Sequence[Partition], standing: Sequence[Progress]) -> None:

@@ -154,7 +154,7 @@ class AtOnce(Generations):
 
     def order(self, subscription, partitions):
         """As if the others had handled as much."""
-        standing = self._progress.standing(subscription.all_partitions())
+        standing = self._progress.standing(subscription)
         self._begin_next(subscription, partitions, Progress(stop_at(standing)))
 
 
