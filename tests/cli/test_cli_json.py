@@ -33,7 +33,7 @@ COMMANDS = {
     "subscriptions pause": ["relay", "--rate", "1/s"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
-    "db check": [],
+    "doctor": [],
     "db upgrade": [],
     "erase": ["--key", "nobody", "--dry-run"],
     "purge": ["--older-than", "0s", "--dry-run"],

@@ -303,6 +303,15 @@ class Home:
     wal: WriteAheadLog | None
     #: None where a copied log keeps the ids that it has.
     restore: Restore | None
+    #: Returns why no outbox can be on the server, and the fix; None: it can. Given what reads the value of a query, and
+    #: the name of the log.
+    why_foreign: Callable[[Callable[[str], Any], str], tuple[str, str] | None]
+    #: Reads the process of the server that has the connection; None where there is no server.
+    backend: str | None
+    #: Finds what is wrong with the server, its settings and other sessions.
+    check_server: Callable[[Connection], Iterator[Finding]]
+    #: Finds the rights that a role lacks for its tasks, in the schema of the tables; None where there are no roles.
+    check_rights: Callable[[Connection, str | None, str, Sequence[str]], Iterator[Finding]] | None
     #: Finds what is wrong with the tables in ways of this database only, given the names of those that are there.
     check_tables: Callable[[Connection, MetaData, Collection[str]], Iterator[Finding]]
     #: Finds what is wrong with the ids that it will draw, given the column with the highest id, and that id.

@@ -41,7 +41,9 @@ from outbox.store.dialects.postgresql import drivers
 from outbox.store.dialects.postgresql.append import append
 from outbox.store.dialects.postgresql.check import check_ids, check_tables
 from outbox.store.dialects.postgresql.filtering import FILTERING
+from outbox.store.dialects.postgresql.grants import check_rights
 from outbox.store.dialects.postgresql.restore import RESTORE
+from outbox.store.dialects.postgresql.server import check_server, why_foreign
 from outbox.store.dialects.statements import Parameters, Row, pyformat
 
 #: Our settings, whatever the role's defaults are. They are set once on a connection of our own. Per transaction they
@@ -485,6 +487,10 @@ DIALECT = Dialect(
             flush="SELECT pg_logical_emit_message(true, 'outbox', '')::text",
         ),
         restore=RESTORE,
+        why_foreign=why_foreign,
+        backend="SELECT pg_backend_pid()",
+        check_server=check_server,
+        check_rights=check_rights,
         check_tables=check_tables,
         check_ids=check_ids,
     ),
