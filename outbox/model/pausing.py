@@ -31,8 +31,8 @@ class Pause:
 
     def resume(self, name: str) -> str:
         """Return the command that takes the order back; `name`: of the subscription."""
-        key = "" if self.key is None else f" --key {quote(self.key)}"
-        return f"outbox subscriptions resume {quote(name)}{key}"
+        command = f"outbox subscriptions resume {quote(name)}"
+        return command if self.key is None else f"{command} --key {quote(self.key)}"
 
 
 Pauses = tuple[Pause, ...]
