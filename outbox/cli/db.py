@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.groups import Group
-from outbox.cli.options import Target, about_a_database, as_json, option
+from outbox.cli.options import Target, about_a_database, as_json, configured, option
 from outbox.cli.output import printable, say, show_json, tell, warn
 from outbox.store.dialects.kinds import KINDS
 
@@ -176,6 +176,7 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
 @option("--dialect", type=click.Choice(list(KINDS)), default="postgresql")
 @option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")
 @_slots
+@configured
 def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
     """Print the SQL for the tables, to be applied by hand. Needs no database."""
     from outbox import migrate

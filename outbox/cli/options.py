@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_CONFIG = Path("outbox.toml")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+#: Where an option may come from, the strongest first.
+_SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)\s*")
 
 option = functools.partial(click.option, show_envvar=True, show_default=True)
@@ -197,7 +200,7 @@ def logged(function: F) -> F:
         logs.set_up(verbose, log_format)
         return function(*args, **rest)
 
-    return together(*_LOGGED)(command)  # type: ignore[return-value]
+    return together(*_LOGGED, configured)(command)  # type: ignore[return-value]
 
 
 def _unneeded(unless: str | None, given: Mapping[str, Any]) -> bool:
@@ -233,18 +236,25 @@ from_a_standby = functools.partial(
 )
 
 
-def by_routes(function: F) -> F:
-    """Give a command `--route` and `--config`, and hand over their texts as `route` and the path as `config`."""
-    route = option(
-        "--route",
-        multiple=True,
-        metavar="TOPIC=URL",
-        callback=no_password,
-        help="A destination for a topic or a pattern, as 'orders.*=nats://host:4222'; the first that matches counts,"
-        " and the last is '*=URL'. May be given several times; in the environment with blanks between two.",
-    )
-    config = option("--config", type=click.Path(path_type=Path), metavar="PATH", help="A TOML file with routes.")
-    return together(route, config)(function)
+def _configure(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:
+    """Take defaults from the settings file that is named, or from `outbox.toml` in the current folder."""
+    found = file or (_CONFIG if _CONFIG.is_file() else None)
+    if found is not None and not ctx.resilient_parsing:
+        from outbox.cli import config
+
+        config.apply(ctx, found)
+
+
+configured = option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    envvar="OUTBOX_CONFIG",
+    is_eager=True,  # before the options that get defaults
+    expose_value=False,
+    callback=_configure,
+    help="A settings file.  [outbox.toml in the current folder, if there]",
+)
 
 
 def _file_option(name: str, envvar: str | None, more: str = "") -> Callable[[Any], Any]:
@@ -257,13 +267,26 @@ def _file_option(name: str, envvar: str | None, more: str = "") -> Callable[[Any
     )
 
 
+def from_settings(name: str) -> bool:
+    """Return whether the value of an option comes from the settings file."""
+    return _source(name) is _SOURCES[-1]
+
+
 def as_given(name: str) -> str:
-    """Return an option as the user has given it, for errors: the variable of the environment, or the option's name."""
+    """Return an option as the user has given it, for errors: by its own name, or that of its variable."""
+    source, ctx = _source(name), click.get_current_context()
+    for param in ctx.command.params:
+        of_it = param.name in (name, f"{name}_file") and ctx.get_parameter_source(param.name) is source
+        if of_it and source is ParameterSource.ENVIRONMENT:
+            return _variable(param, ctx)
+    return f"--{name}" if source is ParameterSource.COMMANDLINE else f"{name} in the settings file"
+
+
+def _source(name: str) -> ParameterSource | None:
+    """Return the source of an option with a value, or of its file."""
     ctx = click.get_current_context()
-    for each in (name, f"{name}_file"):
-        if ctx.get_parameter_source(each) is ParameterSource.ENVIRONMENT:
-            return _variable(next(param for param in ctx.command.params if param.name == each), ctx)
-    return f"--{name}"
+    found = [ctx.get_parameter_source(each) for each in (name, f"{name}_file")]
+    return next((each for each in _SOURCES if each in found), None)
 
 
 as_json = option("--json", "json", is_flag=True, help="Machine-readable output.")
@@ -351,14 +374,14 @@ def _urls(name: str, given: tuple[str, ...], file: Path | None) -> tuple[str, ..
 
 
 def _file_is_meant(name: str, *, given: bool) -> bool:
-    """Return whether the file counts, and not the URL; the command line wins over the environment."""
+    """Return whether the file counts, and not the URL; the stronger source wins."""
     ctx = click.get_current_context()
     if not given:
         return True
-    said = {each for each in (name, f"{name}_file") if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE}
-    if len(said) != 1:
+    url, path = (_SOURCES.index(ctx.get_parameter_source(each)) for each in (name, f"{name}_file"))
+    if url == path:
         raise click.UsageError(f"both --{name} and --{name}-file are given; leave one out")
-    return name not in said
+    return path < url
 
 
 def _read(name: str, file: Path) -> list[str]:
