@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncSession
 
+    from outbox.admin.admin import Admin
     from outbox.consumer.consumer import Consumer
     from outbox.consumer.options import ConsumerOptions
     from outbox.direct.sends import DirectSends
@@ -200,6 +202,15 @@ class Outbox(BareOutbox):
         """Stop calling a function of `listen`."""
         self.listeners.unlisten(function)
 
+    # Operating
+
+    @cached_property
+    def admin(self) -> Admin:
+        """The questions and orders of an operator: statuses, diagnosis, parked messages, subscriptions."""
+        from outbox.admin.admin import Admin
+
+        return Admin(self.database)
+
     # Handling
 
     def consumer(
@@ -276,7 +287,7 @@ class Outbox(BareOutbox):
 
         require_own_name(name)
         self.database.require_independent_connections()
-        direct = DirectSends(self.database, self._sender, name)
+        direct = DirectSends(self.database, self._sender, name, self.listeners)
         # The thread ends when the outbox is garbage-collected, and no longer keeps the engine alive.
         weakref.finalize(self, direct.end).atexit = False
         return direct

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group, no_args_is_help=True)
 def db() -> None:
-    """Make the tables, and check the tables."""
+    """Make the tables, check the tables, and print the rights on the tables."""
 
 
 _slots = option(
@@ -172,9 +172,12 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
     return found
 
 
+_schema = option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")
+
+
 @db.command()
 @option("--dialect", type=click.Choice(list(KINDS)), default="postgresql")
-@option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")
+@_schema
 @_slots
 @configured
 def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
@@ -183,3 +186,50 @@ def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
     from outbox.model.slots import SLOTS
 
     click.echo(migrate.sql(dialect, schema, slots or SLOTS), nl=False)
+
+
+class _Role(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """The name of a role, as it is written in PostgreSQL's catalogue, without quotes."""
+
+    name = "role"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return a name that PostgreSQL would not cut."""
+        if not 0 < len(value.encode()) <= _LONGEST_ROLE:
+            self.fail(f"the name of a role has 1 to {_LONGEST_ROLE} bytes, not {len(value.encode())}", param, ctx)
+        return str(value)
+
+
+_LONGEST_ROLE = 63
+#: By its option each kind of process, with the options for what else the process does.
+_TASKS = {"writer": ("direct", "dedup", "transactions"), "relay": ("purge",), "reader": ("register",)}
+
+
+@db.command()
+@_schema
+@option("--writer", type=_Role(), help="The role of applications, which send.")
+@option("--direct", is_flag=True, help="The writer sends messages to the destination itself, after the commit.")
+@option("--dedup", is_flag=True, help="The writer gives dedup keys.")
+@option("--transactions", is_flag=True, help="The writer is a TransactionMQProducer.")
+@option("--relay", type=_Role(), help="The role of relays, and of consumers over the log.")
+@option("--purge", is_flag=True, help="The relay deletes old messages.")
+@option("--reader", type=_Role(), help="The role of Spark and of outbox extract.")
+@option("--register", is_flag=True, help="The reader registers, so that a purge waits for the reader.")
+def grants(*, schema: str | None, **given: Any) -> None:
+    """Print the least rights of each role as SQL for PostgreSQL, to be executed by the owner of the tables.
+
+    A role of several options gets the rights of all: a producer that also checks back is a writer and a relay. The
+    owner runs all other commands.
+    """
+    from outbox.store.database import require_schema_name
+    from outbox.store.dialects.postgresql.grants import grants
+
+    require_schema_name(schema)
+    if not any(given[kind] for kind in _TASKS):
+        raise click.UsageError("no role: give --writer, --relay or --reader")
+    for kind, more in _TASKS.items():
+        chosen = [task for task in more if given[task]]
+        if chosen and not given[kind]:
+            raise click.UsageError(f"--{chosen[0]} is a task of the {kind}: give --{kind} ROLE, too")
+        if given[kind]:
+            click.echo("\n".join(grants(schema, given[kind], (kind, *chosen))))

@@ -21,6 +21,7 @@ from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
 from outbox.store.database import Database
 from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxDatabase, InboxRows, prune
+from outbox.telemetry.events import EVERYWHERE, Listeners, Repeated
 from outbox.writing.engines import engine_of, own_engine_of
 from outbox.writing.handles import Handle, of_scope, require_async
 from outbox.writing.scopes import Propagation, Scopes, require_plain_function
@@ -44,9 +45,10 @@ R = TypeVar("R")
 
 @runtime_checkable
 class Home(Protocol):
-    """The part of an `Outbox` for an inbox: the database, and transactions on it."""
+    """The part of an `Outbox` for an inbox: the database, transactions on it, and listeners."""
 
     database: Database
+    listeners: Listeners
 
     def begin(self, propagation: Propagation = ...) -> AbstractContextManager[Session]:
         """Open a session in a transaction."""
@@ -80,6 +82,7 @@ class Inbox:
         require_window("retention", retention)
         self._consumer = checked_consumer(consumer)
         self._scopes: Home | Scopes
+        self._listeners = bind.listeners if isinstance(bind, Home) else EVERYWHERE
         if isinstance(bind, Home):
             if schema not in (None, bind.database.schema):
                 raise ValueError("an Outbox knows its schema; leave schema= out")
@@ -116,7 +119,7 @@ class Inbox:
         with self._database.explained():
             first = run(executor(connection), self._rows.handle(self._consumer, id))
         self._transactions.wrote(connection)
-        return first
+        return self._told(first=first)
 
     async def aonce(self, handle: AsyncHandle, message: Message | UUID | str) -> bool:
         """Do as `once`, on one of the handles of `Outbox.asend`."""
@@ -126,7 +129,12 @@ class Inbox:
             return bool(await of_scope(handle).run_sync(self.once, id))
         self._transactions.require_driver(handle)
         with self._database.explained():
-            return await arun(async_executor(handle), self._rows.handle(self._consumer, id))
+            return self._told(first=await arun(async_executor(handle), self._rows.handle(self._consumer, id)))
+
+    def _told(self, *, first: bool) -> bool:
+        if not first and self._listeners:
+            self._listeners.tell(Repeated(database=self._database, consumer=self._consumer))
+        return first
 
     @overload
     def idempotent(

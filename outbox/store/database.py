@@ -26,6 +26,12 @@ _TABLES = (
 )  # fmt: skip
 
 
+def require_schema_name(schema: str | None) -> None:
+    """Refuse a schema that is no plain identifier."""
+    if schema is not None and not _SCHEMA_NAME.fullmatch(schema):
+        raise DatabaseError(f"schema {schema!r:.80} is not a plain identifier; use letters, digits and _")
+
+
 class Database:
     """Engine, schema and dialect of an outbox. Opens no connection unless asked."""
 
@@ -41,8 +47,7 @@ class Database:
         self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, dialect: Dialect | None = None
     ) -> None:
         self.dialect = dialect or part_of(engine.dialect.name, Dialect)
-        if schema is not None and not _SCHEMA_NAME.fullmatch(schema):
-            raise DatabaseError(f"schema {schema!r:.80} is not a plain identifier; use letters, digits and _")
+        require_schema_name(schema)
         self.engine = engine
         self.schema = schema
         self.slots = slots

@@ -52,8 +52,8 @@ class LeasedCaller:
     """Makes calls under one lease.
 
     `needs`: for so many seconds the lease has to last when a call begins. `deadline`: of a call, in seconds. `wake`:
-    wakes the thread that steps the partition. `teller`: tells of the answers. `portions`: in which a call hands its
-    messages over; None: all at once.
+    wakes the thread that steps the partition. `teller`: tells of the answers; `destination`: as events name it.
+    `portions`: in which a call hands its messages over; None: all at once.
     """
 
     caller: Caller
@@ -63,6 +63,7 @@ class LeasedCaller:
     deadline: float
     wake: Callable[[], None]
     teller: Teller
+    destination: str | None = None
     portions: Portions | None = None
 
     def may_begin(self) -> bool:
@@ -97,10 +98,13 @@ class LeasedCaller:
             raise
         finally:
             seconds = time.monotonic() - began
-            self.teller.tell(HandedOver, messages=messages, verdicts=verdicts, error=error, seconds=seconds)
+            self._tell(messages, verdicts, seconds, error)
 
-    def _tell(self, messages: Sequence[Message], verdicts: Sequence[Verdict], seconds: float) -> None:
-        self.teller.tell(HandedOver, messages=messages, verdicts=verdicts, error=None, seconds=seconds)
+    def _tell(
+        self, messages: Sequence[Message], verdicts: Sequence[Verdict] | None, seconds: float, error: str | None = None
+    ) -> None:
+        answer = {"messages": messages, "verdicts": verdicts, "error": error, "seconds": seconds}
+        self.teller.tell(HandedOver, destination=self.destination, **answer)
 
 
 class BatchHandler:

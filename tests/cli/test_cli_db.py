@@ -205,7 +205,7 @@ def test_a_consumers_own_database_gets_an_inbox_and_nothing_else(billing):
     assert (tables_of(billing), first, pruned) == (["invoices", "outbox_inbox"], True, 0)
     assert [(each.code, each.err) for each in checked] == [(0, "everything is as it should be\n")] * 2
     assert (status.code, status.err) == (0, f"{place}: only the inbox of a consumer is here, where nothing waits\n")
-    assert (as_json["warnings"], as_json["subscriptions"]) == ([], [])
+    assert (as_json["findings"], as_json["subscriptions"]) == ([], [])
 
 
 def test_an_inbox_that_is_damaged_is_found(billing):
@@ -274,7 +274,7 @@ def test_status_is_a_table(sqlite_engine):
 
     header, row = (line.split() for line in ended.out.splitlines())
     assert (header[:2], row[:2], row[-1]) == (["SUBSCRIPTION", "BACKLOG"], ["relay", "3"], "nobody")
-    assert ended.err == "warning: nobody has run relay yet; it keeps every message from being purged\n"
+    assert ended.err == "warning: relay: no worker has run yet: no message is purged before\n"
 
 
 def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlite_engine):
@@ -287,11 +287,11 @@ def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlit
     idle = outbox(sqlite_engine, "status").err
 
     told = (
-        "warning: nobody has run relay yet; it keeps every message from being purged; if nobody is to, run: outbox"
+        "warning: relay: no worker has run yet: no message is purged before; if no worker is to, run: outbox"
         " subscriptions drop relay\n"
     )
     assert fresh == told
-    stopped = r"warning: nobody runs other, for 2(\.\d)? min; messages after its position are not purged; start .*\n"
+    stopped = r"warning: other: no worker runs \(since 2(\.\d)? min\): later messages are not purged; start .*\n"
     assert re.fullmatch(stopped + re.escape(told), idle)
 
 

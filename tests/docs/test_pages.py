@@ -15,14 +15,13 @@ import click
 import pytest
 from sqlalchemy import text
 
-from outbox import Inbox, Outbox, Reject, Relay, RetryPolicy, Settings, errors, migrate
+from outbox import Outbox, Reject, Relay, RetryPolicy, Settings, errors, migrate
 from outbox.cli import main
 from outbox.cli.config import options_of
 from outbox.errors import OutboxError
 from outbox.model import limits
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox
-from tests.support.guests import owner_and_guest
 from tests.support.pages import TOP, blocks, run
 
 DOCS = TOP / "docs"
@@ -176,67 +175,6 @@ def test_the_queries_of_a_monitor_run(pg_engine):
     assert sorted(row.name for row in orphans) == ["look", "relay"]
     assert "look" in {row.subscription for row in ages}
     assert size[0].bytes > 0
-
-
-def grants(role: str) -> list[str]:
-    """What the page about rights grants a role, block by block."""
-    return [block for block in blocks(page("rights"), "sql") if f" TO {role};" in block]
-
-
-def granted(owner, guest, *given: str) -> Outbox:
-    """An outbox of the guest, who has been granted these blocks."""
-    with owner.begin() as connection:
-        for block in given:
-            connection.execute(text(re.sub(r" TO \w+;", f" TO {guest.url.username};", block)))
-    return Outbox(guest)
-
-
-def test_the_rights_of_a_writer_are_enough(pg_engine):
-    with owner_and_guest(pg_engine) as (owner, guest):
-        plain, with_dedup = grants("writer")
-        outbox = granted(owner, guest, plain)
-        with outbox.begin() as session:
-            outbox.send(session, "orders", b"1", key="a", delay="30m")
-        granted(owner, guest, with_dedup)
-        with outbox.begin() as session:
-            first, again = (outbox.send(session, "orders", b"2", dedup_key="two") for _ in range(2))
-        outbox.close()
-
-    assert first == again
-
-
-@pytest.mark.parametrize("partitions", [1, 4])
-def test_the_rights_of_a_relay_are_enough(pg_engine, partitions):
-    with owner_and_guest(pg_engine) as (owner, guest):
-        with owner.begin() as connection:
-            for key in "ab":
-                for body in (b"bad", b"behind"):
-                    Outbox(owner).send(connection, "orders", body + key.encode(), key=key)
-        outbox = granted(owner, guest, *grants("relay"))
-        seen: list[bytes] = []
-
-        def handle(message):
-            seen.append(message.body)
-            return Reject("no") if message.body == b"bada" else None
-
-        Relay(outbox, handle, name="look", partitions=partitions).until_empty()
-        consumer = outbox.consumer("billing", partitions=partitions)
-        consumer.on("orders")(handle)
-        consumer.until_empty()
-
-    assert sorted(seen) == sorted(2 * [b"bada", b"badb", b"behindb"])
-
-
-def test_the_rights_of_an_inbox_are_enough(pg_engine):
-    with owner_and_guest(pg_engine) as (owner, guest):
-        granted(owner, guest, *grants("consumer"))
-        inbox = Inbox(guest, consumer="billing")
-        calls: list[object] = []
-        for _ in range(2):
-            inbox.idempotent(lambda _session, message: calls.append(message))("01a21424-84f2-73bd-9b98-e95f8f7ff396")
-        inbox.prune()
-
-    assert len(calls) == 1
 
 
 def test_the_index_has_every_page_once():

@@ -16,7 +16,9 @@ def ensure_outbox(channel: Channel) -> None:
         DatabaseError: the database is a copy.
     """
     with channel.database.explained():
-        # First of all, because a standby answers the next statement with an error that looks like an outage.
+        # First of all, because a standby would answer a write with an error that looks like an outage.
         Log().now(channel)
-        identity.establish(channel)
+        # A write only where the row is missing: a process with the right to read the table is enough elsewhere.
+        if identity.stored_identity(channel) is None:
+            identity.establish(channel)
     identity.verify(channel)
