@@ -215,6 +215,7 @@ _TASKS = {"writer": ("direct", "dedup", "transactions"), "relay": ("purge",), "r
 @option("--purge", is_flag=True, help="The relay deletes old messages.")
 @option("--reader", type=_Role(), help="The role of Spark and of outbox extract.")
 @option("--register", is_flag=True, help="The reader registers, so that a purge waits for the reader.")
+@configured
 def grants(*, schema: str | None, **given: Any) -> None:
     """Print the least rights of each role as SQL for PostgreSQL, to be executed by the owner of the tables.
 

@@ -279,7 +279,7 @@ def as_given(name: str) -> str:
         of_it = param.name in (name, f"{name}_file") and ctx.get_parameter_source(param.name) is source
         if of_it and source is ParameterSource.ENVIRONMENT:
             return _variable(param, ctx)
-    return f"--{name}" if source is ParameterSource.COMMANDLINE else f"{name} in the settings file"
+    return f"--{name.replace('_', '-')}" if source is ParameterSource.COMMANDLINE else f"{name} in the settings file"
 
 
 def _source(name: str) -> ParameterSource | None:
