@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from outbox.cli.groups import meant
-from outbox.cli.options import NAMES, no_password, secrets_in, warn_of_readers
+from outbox.cli.secrets import no_password, secrets_in, warn_of_readers
 
 #: The settings of several commands, before the first table; the others are in the table of their command.
 SHARED = (
@@ -144,7 +144,7 @@ def _require_known(table: Iterable[str], known: list[str], about: str) -> None:
 def _value(ctx: click.Context, option: click.Parameter, given: Any, file: Path, about: str) -> str | list[str]:
     """Return the text for an option, or a list of texts for an option that may be given several times."""
     texts = [_text(each, about) for each in (given if isinstance(given, list) else [given])]
-    if isinstance(given, list) and not option.multiple and option.type is not NAMES:
+    if isinstance(given, list) and not option.multiple and option.type.envvar_list_splitter != ",":
         raise click.UsageError(f"{about} must be one value, not a list")
     if option.callback is no_password and any(holds_secret(str(option.name), each) for each in texts):
         warn_of_readers(file)

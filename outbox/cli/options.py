@@ -8,7 +8,7 @@ import getpass
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from outbox.cli import logs
-from outbox.cli.output import keep_secret, warn
-from outbox.runtime.secret import Secret, secrets_of, warning_of
+from outbox.cli import config, logs
+from outbox.cli.output import keep_secret
+from outbox.cli.secrets import no_password, secrets_in, variable_of, warn_of_readers
 
 if TYPE_CHECKING:
     from outbox.store.database import Channel
@@ -103,6 +103,7 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
     """Names with commas in between: `a,b,c`."""
 
     name = "a,b"
+    envvar_list_splitter = ","
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """Return a tuple of names."""
@@ -240,8 +241,6 @@ def _configure(ctx: click.Context, _: click.Parameter, file: Path | None) -> Non
     """Take defaults from the settings file that is named, or from `outbox.toml` in the current folder."""
     found = file or (_CONFIG if _CONFIG.is_file() else None)
     if found is not None and not ctx.resilient_parsing:
-        from outbox.cli import config
-
         config.apply(ctx, found)
 
 
@@ -278,7 +277,7 @@ def as_given(name: str) -> str:
     for param in ctx.command.params:
         of_it = param.name in (name, f"{name}_file") and ctx.get_parameter_source(param.name) is source
         if of_it and source is ParameterSource.ENVIRONMENT:
-            return _variable(param, ctx)
+            return variable_of(param, ctx)
     return f"--{name.replace('_', '-')}" if source is ParameterSource.COMMANDLINE else f"{name} in the settings file"
 
 
@@ -310,60 +309,6 @@ def confirmed(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} There is no terminal to answer at: give --yes")
     click.confirm(question, abort=True, err=True)
-
-
-def no_password(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Return the value of a URL option; raise for a secret that every user could read in the list of processes.
-
-    With several values all secrets are known before the error, so that the error shows none of them.
-    """
-    name, values = str(param.name), value if isinstance(value, tuple) else filter(None, (value,))
-    secrets = [secret for each in values for secret in secrets_in(name, each)]
-    keep_secret(secrets)
-    if secrets and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-        raise click.UsageError(
-            f"--{name} holds a password{_where(secrets)}, for every user of this machine to read; set"
-            f" {_variable(param, ctx)} instead{_in_file(name, ctx)}"
-        )
-    return value
-
-
-def _variable(param: click.Parameter, ctx: click.Context) -> str:
-    if param.envvar is not None:
-        return str(param.envvar)
-    return f"{ctx.auto_envvar_prefix}_{str(param.name).upper()}"
-
-
-def secrets_in(name: str, value: str) -> list[Secret]:
-    """Return the secrets in the value of an option, which is the URL of a destination or of a database."""
-    if name not in ("to", "route"):
-        return secrets_of(value)
-    from outbox.senders.opening import secrets_of_destination
-
-    url = value.partition("=")[2] if name == "route" else value
-    return [*secrets_of_destination(url), *(secrets_of(value, token=True) if url != value else ())]
-
-
-def _in_file(name: str, ctx: click.Context) -> str:
-    """Return how to give the option by a file, in words; an empty text if it cannot be given so."""
-    what, file = ("routes", "config") if name == "route" else ("the URL", f"{name}_file")
-    if all(each.name != file for each in ctx.command.params):
-        return ""
-    return f", or write {what} to a file and give --{file.replace('_', '-')} PATH"
-
-
-def _where(secrets: Sequence[Secret]) -> str:
-    """Return where in a URL its secrets are, in words; an empty text for a password before the host."""
-    names = dict.fromkeys(f"{each.parameter!r:.40}" for each in secrets if each.parameter)
-    if names:
-        return f" in its parameter {' and '.join(names)}"
-    return " in its query" if any(each.parameter == "" for each in secrets) else ""
-
-
-def warn_of_readers(file: Path) -> None:
-    """Warn of a file with a secret that every user may read."""
-    if warning := warning_of(file):
-        warn(warning)
 
 
 def _urls(name: str, given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:

@@ -20,11 +20,11 @@ from outbox.cli.options import (
     as_value,
     by_content,
     from_settings,
-    no_password,
     option,
     to_a_destination,
 )
 from outbox.cli.probes import Probes, probed
+from outbox.cli.secrets import no_password
 
 if TYPE_CHECKING:
     from outbox.model.subscription import OnDead, Start

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import click
 
 from outbox.cli.config import WITHOUT_OPTION, Config, holds_secret, with_variables
-from outbox.cli.options import DURATION, secrets_in, warn_of_readers
+from outbox.cli.options import DURATION
 from outbox.cli.output import keep_secret
+from outbox.cli.secrets import secrets_in, warn_of_readers
 from outbox.errors import FilterError, SenderError
 from outbox.model.retry import RetryPolicy
 from outbox.relay.routes import Route

@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload, runtime_checkable
 from uuid import UUID
 
-import psycopg
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
@@ -23,7 +22,7 @@ from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxDatabase, InboxRows, prune
 from outbox.telemetry.events import EVERYWHERE, Listeners, Repeated
 from outbox.writing.engines import engine_of, own_engine_of
-from outbox.writing.handles import Handle, of_scope, require_async
+from outbox.writing.handles import Handle, is_async_driver, of_scope, require_async
 from outbox.writing.scopes import Propagation, Scopes, require_plain_function
 from outbox.writing.transaction import Transactions
 
@@ -125,7 +124,7 @@ class Inbox:
         """Do as `once`, on one of the handles of `Outbox.asend`."""
         id = _id_of(message)
         require_async(handle, "aonce")
-        if not isinstance(handle, psycopg.AsyncConnection):
+        if not is_async_driver(handle):
             return bool(await of_scope(handle).run_sync(self.once, id))
         self._transactions.require_driver(handle)
         with self._database.explained():
