@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from outbox.cli.groups import meant
-from outbox.cli.secrets import no_password, secrets_in, warn_of_readers
 
 #: The settings of several commands, before the first table; the others are in the table of their command.
 SHARED = (
@@ -33,10 +32,14 @@ _UNQUOTED = re.compile(r"^\s*\[routes\.[^\"'\]]*\*", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A settings file and its content, for settings without an option."""
+    """A settings file and its content, for settings without an option.
+
+    `texts` are values of options, as texts without variables, by the option's name in Python.
+    """
 
     file: Path
     document: Mapping[str, Any]
+    texts: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def routes(self) -> Any:
@@ -63,11 +66,13 @@ def apply(ctx: click.Context, file: Path) -> None:
     assert isinstance(root.command, click.Group)
     _require_known(document, [*SHARED, _ROUTES, *root.command.list_commands(root)], f"{file}:")
     table, about = _table_of(ctx, document, file)
-    defaults = {}
+    defaults: dict[str, str | list[str]] = {}
     for name, option in options_of(ctx.command).items():
         where, prefix = (document, f"{file}:") if name in SHARED else (table, about)
         if name in where:
-            defaults[str(option.name)] = _value(ctx, option, where[name], file, f"{prefix} {name}:")
+            texts = _texts(option, where[name], f"{prefix} {name}:")
+            config.texts[str(option.name)] = [without_variables(each) for each in texts]
+            defaults[str(option.name)] = _value(ctx, option, texts, f"{prefix} {name}:")
     ctx.default_map = defaults
     ctx.meta[_META] = config
 
@@ -90,9 +95,9 @@ def with_variables(text: str, about: str) -> str:
     return _VARIABLE.sub(value, text)
 
 
-def holds_secret(name: str, text: str) -> bool:
-    """Return whether the text of a URL in a file is secret itself, and does not only name variables."""
-    return bool(secrets_in(name, _BY_VARIABLE.sub("", text)))
+def without_variables(text: str) -> str:
+    """Return a text of a settings file without the variables, whose values may be secrets of the environment."""
+    return _BY_VARIABLE.sub("", text)
 
 
 def read(file: Path) -> Config:
@@ -141,13 +146,14 @@ def _require_known(table: Iterable[str], known: list[str], about: str) -> None:
             raise click.UsageError(f"{about} {name}: is unknown; {fix}")
 
 
-def _value(ctx: click.Context, option: click.Parameter, given: Any, file: Path, about: str) -> str | list[str]:
-    """Return the text for an option, or a list of texts for an option that may be given several times."""
-    texts = [_text(each, about) for each in (given if isinstance(given, list) else [given])]
+def _texts(option: click.Option, given: Any, about: str) -> list[str]:
     if isinstance(given, list) and not option.multiple and option.type.envvar_list_splitter != ",":
         raise click.UsageError(f"{about} must be one value, not a list")
-    if option.callback is no_password and any(holds_secret(str(option.name), each) for each in texts):
-        warn_of_readers(file)
+    return [_text(each, about) for each in (given if isinstance(given, list) else [given])]
+
+
+def _value(ctx: click.Context, option: click.Option, texts: list[str], about: str) -> str | list[str]:
+    """Return the text for an option, or a list of texts for an option that may be given several times."""
     values = [with_variables(each, about) for each in texts]
     value = values if option.multiple else ",".join(values)
     try:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from outbox.cli.config import WITHOUT_OPTION, Config, holds_secret, with_variables
+from outbox.cli.config import WITHOUT_OPTION, Config, with_variables, without_variables
 from outbox.cli.options import DURATION
 from outbox.cli.output import keep_secret
 from outbox.cli.secrets import secrets_in, warn_of_readers
@@ -85,7 +85,7 @@ class _Table:
     @property
     def holds_secret(self) -> bool:
         """True if the file itself holds a secret, and not only the name of a variable."""
-        return holds_secret("to", str(self._fields.get("to", "")))
+        return bool(secrets_in("to", without_variables(str(self._fields.get("to", "")))))
 
     def route(self) -> Route:
         """Return the route."""

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from outbox.cli import config
 from outbox.cli.output import keep_secret, warn
 from outbox.runtime.secret import Secret, secrets_of, warning_of
 
@@ -21,6 +22,9 @@ def no_password(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     name, values = str(param.name), value if isinstance(value, tuple) else filter(None, (value,))
     secrets = [secret for each in values for secret in secrets_in(name, each)]
     keep_secret(secrets)
+    settings = config.current() if ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP else None
+    if settings is not None and any(secrets_in(name, each) for each in settings.texts[name]):
+        warn_of_readers(settings.file)
     if secrets and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
         raise click.UsageError(
             f"--{name} holds a password{_where(secrets)}, for every user of this machine to read; set"
