@@ -15,6 +15,7 @@ from outbox.cli.output import age, counted, say, warn
 from outbox.cli.probes import Probes, probed, run_probed
 
 if TYPE_CHECKING:
+    from outbox.admin.results import Look
     from outbox.model.subscription import Subscription
     from outbox.rocketmq.listener import Question
     from outbox.rocketmq.service import CheckService
@@ -125,13 +126,18 @@ def _service(
 
 
 def _run(service: CheckService, target: Target, probes: Probes, *, once: bool) -> None:
-    from outbox.cli.relaying import looks_at
+    from outbox.admin.admin import Admin
+    from outbox.cli.connection import checked_label
     from outbox.relay.supervisor import Supervisor
     from outbox.runtime.signals import stopping_on_signals
 
+    def look() -> Look:
+        with target.open_outbox() as channel:
+            return Admin(channel).look()
+
     supervisor = Supervisor([service], pause=None)
     if not once:
-        run_probed(supervisor, probes, looks_at([target]))
+        run_probed(supervisor, probes, {checked_label(target.url, target.schema): look})
         return
     with stopping_on_signals(supervisor.stop):
         supervisor.until_empty()

@@ -71,8 +71,10 @@ def _livez(supervisor: Supervisor) -> Answer:
 
 def _readyz(supervisor: Supervisor) -> Answer:
     """Answer whether each work has reached its database, and works or stands by."""
-    troubles = [f"{each.name}: {'stuck' if each.stuck else each.trouble}" for each in supervisor.health
-                if each.stuck or each.trouble is not None]  # fmt: skip
+    health = supervisor.health
+    troubles = [f"{each.name}: {'stuck' if each.stuck else each.trouble}" for each in health if not each.ready]
+    if not health:
+        troubles = ["not begun yet"]
     return _text(503, "\n".join(troubles)) if troubles else _text(200, "ok")
 
 

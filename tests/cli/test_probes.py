@@ -108,6 +108,12 @@ def test_several_databases_have_a_status_each_or_the_reason_why_not():
     })  # fmt: skip
 
 
+def test_before_the_works_begin_the_process_lives_and_is_not_ready():
+    with serving("127.0.0.1", 0, Supervisor([Telling("well", BEAT)]), Looks({})) as port:
+        url = f"http://127.0.0.1:{port}"
+        assert (ask(f"{url}/livez"), ask(f"{url}/readyz")) == ((200, "ok\n"), (503, "not begun yet\n"))
+
+
 def test_a_work_whose_thread_hangs_is_stuck(serve, monkeypatch):
     monkeypatch.setattr("outbox.relay.supervisor.STUCK_SECONDS", 0.1)
     url = serve(Telling("well", BEAT), Telling("hangs", None))
