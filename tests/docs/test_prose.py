@@ -33,8 +33,6 @@ PRONOUNS = {
 }  # fmt: skip
 #: Pronouns in 100 words of a page, or of a room's docstrings, error texts, log lines and help.
 MOST_PRONOUNS = 7.0
-#: Pages that have more; the number may only fall.
-WORDY = {"docs/beginning-again.md": 12, "docs/consumers.md": 9}
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -99,7 +97,7 @@ def test_a_page_is_no_longer_than_a_reader_s_patience(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_says_nouns_instead_of_pronouns(page):
-    assert pronouns(sentences((TOP / page).read_text())) <= WORDY.get(page, MOST_PRONOUNS)
+    assert pronouns(sentences((TOP / page).read_text())) <= MOST_PRONOUNS
 
 
 def test_no_help_has_a_long_sentence():
