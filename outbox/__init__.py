@@ -6,6 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outbox.admin.admin import Admin
+    from outbox.admin.results import (
+        Finding,
+        Look,
+        PartitionStatus,
+        Status,
+        Thresholds,
+        TransactionsStatus,
+        TroubleStatus,
+    )
     from outbox.consumer.consumer import Consumer
     from outbox.consumer.inbox import Inbox
     from outbox.errors import (
@@ -38,15 +48,17 @@ if TYPE_CHECKING:
     from outbox.writing.engines import create_async_engine, create_engine
 
 __all__ = [
-    "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox",
-    "InvalidMessageError", "LeaseLostError", "Limits", "Message", "MissingExtraError", "NoTransactionError",
-    "Outbox", "OutboxError", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route",
-    "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "SubscriptionError",
-    "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
+    "Admin", "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "Finding", "HungHandlerError", "Inbox",
+    "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError",
+    "Outbox", "OutboxError", "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy",
+    "Route", "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "Status", "SubscriptionError",
+    "Thresholds", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
+    "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
 _HOMES = {
+    "Admin": "outbox.admin.admin",
     "Destination": "outbox.senders.opening",
     "Consumer": "outbox.consumer.consumer",
     "Inbox": "outbox.consumer.inbox",
@@ -60,6 +72,10 @@ _HOMES = {
     "Sender": "outbox.senders.port",
     "Settings": "outbox.worker.settings",
     "routes": "outbox.relay.relay",
+    **dict.fromkeys(
+        ("Finding", "Look", "PartitionStatus", "Status", "Thresholds", "TransactionsStatus", "TroubleStatus"),
+        "outbox.admin.results",
+    ),
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "outbox.errors"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -10,12 +11,11 @@ import click
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json
 from outbox.cli.output import show_json
-from outbox.cli.standings import show_standings, standing_as_json
+from outbox.cli.standings import show_statuses
 from outbox.cli.subscriptions import drop, reset
 
 if TYPE_CHECKING:
-    from outbox.model.subscription import Subscription
-    from outbox.store.database import Channel
+    from outbox.admin.results import Status
 
 _KINDS = ("consumer", "broadcast")
 
@@ -33,12 +33,15 @@ def list_(*, target: Target, json: bool) -> None:
 
     The columns are those of outbox status.
     """
-    from outbox.store.subscriptions.subscriptions import Subscriptions
+    from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        known = Subscriptions(channel).all()
-        names = {each.name for each in known if each.kind in _KINDS}
-        _show(channel, [each for each in known if {each.name, each.follows} & names], json=json)
+        found = Admin(channel).statuses()
+    # Without a destination a backfill is that of a consumer.
+    _show(
+        [each for each in found if each.kind in _KINDS or (each.kind, each.destination) == ("backfill", None)],
+        json=json,
+    )
 
 
 @consumers.command()
@@ -47,25 +50,22 @@ def list_(*, target: Target, json: bool) -> None:
 @as_json
 def show(*, target: Target, name: str, json: bool) -> None:
     """Show a consumer, or all instances of a broadcast consumer, with each partition."""
-    from outbox.store.subscriptions.subscriptions import Subscriptions
+    from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        meant = Subscriptions(channel).get_all(name)
-        if meant[0].kind not in _KINDS:
-            raise click.UsageError(f"{name} is no consumer but of the kind {meant[0].kind}; see outbox status")
-        _show(channel, meant, least=1, json=json)
+        found = Admin(channel).statuses(name)
+    if found[0].kind not in _KINDS:
+        raise click.UsageError(f"{name} is no consumer but of the kind {found[0].kind}; see outbox status")
+    _show(found, least=1, json=json)
 
 
 consumers.add_command(reset)
 consumers.add_command(drop)
 
 
-def _show(channel: Channel, meant: Sequence[Subscription], *, least: int = 2, json: bool) -> None:
+def _show(found: Sequence[Status], *, least: int = 2, json: bool) -> None:
     """Show the status of subscriptions, with partitions where there are at least so many."""
-    from outbox.store.operations.status import standings
-
-    now, found = standings(channel, meant)
     if json:
-        show_json({"at": now, "consumers": [standing_as_json(each) for each in found]})
+        show_json({"consumers": [asdict(each) for each in found]})
     else:
-        show_standings(found, least=least)
+        show_statuses(found, least=least)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -13,12 +12,11 @@ import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import age, say, show_json, show_table, warn
-from outbox.cli.standings import show_standings, standing_as_json
+from outbox.cli.standings import number, show_statuses
 from outbox.cli.tables import Alarm
 
 if TYPE_CHECKING:
-    from outbox.cli.diagnosis import Limits, Look
-    from outbox.store.operations.half_status import HalfStatus
+    from outbox.admin.results import Look, Thresholds, TransactionsStatus
 
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
 #: Between two looks of --watch.
@@ -42,7 +40,7 @@ def status(
     count parked messages. LAG says for how long the oldest of these messages could have been sent: a delayed message
     counts from its due time, a dead letter not at all.
 
-    Warnings say what is wrong, since when, and what to do: messages have waited for their destination, have failed for
+    Findings say what is wrong, since when, and what to do: messages have waited for their destination, have failed for
     a minute, or are older than --max-lag. Others tell of dead letters, of a worker that cannot begin, of a subscription
     without a worker, and of a log without a reader. A monitor uses --check. The limits count for each subscription, but
     for no extract.
@@ -60,30 +58,31 @@ def status(
     """
     if check and watch:
         raise click.UsageError("--check and --watch exclude each other")
+    from outbox.admin.admin import Admin
+    from outbox.admin.results import Look, Thresholds
     from outbox.cli.connection import InboxAloneError
-    from outbox.cli.diagnosis import Limits, Look, look_at
 
     show = _show_json if json else _show_table
-    limits = Limits(max_lag=max_lag, max_dead=max_dead, max_backlog=max_backlog)
+    thresholds = Thresholds(max_lag=max_lag, max_dead=max_dead, max_backlog=max_backlog)
     if watch:
-        _watch(target, show, limits)
+        _watch(target, show, thresholds)
         return
     try:
         with target.open_outbox() as channel:
-            look = look_at(channel, limits)
+            look = Admin(channel).look(thresholds)
     except InboxAloneError as error:
         say(str(error))
-        look = Look(now=datetime.now(UTC), limits=limits, standings=[], refused=[], unread=None, halves=[])
+        look = Look(at=datetime.now(UTC))
     show(look)
-    if check and look.warnings:
+    if check and look.findings:
         from outbox.cli.failures import FAILURE
 
         click.get_current_context().exit(FAILURE)
 
 
-def _watch(target: Target, show: Callable[[Look], None], limits: Limits) -> None:
+def _watch(target: Target, show: Callable[[Look], None], thresholds: Thresholds) -> None:
     """Show the status again and again, over any number of lost connections."""
-    from outbox.cli.diagnosis import look_at
+    from outbox.admin.admin import Admin
     from outbox.cli.failures import UNREACHABLE, report_failure
 
     reached = False
@@ -91,7 +90,7 @@ def _watch(target: Target, show: Callable[[Look], None], limits: Limits) -> None
         try:
             with target.open_outbox() as channel:
                 while True:
-                    found = look_at(channel, limits)
+                    found = Admin(channel).look(thresholds)
                     reached = True
                     if show is _show_table and sys.stdout.isatty():
                         click.clear()
@@ -110,71 +109,25 @@ def _watch(target: Target, show: Callable[[Look], None], limits: Limits) -> None
 
 
 def _show_table(look: Look) -> None:
-    show_standings(look.standings)
-    if look.halves:
+    show_statuses(look.subscriptions)
+    if look.transactions:
         click.echo()
-        show_table(_HALF_HEADERS, map(_half_row, look.halves), numbers=_HALF_HEADERS[2:])
-    for warning in look.warnings:
-        warn(warning)
-
-
-def _half_row(half: HalfStatus) -> tuple[object, ...]:
-    oldest, decided = ("-" if each is None else age(each) for each in (half.oldest, half.decided))
-    given_up = Alarm(half.given_up) if half.given_up.number else half.given_up
-    return (half.group, half.topic, half.pending, oldest, given_up, half.committed, half.rolled_back, decided)
+        show_table(_HALF_HEADERS, map(_half_row, look.transactions), numbers=_HALF_HEADERS[2:])
+    for finding in look.findings:
+        warn(str(finding))
 
 
 def _show_json(look: Look) -> None:
-    found = look.standings
-    shown: dict[str, object] = {
-        "at": look.now,
-        "warnings": look.warnings,
-        "refused": [{"name": each.name, "notice": each.notice, "noticed_at": each.since} for each in look.refused],
-        "subscriptions": [standing_as_json(each) | {"warnings": look.warnings_of(each)} for each in found],
-    }
-    if look.halves:
-        shown |= {"transactions": [_half_as_json(each) for each in look.halves], **_metrics(look)}
-    show_json(shown)
+    show_json(look.document())
 
 
-def _half_as_json(half: HalfStatus) -> dict[str, object]:
-    counts = {
-        "half": half.pending, "given_up": half.given_up, "committed": half.committed, "rolled_back": half.rolled_back,
-    }  # fmt: skip
-    return {
-        "group": half.group,
-        "topic": half.topic,
-        **{name: count.number for name, count in counts.items()},
-        "estimates": [name for name, count in counts.items() if count.about],
-        "oldest_seconds": None if half.oldest is None else round(half.oldest, 3),
-        "last_verdict_seconds": None if half.decided is None else round(half.decided, 3),
-    }
-
-
-def _metrics(look: Look) -> dict[str, object]:
-    """Return RocketMQ's metrics of transactions by RocketMQ's names and by real topic; dead letters by subscription.
-
-    The latency is in seconds, as in RocketMQ: the number of messages, the sum of the latencies, the longest.
-    """
-    half, committed, rolled_back = Counter[str](), Counter[str](), Counter[str]()
-    latencies: dict[str, dict[str, float]] = {}
-    for each in look.halves:
-        half[each.topic] += each.pending.number
-        committed[each.topic] += each.committed.number
-        rolled_back[each.topic] += each.rolled_back.number
-        if each.latency is not None:
-            known = latencies.setdefault(each.topic, {"count": 0, "sum": 0.0, "max": 0.0})
-            known["count"] += each.latency.count
-            known["sum"] = round(known["sum"] + each.latency.sum, 3)
-            known["max"] = round(max(known["max"], each.latency.max), 3)
-    return {
-        "rocketmq_half_messages": half,
-        "rocketmq_commit_messages_total": committed,
-        "rocketmq_rollback_messages_total": rolled_back,
-        "rocketmq_finish_message_latency": {"unit": "seconds", "topics": latencies},
-        "rocketmq_send_to_dlq_messages_total": {
-            each.subscription.name: each.parked["dead"].number
-            for each in look.standings
-            if each.subscription.kind not in ("check", "extract")
-        },
-    }
+def _half_row(each: TransactionsStatus) -> tuple[object, ...]:
+    oldest, decided = (
+        "-" if seconds is None else age(seconds) for seconds in (each.oldest_seconds, each.last_verdict_seconds)
+    )
+    half, given_up, committed, rolled_back = (
+        number(getattr(each, name), about=name in each.estimates)
+        for name in ("half", "given_up", "committed", "rolled_back")
+    )
+    alarm = Alarm(given_up) if each.given_up else given_up
+    return (each.group, each.topic, half, oldest, alarm, committed, rolled_back, decided)

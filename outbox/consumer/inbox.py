@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload, runtime_checkable
 from uuid import UUID
 
-import psycopg
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
@@ -21,8 +20,10 @@ from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
 from outbox.store.database import Database
 from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxDatabase, InboxRows, prune
+from outbox.telemetry.events import EVERYWHERE, Listeners, Repeated
+from outbox.telemetry.processing import processed
 from outbox.writing.engines import engine_of, own_engine_of
-from outbox.writing.handles import Handle, of_scope, require_async
+from outbox.writing.handles import Handle, is_async_driver, of_scope, require_async
 from outbox.writing.scopes import Propagation, Scopes, require_plain_function
 from outbox.writing.transaction import Transactions
 
@@ -44,9 +45,10 @@ R = TypeVar("R")
 
 @runtime_checkable
 class Home(Protocol):
-    """The part of an `Outbox` for an inbox: the database, and transactions on it."""
+    """The part of an `Outbox` for an inbox: the database, transactions on it, and listeners."""
 
     database: Database
+    listeners: Listeners
 
     def begin(self, propagation: Propagation = ...) -> AbstractContextManager[Session]:
         """Open a session in a transaction."""
@@ -80,6 +82,7 @@ class Inbox:
         require_window("retention", retention)
         self._consumer = checked_consumer(consumer)
         self._scopes: Home | Scopes
+        self._listeners = bind.listeners if isinstance(bind, Home) else EVERYWHERE
         if isinstance(bind, Home):
             if schema not in (None, bind.database.schema):
                 raise ValueError("an Outbox knows its schema; leave schema= out")
@@ -116,17 +119,22 @@ class Inbox:
         with self._database.explained():
             first = run(executor(connection), self._rows.handle(self._consumer, id))
         self._transactions.wrote(connection)
-        return first
+        return self._told(first=first)
 
     async def aonce(self, handle: AsyncHandle, message: Message | UUID | str) -> bool:
         """Do as `once`, on one of the handles of `Outbox.asend`."""
         id = _id_of(message)
         require_async(handle, "aonce")
-        if not isinstance(handle, psycopg.AsyncConnection):
+        if not is_async_driver(handle):
             return bool(await of_scope(handle).run_sync(self.once, id))
         self._transactions.require_driver(handle)
         with self._database.explained():
-            return await arun(async_executor(handle), self._rows.handle(self._consumer, id))
+            return self._told(first=await arun(async_executor(handle), self._rows.handle(self._consumer, id)))
+
+    def _told(self, *, first: bool) -> bool:
+        if not first and self._listeners:
+            self._listeners.tell(Repeated(database=self._database, consumer=self._consumer))
+        return first
 
     @overload
     def idempotent(
@@ -147,7 +155,9 @@ class Inbox:
         The result is a destination for a `Relay`. With `async def` it is a coroutine function.
         """
         require_plain_function(handler, "a handler", "once()")
-        if inspect.iscoroutinefunction(handler):
+        awaits = inspect.iscoroutinefunction(handler)
+        handle = processed(handler, self._consumer, awaited=awaits)
+        if awaits:
 
             @functools.wraps(handler)
             async def awaited(message: Message | UUID | str) -> Any:
@@ -155,7 +165,7 @@ class Inbox:
                     async with self._scopes.abegin("requires_new") as session:
                         if await self.aonce(session, message):
                             with _kept_open(session.sync_session):
-                                return _kept(await handler(session, message))
+                                return _kept(await handle(session, message))
                 except _Undone as undone:
                     return undone.verdict
 
@@ -167,7 +177,7 @@ class Inbox:
                 with self._scopes.begin("requires_new") as session:
                     if self.once(session, message):
                         with _kept_open(session):
-                            return _kept(handler(session, message))
+                            return _kept(handle(session, message))
             except _Undone as undone:
                 return undone.verdict
 

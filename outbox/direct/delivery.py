@@ -27,6 +27,7 @@ from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.refusals import require_destination_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.telemetry.events import EVERYWHERE, Listeners, SentDirectly, Teller
 from outbox.worker.batch_size import next_size
 from outbox.worker.calls import Call, verdicts_of
 from outbox.worker.shared import SharedSender
@@ -52,12 +53,15 @@ _RETRY_SECONDS = 1.0
 class DirectDelivery:
     """Works for a subscription, on a connection of its own, in a thread."""
 
-    def __init__(self, database: Database, destination: Destination, name: str) -> None:
+    def __init__(
+        self, database: Database, destination: Destination, name: str, listeners: Listeners = EVERYWHERE
+    ) -> None:
         self._database = database
         self._destination = destination
         self._name = name
         self._log = Log(Limits(), Selection(only=name))
         self._writer = unique_name()
+        self._teller = Teller(listeners, {"database": database, "subscription": name})
         self._channel: Channel | None = None
         self._sender: SharedSender | None = None
         #: Calls past their deadline: what they have sent is acknowledged when they come back.
@@ -202,15 +206,17 @@ class DirectDelivery:
         if call.error is not None:
             self._tell(_describe(call.error))
         self.away = call.verdicts is None or any(isinstance(verdict, Unavailable) for verdict in call.verdicts)
-        done = [message.id or 0 for message, verdict in call.answers if isinstance(verdict, Done)]
-        if not done:
+        sent = [message for message, verdict in call.answers if isinstance(verdict, Done)]
+        if not sent:
             return
+        done = [message.id or 0 for message in sent]
         try:
             Acks(self._open_channel(), self._name).insert(self._writer, done)
         except Exception:
             # Tried again on a new connection: a message without an ack is sent again. A second ack does no harm.
             self._disconnect()
             Acks(self._open_channel(), self._name).insert(self._writer, done)
+        self._teller.tell(SentDirectly, messages=sent)
 
     def _tell(self, why: str) -> None:
         """Log why direct sends do not work, once for each reason."""

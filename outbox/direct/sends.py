@@ -25,6 +25,7 @@ from outbox.runtime.linger import Linger
 from outbox.senders.opening import Destination
 from outbox.store.database import Database
 from outbox.store.log.append import Direct
+from outbox.telemetry.events import EVERYWHERE, Listeners
 from outbox.writing.sent import Sent
 
 _LAST_SECONDS = 5.0
@@ -196,10 +197,11 @@ class DirectSends:
     #: The relay sends what comes while so many messages are waiting.
     most_waiting = 10_000
 
-    def __init__(self, database: Database, destination: Destination, name: str) -> None:
-        self._database = database
-        self._destination = destination
-        self._name = name
+    def __init__(
+        self, database: Database, destination: Destination, name: str, listeners: Listeners = EVERYWHERE
+    ) -> None:
+        """`listeners`: are told of sent messages."""
+        self._deliver = partial(DirectDelivery, database, destination, name, listeners)
         self._abandoned = False
         self._dispatcher: Dispatcher | None
         self._reset()
@@ -252,7 +254,7 @@ class DirectSends:
         with self._lock:
             if self._dispatcher is None or not self._dispatcher.running:
                 _drain_at_exit()
-                dispatcher = Dispatcher(DirectDelivery(self._database, self._destination, self._name))
+                dispatcher = Dispatcher(self._deliver())
                 # May fail for want of memory, or because the interpreter is about to end: then the next call tries.
                 dispatcher.start()
                 _under_way.add(dispatcher)

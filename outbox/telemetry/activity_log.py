@@ -6,12 +6,12 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 
 from outbox.model.message import Message
 from outbox.runtime.clock import clock as monotonic
 from outbox.runtime.text import age, counted
 from outbox.telemetry.events import BatchRead, Event, Settled
+from outbox.telemetry.lag import Lag
 
 #: A logger of its own, because many people want to see these lines and few others.
 activity_logger = logging.getLogger("outbox.activity")
@@ -41,24 +41,22 @@ class Activity:
         self._number = 0
         #: How many messages took at most the time of a step.
         self._took: Counter[int] = Counter()
-        #: The time of the database when the clock was 0; until a batch was read, that of this machine.
-        self._zero = datetime.now(UTC) - timedelta(seconds=self._clock())
+        self._lag = Lag(clock)
 
     def told(self, event: Event) -> None:
         """Count messages that are done; the time of the oldest counts for all of a settle."""
         match event:
             case BatchRead(now=now):
-                self._zero = now - timedelta(seconds=self._clock())
+                self._lag.read(now)
             case Settled(messages=messages):
                 self._count(messages)
             case _:
                 pass
 
     def _count(self, messages: Sequence[Message]) -> None:
-        written = [each for each in (_since(messages[0]), _since(messages[-1])) if each is not None]
         self._number += len(messages)
-        if written:
-            seconds = (self._zero + timedelta(seconds=self._clock()) - min(written)).total_seconds()
+        seconds = self._lag.of(messages)
+        if seconds is not None:
             self._took[_step(seconds)] += len(messages)
 
     def tell_if_due(self, parked_counts: Callable[[], Mapping[str, object]]) -> None:
@@ -76,12 +74,6 @@ class Activity:
             within = f", 99 % of them within {_shown(took)} of being written" if took else ""
             said = f"{counted(number, 'message')} {self._done} in {age(seconds)}{within}; {waiting or 'none waits'}"
             activity_logger.info("%s: %s", self._subscription, said)
-
-
-def _since(message: Message) -> datetime | None:
-    """Return the moment from which a message could be sent."""
-    created = message.created_at
-    return created if created is None or message.deliver_at is None else max(created, message.deliver_at)
 
 
 def _step(seconds: float) -> int:

@@ -68,13 +68,15 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Worked:
+class Worked:
+    """The fields of all events of one subscription."""
+
     database: Origin
     subscription: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OfPartition(_Worked):
+class _OfPartition(Worked):
     partition: int
 
 
@@ -102,13 +104,15 @@ class BatchRead(_OfPartition):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandedOver(_Worked):
+class HandedOver(Worked):
     """A call of the handler has come back, in time or late. Told on the thread of the call.
 
-    `verdicts`: in the order of the messages; None if the handler raised. `error`: of the handler, in words. `seconds`:
-    of the call. Until a message is `Settled`, another call may have the message again.
+    `destination`: of the messages; None for the functions of a consumer, and for a check-back. `verdicts`: in the order
+    of the messages; None if the handler raised. `error`: of the handler, in words. `seconds`: of the call. Until a
+    message is `Settled`, another call may have the message again.
     """
 
+    destination: str | None
     messages: Sequence[Message]
     verdicts: Sequence[Verdict] | None
     error: str | None
@@ -150,7 +154,7 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestinationAway(_Worked):
+class DestinationAway(Worked):
     """The destination does not accept messages. Told again and again meanwhile.
 
     `outages`: as the last tries have shown. `pauses`: the worker waits, because none of its messages is accepted.
@@ -162,7 +166,7 @@ class DestinationAway(_Worked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DestinationBack(_Worked):
+class DestinationBack(Worked):
     """The destination accepts messages again, or messages of one topic. `outage`: now over."""
 
     destination: str
@@ -197,6 +201,33 @@ class DatabaseBack:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A worker has reached the database, and has done what was due. The next beat is due within `seconds`.
+
+    Told on the thread of the worker, at most once a second. A worker that stands by beats as well. Calls of a handler
+    delay no beat.
+    """
+
+    database: Origin
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentDirectly(Worked):
+    """A writer has sent messages itself, and has stored that they are sent."""
+
+    messages: Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """An inbox was asked about a message that `consumer` has handled before."""
+
+    database: Origin
+    consumer: str
+
+
 Event = (
     Written
     | Committed
@@ -213,6 +244,9 @@ Event = (
     | UpkeepRefused
     | DatabaseAway
     | DatabaseBack
+    | Beat
+    | SentDirectly
+    | Repeated
 )
 Listener = Callable[[Event], object]
 L = TypeVar("L", bound=Listener)

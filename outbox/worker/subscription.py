@@ -296,6 +296,7 @@ class SubscriptionWorker:
             deadline=policy.deadline.total_seconds(),
             wake=connection.wake.set,
             teller=self._teller,
+            destination=self.job.declared.destination,
             portions=policy.portions(settings.upkeep.settle_parts),
         )
         batch_handler = BatchHandler(

@@ -17,7 +17,7 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
-from outbox.telemetry.events import EVERYWHERE, DatabaseAway, DatabaseBack, Listeners
+from outbox.telemetry.events import EVERYWHERE, Beat, DatabaseAway, DatabaseBack, Listeners
 from outbox.worker.connection import Connection, ConnectionLostError, Heartbeat
 from outbox.worker.failures import passes, pause
 from outbox.worker.hung import HungCalls
@@ -31,6 +31,8 @@ logger = logging.getLogger("outbox")
 
 #: The longest sleep. A wake-up, a hint or the end of a wait ends it earlier.
 _SLEEP_SECONDS = 60.0
+#: Between two beats of a busy worker.
+_BEAT_SECONDS = 1.0
 
 
 class Worker:
@@ -61,6 +63,8 @@ class Worker:
         self._subscriptions = [SubscriptionWorker(database, job, self._settings, hung, self._listeners) for job in jobs]
         #: The moment since which the database is away; None while it is not.
         self._away_since: float | None = None
+        #: The moment by which the next beat was promised.
+        self._beat_due = 0.0
         self._new_owner()
         in_child(self._new_owner)
         self.wake = Wake()
@@ -145,11 +149,14 @@ class Worker:
         """Sleep until there is work to do, or until a hint comes, which idle partitions hear."""
         idle = [turn for turn in turns if turn.idle]
         hint = self._hint(channel) if idle else None
-        if hint is None and not any(turn.due for turn in turns):
+        if hint is not None or any(turn.due for turn in turns):
+            self._beat(0.0)
+        else:
             until = min((turn.wait.until for turn in turns), default=math.inf)
             if not self._stop.asked:
                 until = min(until, *(each.look_at for each in self._subscriptions))
             seconds = min(max(0.0, until - time.monotonic()), _SLEEP_SECONDS)
+            self._beat(seconds)
             if self.wake.wait(seconds, channel.fileno if idle else None) and idle:
                 # Notifications are read before the next look at the log, so that none is left to cause another look.
                 hint = self._hint(channel)
@@ -162,7 +169,7 @@ class Worker:
             return self._database.open()
 
     def _tell_away(self, error: Exception) -> None:
-        now = time.monotonic()
+        now, self._beat_due = time.monotonic(), 0.0
         self._away_since = now if self._away_since is None else self._away_since
         if self._listeners:
             why, seconds = in_one_line(error)[0], now - self._away_since
@@ -173,6 +180,13 @@ class Worker:
             seconds, self._away_since = time.monotonic() - self._away_since, None
             if self._listeners:
                 self._listeners.tell(DatabaseBack(database=self._database, seconds=seconds))
+
+    def _beat(self, seconds: float) -> None:
+        """Tell about once a second that this worker goes on, and how long it may sleep."""
+        due = time.monotonic() + seconds
+        if due - self._beat_due >= _BEAT_SECONDS and self._listeners:
+            self._beat_due = due
+            self._listeners.tell(Beat(database=self._database, seconds=seconds))
 
     def _hint(self, channel: Channel) -> Hint | None:
         with self._explained():

@@ -161,7 +161,7 @@ def test_other_commands_show_a_consumer_in_its_words(shop):
         ["billing", "orders", "(consumer)"],
         ["relay", "all", "topics"],
     ]
-    assert any("outbox subscriptions drop relay" in each for each in status["warnings"]), status["warnings"]
+    assert [each["next_command"] for each in status["findings"]] == ["outbox subscriptions drop relay"]
 
 
 def test_a_consumer_is_altered_as_a_relay_is_but_has_no_destination(shop):
@@ -188,7 +188,6 @@ def test_an_idle_consumer_is_told_with_what_starts_it(shop, monkeypatch):
     with shop.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE outbox_progress SET settled_at = '2020-01-01 00:00:00.000'")
 
-    warnings = outbox(shop.engine, "status", "--json").json["warnings"]
+    (found,) = [each for each in shop.admin.diagnosis() if each.subscription == "billing"]
 
-    text = "start the application that runs it, or run outbox consume with its module and name"
-    assert any(each.startswith("nobody runs billing, for") and each.endswith(text) for each in warnings), warnings
+    assert (found.what, found.next_command) == ("no worker runs", "outbox consume MODULE:NAME")

@@ -14,7 +14,7 @@ from tests.support.command_line import outbox
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 #: Objects whose names are data.
-OPEN = ("parked", "headers", "again")
+OPEN = ("parked", "headers", "again", "waiting")
 METRICS = "rocketmq_"
 ALL = {"version": "number", "more": "boolean"}
 BESIDES = "What `status` has besides"
@@ -30,8 +30,9 @@ COMMANDS = {
     "subscriptions backfill": ["relay", "--topics", "fine"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
-    "db check": [],
+    "doctor": [],
     "db upgrade": [],
+    "erase": ["--key", "nobody", "--dry-run"],
     "purge": ["--older-than", "0s", "--dry-run"],
 }
 #: Of which transaction each is.
@@ -123,7 +124,15 @@ def test_the_page_and_a_command_about_consumers_agree(shop, command):
 
     consumer.until_empty()
 
-    agree(f"consumers {command[0]}", outbox(shop, "consumers", *command, "--json").json)
+    (command_of_fields,) = re.findall(
+        r"fields of each are those of `subscriptions\[\]` in `outbox (\w+)`", PAGE.read_text()
+    )
+    said = {
+        f"consumers{path.removeprefix('subscriptions')}": kind
+        for path, kind in documented(command_of_fields).items()
+        if path.startswith("subscriptions[]")
+    }
+    agree_on(ALL | said, outbox(shop, "consumers", *command, "--json").json)
 
 
 @pytest.mark.parametrize("command", ABOUT_TRANSACTIONS)

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from outbox import Outbox
 from outbox.admin.repartition import repartition
 from outbox.admin.split import split
 from outbox.errors import SubscriptionError
@@ -108,9 +109,9 @@ def test_status_warns_of_a_partition_that_nobody_runs(engine, channel, shop, rel
         assert Leases(channel).acquire(Subscriptions(channel).get("relay").partition(number), "host:7:abc", LENGTH)
     channel.run("UPDATE {progress} SET settled_at = '2020-01-01 00:00:00'")
 
-    warnings = outbox(engine, "status", "--json").json["warnings"]
+    (found,) = Outbox(engine).admin.diagnosis()
 
-    assert [each.startswith("nobody runs partition 1 of relay, for ") for each in warnings] == [True]
+    assert (found.kind, found.subscription, found.what) == ("not_run", "relay", "no worker runs for partition 1")
 
 
 @ONE_DATABASE

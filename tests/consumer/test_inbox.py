@@ -22,6 +22,7 @@ from outbox import (
 )
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE
 from outbox.store.operations.check import tables_of
+from outbox.telemetry.events import Repeated
 from tests.support.effects import billing, effects, handle_once, take_effect
 from tests.support.handles import HANDLES
 
@@ -44,6 +45,17 @@ def message() -> Message:
 def test_a_message_is_handled_the_first_time_only(engine, inbox, message):
     assert [handle_once(engine, inbox, message) for _ in range(3)] == [True, False, False]
     assert effects(engine) == ["booked"]
+
+
+def test_listeners_of_an_outbox_are_told_of_a_repetition(engine, message):
+    outbox, told = Outbox(engine), list[Repeated]()
+    outbox.listen(lambda event: told.append(event) if isinstance(event, Repeated) else None)
+
+    for _ in range(2):
+        with outbox.begin() as session:
+            Inbox(outbox, "billing").once(session, message)
+
+    assert told == [Repeated(database=outbox.database, consumer="billing")]
 
 
 def test_a_second_time_within_the_same_transaction_counts_too(engine, inbox, message):

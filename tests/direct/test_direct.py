@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool, StaticPool
 
 from outbox import DatabaseError, Message, Outbox, SubscriptionError, create_engine
+from outbox.telemetry.events import SentDirectly
 from tests.support.destination import Destination, relay_to
 from tests.support.direct import stored_acks
 from tests.support.directly import briefly, marked, promises, relayed, send, settled, writing_directly
@@ -32,6 +33,8 @@ def outbox(engine: Engine, destination: Destination) -> Iterator[Outbox]:
 
 
 def test_a_message_is_sent_right_after_its_commit_and_once(outbox, engine, destination):
+    told: list[SentDirectly] = []
+    outbox.listen(lambda event: told.append(event) if isinstance(event, SentDirectly) else None)
     with outbox.begin() as session:
         send(outbox, session, b"1", b"2")
 
@@ -39,6 +42,8 @@ def test_a_message_is_sent_right_after_its_commit_and_once(outbox, engine, desti
     assert [message.attempt for message in destination.messages] == [1, 1]
     assert relayed(engine) == []
     assert marked(engine) == [b"1", b"2"]
+    assert eventually(lambda: [m.body for event in told for m in event.messages] == [b"1", b"2"])
+    assert {event.subscription for event in told} == {"relay"}
 
 
 def test_order_time_and_end_are_the_relays_business(outbox, engine, destination):

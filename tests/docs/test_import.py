@@ -21,11 +21,12 @@ LIGHT = {
 }
 
 PUBLIC = [
-    "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "HungHandlerError", "Inbox",
-    "InvalidMessageError", "LeaseLostError", "Limits", "Message", "MissingExtraError", "NoTransactionError",
-    "Outbox", "OutboxError", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route",
-    "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "SubscriptionError",
-    "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
+    "Admin", "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "Finding", "HungHandlerError", "Inbox",
+    "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError",
+    "Outbox", "OutboxError", "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy",
+    "Route", "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "Status", "SubscriptionError",
+    "Thresholds", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
+    "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 

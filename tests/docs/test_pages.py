@@ -15,12 +15,13 @@ import click
 import pytest
 from sqlalchemy import text
 
-from outbox import Inbox, Outbox, Reject, Relay, RetryPolicy, Settings, errors, migrate
+from outbox import Outbox, Reject, Relay, RetryPolicy, Settings, errors, migrate
 from outbox.cli import main
+from outbox.cli.config import options_of
 from outbox.errors import OutboxError
 from outbox.model import limits
 from outbox.testing.servers import PostgresServer
-from tests.support.guests import owner_and_guest
+from tests.support.command_line import outbox
 from tests.support.pages import TOP, blocks, run
 
 DOCS = TOP / "docs"
@@ -125,7 +126,8 @@ def test_the_limits_are_those_of_the_library():
 
 
 def test_the_variables_are_those_of_the_commands():
-    rows = re.findall(r"^\| `(OUTBOX_\w+)` \| `(?:outbox (\w+) )?(--[\w-]+)` \|", page("configuration"), re.MULTILINE)
+    pattern = r"^\| `(OUTBOX_\w+)` \| `(?:outbox (\w+) )?(--[\w-]+)` \| (?:`(?:\[(\w+)\] )?(\w+)` )?\|"
+    rows = re.findall(pattern, page("configuration"), re.MULTILINE)
 
     context = click.Context(main, info_name="outbox", auto_envvar_prefix="OUTBOX")
     relay = main.get_command(context, "relay")
@@ -133,8 +135,23 @@ def test_the_variables_are_those_of_the_commands():
     inner = click.Context(relay, info_name="relay", parent=context)
     options = [each for each in relay.params if isinstance(each, click.Option)]
     variables = {name: each.get_help_extra(inner)["envvars"] for each in options for name in each.opts}
+    settings = {each.opts[-1]: name for name, each in options_of(relay).items()}
     assert len(rows) >= 7
     assert [row for row in rows if row[0] not in variables[row[2]]] == []
+    assert [row for row in rows if (row[1], settings.get(row[2], "")) != row[3:]] == []
+
+
+def test_the_settings_file_is_read_by_the_commands_that_it_names(tmp_path, monkeypatch):
+    """Each is told what it lacks, and has no setting to complain of."""
+    (file,) = blocks(page("configuration"), "toml")
+    monkeypatch.chdir(tmp_path)
+    Path("outbox.toml").write_text(file)
+
+    told = [outbox(None, *command.split(), NATS_HOST="nats").err for command in (
+        "relay --database x --schema x", "purge --database x", "subscriptions list --database x",
+    )]  # fmt: skip
+
+    assert {each.partition(";")[0] for each in told} == {"Error: the database is not given as a URL"}, told
 
 
 def test_every_error_is_on_its_page():
@@ -158,67 +175,6 @@ def test_the_queries_of_a_monitor_run(pg_engine):
     assert sorted(row.name for row in orphans) == ["look", "relay"]
     assert "look" in {row.subscription for row in ages}
     assert size[0].bytes > 0
-
-
-def grants(role: str) -> list[str]:
-    """What the page about rights grants a role, block by block."""
-    return [block for block in blocks(page("rights"), "sql") if f" TO {role};" in block]
-
-
-def granted(owner, guest, *given: str) -> Outbox:
-    """An outbox of the guest, who has been granted these blocks."""
-    with owner.begin() as connection:
-        for block in given:
-            connection.execute(text(re.sub(r" TO \w+;", f" TO {guest.url.username};", block)))
-    return Outbox(guest)
-
-
-def test_the_rights_of_a_writer_are_enough(pg_engine):
-    with owner_and_guest(pg_engine) as (owner, guest):
-        plain, with_dedup = grants("writer")
-        outbox = granted(owner, guest, plain)
-        with outbox.begin() as session:
-            outbox.send(session, "orders", b"1", key="a", delay="30m")
-        granted(owner, guest, with_dedup)
-        with outbox.begin() as session:
-            first, again = (outbox.send(session, "orders", b"2", dedup_key="two") for _ in range(2))
-        outbox.close()
-
-    assert first == again
-
-
-@pytest.mark.parametrize("partitions", [1, 4])
-def test_the_rights_of_a_relay_are_enough(pg_engine, partitions):
-    with owner_and_guest(pg_engine) as (owner, guest):
-        with owner.begin() as connection:
-            for key in "ab":
-                for body in (b"bad", b"behind"):
-                    Outbox(owner).send(connection, "orders", body + key.encode(), key=key)
-        outbox = granted(owner, guest, *grants("relay"))
-        seen: list[bytes] = []
-
-        def handle(message):
-            seen.append(message.body)
-            return Reject("no") if message.body == b"bada" else None
-
-        Relay(outbox, handle, name="look", partitions=partitions).until_empty()
-        consumer = outbox.consumer("billing", partitions=partitions)
-        consumer.on("orders")(handle)
-        consumer.until_empty()
-
-    assert sorted(seen) == sorted(2 * [b"bada", b"badb", b"behindb"])
-
-
-def test_the_rights_of_an_inbox_are_enough(pg_engine):
-    with owner_and_guest(pg_engine) as (owner, guest):
-        granted(owner, guest, *grants("consumer"))
-        inbox = Inbox(guest, consumer="billing")
-        calls: list[object] = []
-        for _ in range(2):
-            inbox.idempotent(lambda _session, message: calls.append(message))("01a21424-84f2-73bd-9b98-e95f8f7ff396")
-        inbox.prune()
-
-    assert len(calls) == 1
 
 
 def test_the_index_has_every_page_once():

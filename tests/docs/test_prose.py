@@ -15,7 +15,7 @@ from tests.support.pages import TOP
 MOST_WORDS = 30
 MOST_LINES = 300
 #: Pages that are longer: two references, one row a line.
-LONG = {"docs/json.md": 420, "docs/rocketmq.md": 540}
+LONG = {"docs/json.md": 425, "docs/rocketmq.md": 540}
 PAGES = sorted(
     str(path.relative_to(TOP)) for path in [*TOP.glob("*.md"), *TOP.glob("docs/*.md"), *TOP.glob("examples/**/*.md")]
 )

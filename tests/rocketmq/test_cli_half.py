@@ -189,10 +189,10 @@ def test_status_warns_of_transactions_that_were_given_up(engine):
     begun(engine)
     ask(engine)
 
-    (warning,) = [each for each in outbox(engine, "status", "--json").json["warnings"] if "given up" in each]
+    (found,) = [each for each in Outbox(engine).admin.diagnosis() if each.kind == "given_up"]
 
-    assert warning.startswith("check:shop: 2 transactions were given up since ")
-    assert warning.endswith(": UNKNOWN; to decide, run: outbox half list --given-up --group shop")
+    assert (found.subscription, found.what) == ("check:shop", "2 transactions were given up")
+    assert str(found).endswith("): UNKNOWN; to decide, run: outbox half list --given-up --group shop")
 
 
 # Showing

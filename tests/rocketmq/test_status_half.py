@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import SubscriptionError
+from outbox import Outbox, SubscriptionError
 from outbox.rocketmq import TransactionMQProducer
 from outbox.store.operations.half_status import HalfStatus, half_standings
 from outbox.store.operations.parked_status import Count
@@ -39,7 +39,7 @@ def test_nothing_is_shown_where_there_was_never_a_transaction(engine):
     assert (halves(engine), "HALF" in shown.out, set(json)) == (
         {},
         False,
-        {"version", "more", "at", "warnings", "refused", "subscriptions"},
+        {"version", "more", "at", "findings", "subscriptions"},
     )
 
 
@@ -152,16 +152,9 @@ def test_a_group_that_nobody_checks_back_on_is_told_with_what_to_do(engine):
     with engine.begin() as connection:
         connection.execute(text("UPDATE outbox_progress SET settled_at = '2020-01-01 00:00:00'"))
 
-    warnings = [
-        warning
-        for each in outbox(engine, "status", "--json").json["subscriptions"]
-        for warning in each["warnings"]
-        if each["kind"] == "check"
-    ]
+    (found,) = [each for each in Outbox(engine).admin.diagnosis() if each.subscription == "check:shop"]
 
-    assert len(warnings) == 1
-    assert warnings[0].startswith("nobody checks back on group shop, for ")
-    assert warnings[0].endswith("or run outbox half check; for its options: outbox half list --group shop")
+    assert (found.what, found.next_command) == ("no worker checks back on group shop", "outbox half list --group shop")
 
 
 @ONE_DATABASE

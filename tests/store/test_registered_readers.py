@@ -205,7 +205,8 @@ def test_status_and_list_show_since_when_retention_waits(outbox):
     (row,) = [line.split() for line in listed.splitlines() if line.startswith("nightly")]
     assert row[3:6] == ["archive", "/archive", "-"]
     assert f"held since {since}" in listed
-    assert (found["kind"], found["backlog"], found["released"], found["warnings"]) == ("extract", 1, False, [])
+    assert (found["kind"], found["backlog"], found["released"]) == ("extract", 1, False)
+    assert [each for each in outbox.admin.diagnosis() if each.subscription == "nightly"] == []
     assert found["held_until"] > found["held_since"]
 
 
@@ -216,8 +217,8 @@ def test_status_warns_before_a_reader_is_released_and_after_it(outbox):
     long_ago(outbox, 20)
     released = run(outbox.engine, "status")
 
-    assert "warning: extract nightly has made no progress since" in soon.err
-    assert "warning: extract nightly is released: it made no progress from" in released.err
+    assert "warning: nightly: the extract makes no progress (since" in soon.err
+    assert "warning: nightly: the extract is released (since" in released.err
     assert "released" in released.out
     (found,) = [
         each

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, text
@@ -63,6 +63,20 @@ def age_by(engine: Engine, seconds: int, **columns: str) -> None:
         connection.execute(text(f"UPDATE outbox_parked SET {sets} WHERE TRUE{chosen}"), {"seconds": seconds, **columns})
 
 
+def told(engine: Engine) -> list[str]:
+    """What is wrong, as `outbox status` says it."""
+    return [str(each) for each in Outbox(engine).admin.diagnosis()]
+
+
+def refused(engine: Engine) -> list[tuple[str | None, datetime | None, str | None]]:
+    """The subscriptions whose workers cannot begin, since when, and why."""
+    return [
+        (each.subscription, each.since, each.evidence)
+        for each in Outbox(engine).admin.diagnosis()
+        if each.kind == "refused"
+    ]
+
+
 def status(engine: Engine):
     return outbox(engine, "status", "--json").json["subscriptions"][0]
 
@@ -76,11 +90,14 @@ def test_what_waits_for_the_destination_is_told_with_since_when_and_why(engine):
     found, shown = status(engine), outbox(engine, "status")
 
     (trouble,) = found["troubles"]
-    said = "relay: 3 messages wait for nats://h:4222 since 52 s: connection refused"
+    said = "relay: 3 messages wait for nats://h:4222 (since 52 s): connection refused"
     assert (found["backlog"], 52 <= found["lag_seconds"] < 60, found["lag_is_estimate"]) == (0, True, False)
     assert (trouble["state"], trouble["messages"], trouble["error"]) == ("waiting", 3, "connection refused")
-    assert [re.sub(r"5\d s", "52 s", each) for each in found["warnings"]] == [said]
-    assert ("warning: relay: 3 messages wait for nats://h:4222 since 5" in shown.err, " 5" in shown.out) == (True, True)
+    assert [re.sub(r"5\d s", "52 s", each) for each in told(engine)] == [said]
+    assert ("warning: relay: 3 messages wait for nats://h:4222 (since 5" in shown.err, " 5" in shown.out) == (
+        True,
+        True,
+    )
 
 
 def test_what_is_blocked_behind_them_is_told(engine):
@@ -90,17 +107,17 @@ def test_what_is_blocked_behind_them_is_told(engine):
     send(engine, "fine")
     Relay(Outbox(engine), Destination()).until_empty()
 
-    first, blocked = status(engine)["warnings"]
+    first, blocked = told(engine)
 
-    assert first.startswith("relay: 2 messages wait for nats://h:4222 since ")
-    assert blocked == "relay: 4 messages are blocked behind an earlier one of the same key that is not sent"
+    assert first.startswith("relay: 2 messages wait for nats://h:4222 (since ")
+    assert blocked == "relay: 4 messages are blocked behind an earlier message of the same key"
 
 
 def test_one_message_is_told_as_one(engine):
     send(engine, "fine", "orders")
     Relay(Outbox(engine), Destination()).until_empty()
 
-    assert "relay: 1 message waits for nats://h:4222 since " in outbox(engine, "status").err
+    assert "relay: 1 message waits for nats://h:4222 (since " in outbox(engine, "status").err
 
 
 @pytest.mark.parametrize(
@@ -108,8 +125,8 @@ def test_one_message_is_told_as_one(engine):
     [
         (["fine"], 0, None),
         (["fine", "orders"], 1, "1 message waits for nats://h:4222"),
-        (["fine", "bad"], 1, "1 dead letter since 2 min: too long; to decide, run: outbox dead list --name relay"),
-        (["fine", "shy"], 1, "1 message failed and is tried again, since 2 min: not now"),
+        (["fine", "bad"], 1, "1 dead letter (since 2 min): too long; to decide, run: outbox dead list --name relay"),
+        (["fine", "shy"], 1, "1 message failed and is tried again (since 2 min): not now"),
     ],
 )
 def test_a_check_ends_with_a_code_that_says_whether_anything_is_wrong(engine, topics, code, said):
@@ -121,7 +138,7 @@ def test_a_check_ends_with_a_code_that_says_whether_anything_is_wrong(engine, to
     as_json = outbox(engine, "status", "--check", "--json")
 
     assert (checked.code, as_json.code, looked.code) == (code, code, 0)
-    assert (said is None or said in checked.err, bool(as_json.json["warnings"])) == (True, code == 1)
+    assert (said is None or said in checked.err, bool(as_json.json["findings"])) == (True, code == 1)
 
 
 def test_a_failure_of_a_moment_is_no_warning(engine):
@@ -173,13 +190,14 @@ def test_a_worker_that_waits_with_messages_in_the_log_says_for_what_and_since_wh
     send(engine, *["orders"] * 100)
     with Outbox(engine).running(destination):
         assert eventually(lambda: status(engine)["notice"] is not None)
-        found, code = status(engine), outbox(engine, "status", "--check").code
+        found, code, said = status(engine), outbox(engine, "status", "--check").code, told(engine)
         destination.well = True
         assert eventually(lambda: status(engine)["notice"] is None)
 
     text = "waits for nats://h:4222 to accept topic orders: connection refused"
     assert (found["backlog"], found["notice"], code) == (100, text, 1)
-    assert found["warnings"][0].startswith(f"relay: {text} (since ")
+    assert said[0].startswith("relay: the worker does not get on (since ")
+    assert said[0].endswith(f"): {text}; to see whether the worker goes on, run: outbox status --watch")
 
 
 def test_the_first_moment_of_a_trouble_is_kept(engine):
@@ -208,7 +226,7 @@ def test_a_worker_that_was_killed_is_told_as_soon_as_its_lease_is_over(engine):
 
     said = outbox(engine, "status", "--check")
 
-    assert (said.code, "s: its worker ended without giving the lease back; messages after" in said.err) == (1, True)
+    assert (said.code, " s): the worker ended without giving the lease back; later messages" in said.err) == (1, True)
 
 
 def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
@@ -224,9 +242,9 @@ def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
 
     said = outbox(engine, "status", "--check")
 
-    waits = "2 messages wait for it, and messages after its position are not purged"
-    run = "start its relay with the options that it had: outbox relay --name relay --to nats://h:4222"
-    assert (said.code, said.err) == (1, f"warning: nobody runs relay, for 2 min; {waits}; {run}\n")
+    waits = "2 messages wait; later messages are not purged"
+    run = "start the relay with the same options as before: outbox relay --name relay --to nats://h:4222"
+    assert (said.code, said.err) == (1, f"warning: relay: no worker runs (since 2 min): {waits}; {run}\n")
 
 
 def write_long_ago(engine: Engine, seconds: int, number: int = 1) -> None:
@@ -267,19 +285,23 @@ def test_a_worker_that_is_too_slow_is_told_by_how_far_it_is_behind(engine, secon
 
         said = outbox(engine, "status", "--check", *options)
 
-    told = "warning: relay: 3 messages wait for nats://h:4222, "
-    assert (said.code, said.err.startswith(told), "outbox status --watch" in said.err) == (code, bool(code), bool(code))
+    begun = "warning: relay: 3 messages wait for nats://h:4222 (since "
+    assert (said.code, said.err.startswith(begun), "outbox status --watch" in said.err) == (
+        code,
+        bool(code),
+        bool(code),
+    )
 
 
 def test_a_lag_is_told_with_its_limit(engine):
     with at_work(engine):
         write_long_ago(engine, 360)
 
-        told = outbox(engine, "status", "--max-backlog", "0").err
+        said = outbox(engine, "status", "--max-backlog", "0").err
 
-    oldest = "the oldest for 6 min (--max-lag is 5 min) and more than --max-backlog 0"
-    watch = "whether it catches up, shows: outbox status --watch"
-    assert told == f"warning: relay: 1 message waits for nats://h:4222, {oldest}; {watch}\n"
+    oldest = "the oldest for 6 min, which is more than 5 min; more than 0 messages"
+    watch = "to see whether the worker catches up, run: outbox status --watch"
+    assert said == f"warning: relay: 1 message waits for nats://h:4222 (since 6 min): {oldest}; {watch}\n"
 
 
 def test_parked_messages_that_wait_are_behind(engine):
@@ -292,7 +314,7 @@ def test_parked_messages_that_wait_are_behind(engine):
 
     late, many = (outbox(engine, "status", "--check", *options) for options in ((), ("--max-backlog", "0")))
 
-    assert (late.code, "the oldest for 6 min" in late.err, "more than --max-backlog 0" in many.err) == (1, True, True)
+    assert (late.code, "the oldest for 6 min" in late.err, "more than 0 messages" in many.err) == (1, True, True)
 
 
 def test_a_grace_is_not_behind(engine):
@@ -304,9 +326,9 @@ def test_a_grace_is_not_behind(engine):
         with at_work(engine):
             write_long_ago(engine, 360)
 
-            warnings = outbox(engine, "status", "--json").json["subscriptions"]
+            found = Outbox(engine).admin.diagnosis()
 
-    assert [(each["name"], len(each["warnings"])) for each in warnings] == [("late", 0), ("relay", 1)]
+    assert [(each.subscription, each.kind) for each in found] == [("relay", "behind")]
 
 
 @pytest.mark.parametrize(("most", "code"), [("0", 1), ("1", 1), ("2", 0)])
@@ -329,8 +351,8 @@ def test_a_log_that_nobody_reads_is_told(engine):
 
     said = outbox(engine, "status", "--check")
 
-    told = "warning: no subscription reads this log; 1 message waits; to send them, run: outbox relay --to URL"
-    assert (empty.code, empty.err, said.code, told in said.err.splitlines()) == (0, "", 1, True)
+    unread = "warning: no subscription reads this log, and 1 message waits; to send them, run: outbox relay --to URL"
+    assert (empty.code, empty.err, said.code, unread in said.err.splitlines()) == (0, "", 1, True)
 
 
 def declared_in_vain(engine: Engine) -> list[Relay]:
@@ -351,14 +373,15 @@ def test_a_route_that_cannot_begin_is_told_at_once_and_until_it_can(engine):
         with pytest.raises(SubscriptionError):
             relay.until_empty()
 
-    told = outbox(engine, "status", "--check")
+    said = outbox(engine, "status", "--check")
 
     split = "outbox subscriptions split relay --topics 'a*' --to nats://h:4222 --as 'relay:a*'"
-    warnings = told.err.splitlines()
-    assert (told.code, split in warnings[0], " (since " in warnings[0]) == (1, True, True)
-    assert warnings[0].startswith("warning: subscription 'relay:a*' is not there yet, and 'relay' has its topics")
-    assert warnings[1].startswith("warning: subscription 'relay' has topics all, this worker asks for !a*")
-    assert "the options that it had" not in told.err
+    warnings = said.err.splitlines()
+    assert (said.code, split in warnings[0], " (since " in warnings[0]) == (1, True, True)
+    because = [line.partition("a worker cannot begin")[2].partition("): ")[2] for line in warnings[:2]]
+    assert because[0].startswith("subscription 'relay:a*' is not there yet, and 'relay' has its topics")
+    assert because[1].startswith("subscription 'relay' has topics all, this worker asks for !a*")
+    assert "the same options as before" not in said.err
 
     assert outbox(engine, *shlex.split(split)[1:]).code == 0
     for relay in routes(Outbox(engine), {"a*": Destination(), "*": Destination()}):
@@ -368,22 +391,22 @@ def test_a_route_that_cannot_begin_is_told_at_once_and_until_it_can(engine):
 
 def test_a_notice_of_who_tries_no_more_is_gone_after_a_while(engine):
     """As if the minute had passed: it may be a mistake of a person, beside a relay that works."""
-    refused, _ = declared_in_vain(engine)
+    relay, _ = declared_in_vain(engine)
     with pytest.raises(SubscriptionError):
-        refused.until_empty()
-    before = outbox(engine, "status", "--json").json["refused"]
+        relay.until_empty()
+    before = refused(engine)
     step_clock(engine, timedelta(minutes=1))
 
-    assert ([each["name"] for each in before], outbox(engine, "status", "--json").json["refused"]) == (["relay:a*"], [])
+    assert ([name for name, _, _ in before], refused(engine)) == (["relay:a*"], [])
 
 
 def test_the_first_moment_of_a_refusal_is_kept(engine):
-    refused, _ = declared_in_vain(engine)
+    relay, _ = declared_in_vain(engine)
 
-    def since() -> str:
+    def since() -> datetime | None:
         with pytest.raises(SubscriptionError):
-            refused.until_empty()
-        return str(outbox(engine, "status", "--json").json["refused"][0]["noticed_at"])
+            relay.until_empty()
+        return refused(engine)[0][1]
 
     first, second = since(), since()
     assert first == second
@@ -391,15 +414,15 @@ def test_the_first_moment_of_a_refusal_is_kept(engine):
 
 def test_a_worker_that_works_does_not_speak_for_one_that_cannot_begin(engine):
     """Of two that have the same name one is the old one; what it withdraws is its own notice."""
-    _, refused = declared_in_vain(engine)
+    _, relay = declared_in_vain(engine)
     with pytest.raises(SubscriptionError):
-        refused.until_empty()
+        relay.until_empty()
     with closing(Outbox(engine).database.open()) as channel:
         Leases(channel).note("relay", None)
 
-    (found,) = outbox(engine, "status", "--json").json["refused"]
+    ((name, _, why),) = refused(engine)
 
-    assert (found["name"], "has topics all, this worker asks for !a*" in found["notice"]) == ("relay", True)
+    assert (name, "has topics all, this worker asks for !a*" in (why or "")) == ("relay", True)
 
 
 def test_the_worker_is_told_by_its_host_and_process(engine):

@@ -36,12 +36,12 @@ AT_ONCE = RetryPolicy(attempts=2, wait=wait_fixed(0))
 
 
 def listening(outbox: Outbox) -> list[events.Event]:
-    """What is told from now on, without what the writing tells."""
+    """What is told from now on, without what the writing tells, and without beats."""
     told: list[events.Event] = []
 
     @outbox.listen
     def note(event: events.Event) -> None:
-        if not isinstance(event, events.Written | events.Committed | events.RolledBack):
+        if not isinstance(event, events.Written | events.Committed | events.RolledBack | events.Beat):
             told.append(event)
 
     return told
@@ -151,7 +151,7 @@ def test_a_call_is_told_on_the_thread_that_made_it_and_a_batch_where_it_was_read
     Relay(outbox, ScriptedSender()).until_empty()
 
     assert threads == {
-        **{name: {here} for name in ("Written", "Committed", "LeaseTaken", "BatchRead", "Settled", "LeaseLost")},
+        **{key: {here} for key in ("Written", "Committed", "LeaseTaken", "BatchRead", "Settled", "LeaseLost", "Beat")},
         "HandedOver": {"outbox-handler"},
     }
 

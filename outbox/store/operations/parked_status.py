@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,9 +15,12 @@ from outbox.store.database import Channel
 MOST_COUNTED = 10_000
 #: States whose messages will be sent without a person, as soon as nothing holds them back.
 UNSENT: tuple[State, ...] = ("waiting", "retry", "blocked")
-#: The most errors of one state that are listed, and the most characters of each.
-_MOST_TROUBLES = 5
-_MOST_ERROR = 500
+#: The states whose messages have an error, in the order in which a person has to know about them.
+_FAILED: tuple[State, ...] = ("waiting", "retry", "dead")
+#: The most errors of one state that are listed, the most that are looked at, and the most characters of each.
+_MOST_TROUBLES, _MOST_ERRORS, _MOST_CHARACTERS = 5, 1_000, 500
+#: Errors that differ in ids, sizes and times alone are one error.
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class ParkedStatus:
 
     `counts`: numbers by state. `unsent_since`: the moment from which on the oldest unsent message could have been sent:
     the creation, or the due moment. Dead letters do not count, nor messages that are not due yet. `troubles`: messages
-    that wait for the destination, by error; failed messages; dead letters.
+    that wait for the destination, failed messages and dead letters, by error.
     """
 
     counts: dict[str, Count]
@@ -67,8 +71,8 @@ class ParkedStatus:
 
 #: The ORDER BY keeps it on (subscription, state, id).
 _LOOK = """
-    SELECT count(*), min(due), min(parked_at), min(id)
-    FROM (SELECT CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END AS due, parked_at, id
+    SELECT count(*), min(due)
+    FROM (SELECT CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END AS due
           FROM {parked} WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS n
 """
 #: Delayed messages that are due and that the worker has not taken up yet, by the partial index on due_at.
@@ -82,10 +86,8 @@ _BY_ERROR = """
     SELECT error, count(*), min(parked_at)
     FROM (SELECT substr(error, 1, :characters) AS error, parked_at FROM {parked}
           WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS w
-    GROUP BY error ORDER BY min(parked_at), error LIMIT :troubles
+    GROUP BY error ORDER BY count(*) DESC, min(parked_at), error LIMIT :errors
 """
-#: By primary key.
-_ERROR = "SELECT substr(error, 1, :characters) FROM {parked} WHERE subscription = :subscription AND id = :id"
 
 
 def status_of_parked(channel: Channel, subscription: str) -> ParkedStatus:
@@ -105,8 +107,6 @@ class _Look:
 
     number: int
     due: datetime | None
-    parked: datetime | None
-    first_id: int | None
 
 
 class _Looks:
@@ -123,35 +123,31 @@ class _Looks:
         unsent = [looks[state].due for state in UNSENT]
         if looks["delayed"].number:
             unsent.append(self._moment(self._rows(_OVERDUE)[0][0]))
-        troubles = self._by_error("waiting") if looks["waiting"].number else ()
-        others = (self._of_first(state, looks[state]) for state in ("retry", "dead"))
         return ParkedStatus(
             counts={state: Count.upto(look.number) for state, look in looks.items()},
             unsent_since=min((each for each in unsent if each is not None), default=None),
-            troubles=(*troubles, *(each for each in others if each is not None)),
+            troubles=tuple(each for state in _FAILED if looks[state].number for each in self._by_error(state)),
         )
 
     def look(self, state: str) -> _Look:
-        """Count the messages in a state, and find the earliest moments and the lowest id."""
-        number, due, parked, first = self._rows(_LOOK, state=state)[0]
-        return _Look(int(number), self._moment(due), self._moment(parked), first)
+        """Count the messages in a state, and find the moment from which on the first could have been sent."""
+        number, due = self._rows(_LOOK, state=state)[0]
+        return _Look(int(number), self._moment(due))
 
-    def _by_error(self, state: str) -> tuple[Trouble, ...]:
-        rows = self._rows(_BY_ERROR, state=state, characters=_MOST_ERROR, troubles=_MOST_TROUBLES)
-        return tuple(
-            Trouble(state=state, messages=Count.upto(int(number)), since=since, error=error)
-            for error, number, since in ((error, number, self._moment(parked)) for error, number, parked in rows)
-            if since is not None
-        )
-
-    def _of_first(self, state: str, look: _Look) -> Trouble | None:
-        """Return all messages of a state as one trouble with the error of the first; others may have other errors."""
-        if look.first_id is None or look.parked is None:
-            return None
-        rows = self._rows(_ERROR, id=look.first_id, characters=_MOST_ERROR)
-        return Trouble(
-            state=state, messages=Count.upto(look.number), since=look.parked, error=rows[0][0] if rows else None
-        )
+    def _by_error(self, state: State) -> list[Trouble]:
+        """Return the messages of a state by their error, the most frequent first."""
+        found: dict[str, tuple[str | None, int, datetime]] = {}
+        for error, number, parked in self._rows(
+            _BY_ERROR, state=state, characters=_MOST_CHARACTERS, errors=_MOST_ERRORS
+        ):
+            since = self._database.moment(parked)
+            like = _NUMBER.sub("#", error or "")
+            first, known, oldest = found.get(like, (error, 0, since))
+            found[like] = (first, known + int(number), min(oldest, since))
+        most = sorted(found.values(), key=lambda each: -each[1])[:_MOST_TROUBLES]
+        return [
+            Trouble(state=state, messages=Count.upto(number), since=since, error=error) for error, number, since in most
+        ]
 
     def _rows(self, statement: str, **parameters: Any) -> Any:
         return self._channel.rows(statement, **self._common, **parameters)

@@ -36,8 +36,8 @@ _OLD = """
     AND created_at < :before
 """
 #: Of these, half messages go only when their transaction has a verdict, and nothing left to restore.
-_DECIDED = f"EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = key AND NOT {IS_UNRESTORED})"
-_GONE = f"{_OLD} AND (topic <> :half OR {_DECIDED})"
+IS_DECIDED = f"EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = key AND NOT {IS_UNRESTORED})"
+_GONE = f"{_OLD} AND (topic <> :half OR {IS_DECIDED})"
 #: The ends of the ids, and the lowest number, of what is old: a row for each piece of the ids that has any.
 _HELD = "SELECT min(id), max(id), min({number}) FROM {message} WHERE {old} GROUP BY id / :piece ORDER BY 1"
 #: A verdict is deleted only after its half messages, so that nobody can ask about half messages whose verdict is gone.
@@ -107,6 +107,28 @@ class Held:
 def purged_id(channel: Channel) -> int:
     """Return the highest id that a purge has ever reached; 0: there was no purge."""
     return int(channel.rows(_PURGED_ID)[0][0])
+
+
+def stored_bases(channel: Channel) -> list[tuple[str, Position]]:
+    """Return the stored base of each partition, with the name of its subscription.
+
+    Raises:
+        SubscriptionError: there is no subscription.
+    """
+    progress, readers = ProgressLog(channel), Readers(channel)
+    found = []
+    for each in Subscriptions(channel).all():
+        hold = readers.hold(each)
+        if hold is not None and hold.released:
+            continue
+        for partition in each.all_partitions():
+            settled = progress.newest(partition)
+            found.append((each.name, EARLIEST if settled is None else settled.progress.base))
+    if not found:
+        raise SubscriptionError(
+            "there is no subscription, so nobody has read these messages yet; nothing is purged before a first one"
+        )
+    return found
 
 
 class Purge:
@@ -214,24 +236,8 @@ class Purge:
 
     def _passed_by_all(self, kept: Kept | None = None) -> Position:
         """Return what the stored bases of all subscriptions see; a partly settled window is not passed."""
-        bases = [base for _, base in self._bases()]
-        if not bases:
-            raise SubscriptionError(
-                "there is no subscription, so nobody has read these messages yet; nothing is purged before a first one"
-            )
+        bases = [base for _, base in stored_bases(self._channel)]
         return _seen_by_all(bases if kept is None else [*bases, kept.position])
-
-    def _bases(self) -> list[tuple[str, Position]]:
-        progress, readers = ProgressLog(self._channel), Readers(self._channel)
-        found = []
-        for each in Subscriptions(self._channel).all():
-            hold = readers.hold(each)
-            if hold is not None and hold.released:
-                continue
-            for partition in each.all_partitions():
-                settled = progress.newest(partition)
-                found.append((each.name, EARLIEST if settled is None else settled.progress.base))
-        return found
 
     def _spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield spans of ids, (after, upto], that hold one batch each."""
@@ -245,7 +251,9 @@ class Purge:
     def _holding(self, last: int) -> tuple[str, ...]:
         """Return the subscriptions that have not passed the newest old row, if the row is still there."""
         numbers = self._channel.rows(_NEWEST, last=last)
-        return tuple(sorted({name for name, base in self._bases() for (n,) in numbers if not base.sees(n)}))
+        return tuple(
+            sorted({name for name, base in stored_bases(self._channel) for (n,) in numbers if not base.sees(n)})
+        )
 
     def _moment_before(self, age: timedelta) -> datetime:
         return self._database.moment(self._channel.rows(_CUTOFF, seconds=-age.total_seconds())[0][0])

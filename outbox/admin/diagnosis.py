@@ -1,0 +1,303 @@
+"""Diagnosis of a log and of its subscriptions: findings with since when, evidence and the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from shlex import quote
+from typing import Literal
+
+from outbox.admin.results import Finding, Thresholds
+from outbox.model.filter.tags import tag_expression
+from outbox.model.subscription import base_of, place_of
+from outbox.runtime.text import age, counted, without_server
+from outbox.store.operations.parked_status import Count, Trouble
+from outbox.store.operations.status import SubscriptionStatus
+from outbox.store.subscriptions.notices import Refused
+from outbox.store.subscriptions.readers import Hold
+
+#: A subscription that nobody runs, and messages that fail, cause a finding after so many seconds; less is a restart.
+_IDLE_SECONDS = 60.0
+#: Dead letters have a common cause if there are so many, and one error has such a share.
+_MANY, _COMMON_SHARE = 10, 0.8
+_WAITS = ("waits", "wait")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The facts of a look at a database, at a moment of the database's clock.
+
+    `refused`: workers that cannot begin. `unread`: the messages, if no subscription reads the log.
+    """
+
+    now: datetime
+    standings: Sequence[SubscriptionStatus]
+    refused: Sequence[Refused]
+    unread: Count
+
+
+def findings_of(facts: Facts, thresholds: Thresholds) -> list[Finding]:
+    """Return the findings about the log, about workers that cannot begin, and about all subscriptions."""
+    return list(_Diagnosis(facts, thresholds).findings())
+
+
+@dataclass(frozen=True, slots=True)
+class _Diagnosis:
+    """Reasons from facts to findings."""
+
+    facts: Facts
+    limits: Thresholds
+
+    def findings(self) -> Iterator[Finding]:
+        if self.facts.unread.number:
+            yield Finding(
+                kind="unread",
+                subscription=None,
+                what=f"no subscription reads this log, and {counted(self.facts.unread, 'message', _WAITS)}",
+                advice="to send them, run",
+                next_command="outbox relay --to URL",
+            )
+        known = {each.subscription.name for each in self.facts.standings}
+        yield from (self._of_refused(each) for each in self.facts.refused if each.name not in known)
+        for standing in self.facts.standings:
+            yield from self._of_subscription(standing)
+
+    def _of_subscription(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+        told = [
+            *self._of_workers(standing),
+            *self._of_unsent(standing, "waiting"),
+            *self._of_unsent(standing, "retry"),
+            *self._of_dead(standing),
+        ]
+        has_cause = any(each.kind in ("waiting", "failing", "dead", "given_up") for each in told)
+        told += self._of_blocked(standing) if has_cause else ()
+        told += self._of_nobody(standing)
+        yield from told
+        # Messages that wait for a known reason exceed no limit besides.
+        if all(each.kind in ("dead", "given_up", "blocked") for each in told):
+            yield from self._of_limits(standing)
+
+    def _seconds(self, moment: datetime) -> float:
+        return max(0.0, (self.facts.now - moment).total_seconds())
+
+    def _of_refused(self, refused: Refused) -> Finding:
+        """Return that a worker cannot begin. The notice has alternatives between which a person chooses."""
+        return Finding(
+            kind="refused",
+            subscription=refused.name,
+            what="a worker cannot begin",
+            since=refused.since,
+            seconds=self._seconds(refused.since),
+            evidence=refused.notice,
+            advice="to see what is stored, run",
+            next_command="outbox subscriptions list",
+        )
+
+    def _is_refused(self, name: str) -> bool:
+        """Return whether a worker of a subscription, or of a route below it, cannot begin."""
+        known = [each.subscription for each in self.facts.standings]
+        return any(name in (each.name, base_of(each.name, known)) for each in self.facts.refused)
+
+    def _of_workers(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+        """Yield the reasons of workers for not working."""
+        name, holder = standing.subscription.name, standing.holder
+        yield from (self._of_refused(each) for each in self.facts.refused if each.name == name)
+        if holder is not None and holder.notice is not None:
+            yield Finding(
+                kind="stuck",
+                subscription=name,
+                what="the worker does not get on",
+                since=holder.noticed_at,
+                seconds=None if holder.noticed_at is None else self._seconds(holder.noticed_at),
+                evidence=holder.notice,
+                advice="to see whether the worker goes on, run",
+                next_command="outbox status --watch",
+            )
+
+    def _of_unsent(self, standing: SubscriptionStatus, state: Literal["waiting", "retry"]) -> Iterator[Finding]:
+        """Yield that messages wait for their destination, or fail and are tried again."""
+        troubles = [each for each in standing.troubles if each.state == state]
+        if not troubles:
+            return
+        subscription, since = standing.subscription, min(each.since for each in troubles)
+        is_check, number = subscription.kind == "check", standing.parked[state]
+        place = "an answer" if is_check else place_of(subscription, "their destination")
+        if state == "retry" and (is_check or self._seconds(since) < _IDLE_SECONDS):
+            return
+        waits = f"{counted(number, 'message', _WAITS)} for {place}"
+        yield Finding(
+            kind="waiting" if state == "waiting" else "failing",
+            subscription=subscription.name,
+            what=waits
+            if state == "waiting"
+            else counted(number, "message", ("failed and is", "failed and are")) + " tried again",
+            since=since,
+            seconds=self._seconds(since),
+            evidence=_errors(troubles, place),
+        )
+
+    def _of_dead(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+        """Yield that there are dead letters; of each transaction the first half message alone is dead."""
+        troubles = [each for each in standing.troubles if each.state == "dead"]
+        number, subscription = standing.parked["dead"], standing.subscription
+        if not troubles or number.number <= self.limits.max_dead:
+            return
+        since, is_check = min(each.since for each in troubles), subscription.kind == "check"
+        group_option = f" --group {quote(subscription.tags[0])}" if subscription.tags else ""
+        common = len(troubles) == 1 or _share(troubles[0], troubles) >= _COMMON_SHARE
+        yield Finding(
+            kind="given_up" if is_check else "dead",
+            subscription=subscription.name,
+            what=counted(number, "transaction", ("was given up", "were given up"))
+            if is_check
+            else counted(number, "dead letter"),
+            since=since,
+            seconds=self._seconds(since),
+            evidence=_errors(troubles),
+            advice="do not replay yet, mend the common cause first; to look, run"
+            if common and number.number >= _MANY and not is_check
+            else "to decide, run",
+            next_command=f"outbox half list --given-up{group_option}"
+            if is_check
+            else f"outbox dead list --name {quote(subscription.name)}",
+        )
+
+    def _of_blocked(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+        """Yield how many more messages a trouble holds back; the trouble counts the first of each key."""
+        blocked, name = standing.parked["blocked"], standing.subscription.name
+        if standing.subscription.kind != "check" and blocked.number:
+            yield Finding(
+                kind="blocked",
+                subscription=name,
+                what=f"{counted(blocked, 'message', ('is', 'are'))} blocked behind an earlier message of the same key",
+            )
+
+    def _of_limits(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+        """Yield the limits that a healthy subscription exceeds: more messages come than are handled."""
+        # An extract reads when a person starts it, and has a limit of its own.
+        if standing.hold is not None:
+            return
+        exceeded, limits = list[str](), self.limits
+        if standing.behind > limits.max_lag:
+            oldest = age(standing.behind.total_seconds())
+            exceeded.append(f"the oldest for {oldest}, which is more than {age(limits.max_lag.total_seconds())}")
+        if limits.max_backlog is not None and standing.unsent.number > limits.max_backlog:
+            exceeded.append(f"more than {limits.max_backlog} messages")
+        if exceeded:
+            place = standing.subscription.destination or "their turn"
+            yield Finding(
+                kind="behind",
+                subscription=standing.subscription.name,
+                what=f"{counted(standing.unsent, 'message', _WAITS)} for {place}",
+                since=self.facts.now - standing.behind,
+                seconds=standing.behind.total_seconds(),
+                evidence="; ".join(exceeded),
+                advice="to see whether the worker catches up, run",
+                next_command="outbox status --watch",
+            )
+
+    def _of_nobody(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+        """Yield that a subscription has no worker, since when, and how to start a worker."""
+        subscription, holder = standing.subscription, standing.holder
+        name = subscription.name
+        if standing.hold is not None:
+            yield from self._of_extract(name, standing.hold, standing.idle or 0.0)
+            return
+        if standing.is_run:
+            return
+        if not subscription.is_used:
+            unneeded = self._others_are_used(name) and not self._is_refused(name)
+            yield Finding(
+                kind="not_run",
+                subscription=name,
+                what="no worker has run yet",
+                evidence="no message is purged before",
+                advice="if no worker is to, run" if unneeded else None,
+                next_command=f"outbox subscriptions drop {quote(name)}" if unneeded else None,
+            )
+            return
+        seconds, grounds = standing.idle, list[str]()
+        if holder is not None and holder.lease_until is not None:
+            # A worker that stops gives its lease back; a worker with a lease was killed, or hangs.
+            seconds = self._seconds(holder.lease_until)
+            grounds.append("the worker ended without giving the lease back")
+        elif standing.idle is not None and standing.idle < _IDLE_SECONDS:
+            return
+        if standing.backlog.number:
+            grounds.append(counted(standing.backlog, "message", _WAITS))
+        numbers = ", ".join(str(each.number) for each in sorted(standing.unowned, key=lambda each: each.number))
+        which = f" for partition {numbers}" if standing.owners else ""
+        # A refusal names what to do; the options of before are the old ones.
+        has_advice = subscription.follows is not None or self._is_refused(name)
+        advice, command = (None, None) if has_advice else _start(standing)
+        yield Finding(
+            kind="not_run",
+            subscription=name,
+            what=f"no worker checks back on group {subscription.tags[0]}"
+            if subscription.tags and subscription.kind == "check"
+            else f"no worker runs{which}",
+            since=None if seconds is None else self.facts.now - timedelta(seconds=seconds),
+            seconds=seconds,
+            evidence="; ".join([*grounds, "later messages are not purged"]),
+            advice=advice,
+            next_command=command,
+        )
+
+    def _of_extract(self, name: str, hold: Hold, idle: float) -> Iterator[Finding]:
+        until = f"{hold.until:%Y-%m-%d %H:%M:%S} UTC"
+        if hold.released:
+            evidence = f"the hold ended at {until}, and later messages may be purged"
+        elif idle >= (hold.until - hold.since).total_seconds() / 2:
+            evidence = f"after {until} purge no longer waits"
+        else:
+            return
+        yield Finding(
+            kind="released" if hold.released else "held",
+            subscription=name,
+            what="the extract is released" if hold.released else "the extract makes no progress",
+            since=hold.since,
+            seconds=self._seconds(hold.since),
+            evidence=evidence,
+            advice="run outbox extract again; or, to give the archive up, run",
+            next_command=f"outbox subscriptions drop {quote(name)}",
+        )
+
+    def _others_are_used(self, name: str) -> bool:
+        """Return whether another subscription is in use, besides those that follow this one."""
+        others = [each.subscription for each in self.facts.standings if each.subscription.name != name]
+        return any(each.is_used and each.follows != name for each in others if each.kind != "check")
+
+
+def _share(trouble: Trouble, troubles: Sequence[Trouble]) -> float:
+    return trouble.messages.number / max(1, sum(each.messages.number for each in troubles))
+
+
+def _errors(troubles: Sequence[Trouble], place: str = "") -> str:
+    """Return the errors of messages, the most frequent first, each with its share if there are several."""
+    said = [without_server(each.error or "no reason given", place) for each in troubles]
+    if len(said) == 1:
+        return said[0]
+    shares = (f"{_share(each, troubles):.0%}".replace("%", " %") for each in troubles)
+    return "; ".join(f"{share} have {error}" for share, error in zip(shares, said, strict=True))
+
+
+def _start(standing: SubscriptionStatus) -> tuple[str, str | None]:
+    """Return how to start the worker of a subscription; a worker that sends to a function is in an application."""
+    subscription = standing.subscription
+    if subscription.kind == "check":
+        group_option = f" --group {quote(subscription.tags[0])}" if subscription.tags else ""
+        return (
+            "start a producer of the group, or run outbox half check; for its options",
+            f"outbox half list{group_option}",
+        )
+    if subscription.kind in ("consumer", "broadcast"):
+        return "start the application of the consumer, or run", "outbox consume MODULE:NAME"
+    destination = subscription.destination or ""
+    if "://" not in destination and destination != "stdout:":
+        return "start the application with the relay", None
+    options = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
+    options += "" if subscription.tags is None else f" --tags {quote(tag_expression(subscription.tags))}"
+    options += "" if subscription.filter is None else f" --filter {quote(subscription.filter)}"
+    run = f"outbox relay --name {quote(subscription.name)}{options} --to {quote(destination)}"
+    return "start the relay with the same options as before", run

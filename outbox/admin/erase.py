@@ -1,0 +1,49 @@
+"""The order to delete the messages of a person: from the log, and their dead letters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from uuid import UUID
+
+from outbox.admin.commands import carry_out_without_worker
+from outbox.store import identity
+from outbox.store.database import Channel
+from outbox.store.operations.erasure import Erased, Erasure
+from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
+from outbox.store.subscriptions.subscriptions import Subscriptions
+
+
+def erase(
+    channel: Channel,
+    *,
+    keys: tuple[str, ...] = (),
+    message_ids: tuple[UUID, ...] = (),
+    by: str,
+    rehearsal: bool = False,
+) -> Erased:
+    """Delete the messages with these keys or ids that every subscription has passed, and discard their dead letters.
+
+    A message that a subscription has still to deliver stays, in the log or parked, and so does a dead letter whose
+    discard a live worker has still to carry out: call again later. A rehearsal changes nothing.
+
+    Raises:
+        SubscriptionError: there is no subscription, so nobody can tell which messages are still needed.
+    """
+    identity.verify(channel)
+    erasure = Erasure(channel, keys=keys, message_ids=message_ids)
+    # A check-back's dead letter is a transaction without a verdict, and nobody but a verdict ends it.
+    checks = {each.name for each in Subscriptions(channel).all() if each.kind == "check"}
+    dead: dict[str, list[int]] = defaultdict(list)
+    for name, id, state in erasure.parked():
+        if state == "dead" and name not in checks:
+            dead[name].append(id)
+    if not rehearsal:
+        for name, ids in dead.items():
+            DeadLetters(channel, name).request(DeadLetterFilter(ids=tuple(ids)), "discard", by, "outbox erase")
+            carry_out_without_worker(channel, name)
+    log = erasure.run(rehearsal=rehearsal)
+    for name, id, _ in erasure.parked():
+        if not rehearsal or id not in dead[name]:
+            log.waiting[name].add(id)
+    return replace(log, dead_letters=sum(map(len, dead.values())))

@@ -1,0 +1,232 @@
+"""The frozen results of `Outbox.admin`, with the fields that `--json` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
+
+from outbox.runtime.text import age, labelled
+
+Kind = Literal[
+    "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "blocked", "not_run", "behind", "held",
+    "released",
+]  # fmt: skip
+
+#: Kinds without dead letters that RocketMQ's metric could count.
+_NO_LETTERS = ("check", "extract")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """The limits beyond which a subscription causes a finding.
+
+    `max_lag`: how long the oldest message may wait. `max_dead`: how many dead letters there may be. `max_backlog`: how
+    many messages may wait; None: any number. The limits count for each subscription.
+    """
+
+    max_lag: timedelta = timedelta(minutes=5)
+    max_dead: int = 0
+    max_backlog: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem that a person has to know about; `str(finding)` is all of it in one line.
+
+    Attributes:
+        kind: a stable name for programs. `unread`: no subscription reads the log. `refused`: a worker cannot begin.
+            `stuck`: a worker does not get on, and says why. `waiting`: messages wait for their destination. `failing`:
+            messages failed, and are tried again. `dead`: dead letters. `given_up`: transactions wait for a person.
+            `blocked`: messages wait behind an earlier message of their key. `not_run`: a subscription has no worker.
+            `behind`: a limit of `Thresholds` is exceeded. `held`: an extract makes no progress; `released`: retention
+            no longer waits for the extract.
+        subscription: the name; None: the log as a whole.
+        what: the fact in words.
+        since: the moment of the database's clock when the problem began; None: unknown.
+        seconds: for how long the problem has lasted.
+        evidence: the grounds: the error of the destination, or what depends on the subscription.
+        advice: what to do, in words.
+        next_command: the safest next command; None: there is nothing to type.
+    """
+
+    kind: Kind
+    subscription: str | None
+    what: str
+    since: datetime | None = None
+    seconds: float | None = None
+    evidence: str | None = None
+    advice: str | None = None
+    next_command: str | None = None
+
+    def __str__(self) -> str:
+        name = self.subscription
+        text = self.what if name is None else labelled(name, name, self.what)
+        text += "" if self.seconds is None else f" (since {age(self.seconds)})"
+        text += "" if self.evidence is None else f": {self.evidence}"
+        todo = self.advice if self.next_command is None else f"{self.advice or 'run'}: {self.next_command}"
+        return text if todo is None else f"{text}; {todo}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatus:
+    """The status of one partition; the fields mean for the partition what they mean in `Status` for all.
+
+    `lag_seconds` leaves parked messages out.
+    """
+
+    number: int
+    backlog: int
+    backlog_is_estimate: bool
+    lag_seconds: float
+    lag_is_estimate: bool
+    idle_seconds: float | None
+    worker: str | None
+    lease_until: datetime | None
+    arrived: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleStatus:
+    """Parked messages without success: the state, the error, the number, and when the first of them was parked.
+
+    `messages_is_minimum`: there are more. Errors that differ in numbers alone count as one error.
+    """
+
+    state: str
+    messages: int
+    messages_is_minimum: bool
+    since: datetime
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The status of one subscription.
+
+    Attributes:
+        name, kind: `relay`, `compensation`, `check`, `consumer`, `broadcast`, `backfill` or `extract`.
+        topics, tags, filter: the selection; None: all.
+        destination: None: nobody has run the subscription yet, or a consumer.
+        backlog: messages of the log that are not settled; of a check-back, messages without a verdict.
+        lag_seconds: for how long the oldest unsent message, parked ones included, could have been sent; at most that if
+            `lag_is_estimate`. A delayed message counts from its due moment; dead letters do not count.
+        idle_seconds: since the last settle.
+        worker: the holder of the lease; of several partitions the first holder, if each has a holder.
+        live: each partition has a worker.
+        partitions, next_partitions: the partitions, and their future number, if another one was ordered.
+        lease_until, lease_seconds: the end and the length of the lease; also of a worker that was killed.
+        notice, noticed_at: why a worker does not work, in its own words, and since when.
+        parked: numbers of parked messages by state; there are more of the states in `parked_is_minimum`.
+        held_since, held_until, released: of an extract: its last progress, and until when retention waits.
+        troubles: messages without success, by state and error, the most frequent error first.
+    """
+
+    name: str
+    kind: str
+    topics: tuple[str, ...] | None
+    tags: tuple[str, ...] | None
+    filter: str | None
+    destination: str | None
+    backlog: int
+    backlog_is_estimate: bool
+    lag_seconds: float
+    lag_is_estimate: bool
+    idle_seconds: float | None
+    worker: str | None
+    partitions: tuple[PartitionStatus, ...]
+    next_partitions: int | None
+    live: bool
+    lease_until: datetime | None
+    lease_seconds: float | None
+    notice: str | None
+    noticed_at: datetime | None
+    parked: Mapping[str, int]
+    parked_is_minimum: tuple[str, ...]
+    held_since: datetime | None
+    held_until: datetime | None
+    released: bool | None
+    troubles: tuple[TroubleStatus, ...]
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers of all partitions, sorted."""
+        return tuple(sorted({each.worker for each in self.partitions if each.worker is not None}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionsStatus:
+    """The half messages of one producer group with one real topic.
+
+    Attributes:
+        group, topic: of the producer, and of the messages after a commit.
+        half: without a verdict, and not given up.
+        given_up: a person has to decide.
+        committed, rolled_back: with a verdict, as far as the log reaches back.
+        estimates: the names of the numbers above that are estimates.
+        oldest_seconds: the age of the oldest without a verdict.
+        last_verdict_seconds: since the newest verdict.
+    """
+
+    group: str
+    topic: str
+    half: int
+    given_up: int
+    committed: int
+    rolled_back: int
+    estimates: tuple[str, ...]
+    oldest_seconds: float | None
+    last_verdict_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """All of a database at one moment: the results of `statuses` and of `diagnosis`, which agree with each other.
+
+    Attributes:
+        at: the database's clock.
+        findings: problems, since when, and what to do.
+        subscriptions: sorted by name.
+        transactions: by producer group and real topic; empty without half messages.
+        latencies: seconds from the half message to its commit, by real topic: `count`, `sum` and `max` of the newest.
+    """
+
+    at: datetime
+    findings: tuple[Finding, ...] = ()
+    subscriptions: tuple[Status, ...] = ()
+    transactions: tuple[TransactionsStatus, ...] = ()
+    latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def document(self) -> dict[str, object]:
+        """Return all fields for JSON, with RocketMQ's metrics where there are half messages."""
+        shown = asdict(self)
+        del shown["latencies"]
+        if not self.transactions:
+            del shown["transactions"]
+            return shown
+        return shown | self._metrics()
+
+    def _metrics(self) -> dict[str, object]:
+        """Return RocketMQ's metrics by RocketMQ's names and by real topic; dead letters by subscription.
+
+        The latency is in seconds, as in RocketMQ: the number of messages, the sum of the latencies, the longest.
+        """
+        half, committed, rolled_back = Counter[str](), Counter[str](), Counter[str]()
+        for each in self.transactions:
+            half[each.topic] += each.half
+            committed[each.topic] += each.committed
+            rolled_back[each.topic] += each.rolled_back
+        return {
+            "rocketmq_half_messages": half,
+            "rocketmq_commit_messages_total": committed,
+            "rocketmq_rollback_messages_total": rolled_back,
+            "rocketmq_finish_message_latency": {
+                "unit": "seconds",
+                "topics": self.latencies,
+            },
+            "rocketmq_send_to_dlq_messages_total": {
+                each.name: each.parked["dead"] for each in self.subscriptions if each.kind not in _NO_LETTERS
+            },
+        }

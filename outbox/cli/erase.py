@@ -1,0 +1,52 @@
+"""`outbox erase`: deletes the messages of a person."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import click
+
+from outbox.cli.options import Target, about_a_database, as_json, by_whom, me, option
+from outbox.cli.output import counted, say, show_json
+
+_STAY = ("stays", "stay")
+
+
+@click.command()
+@about_a_database
+@option("--key", "keys", multiple=True, help="Messages with this key. May be given several times.")
+@option("--message-id", "message_ids", type=click.UUID, multiple=True, help="This message. May be given several times.")
+@option("--dry-run", is_flag=True, help="Count the messages, and delete nothing.")
+@by_whom
+@as_json
+def erase(
+    *, target: Target, keys: tuple[str, ...], message_ids: tuple[UUID, ...], dry_run: bool, by: str | None, json: bool
+) -> None:
+    """Delete the messages of a person, by key or by message id.
+
+    Messages go from the log as soon as every subscription has passed them, whatever their age. Dead letters are
+    discarded. A message that is still to be delivered stays: the command says for whom, and ends with exit code 1. Run
+    the command again after the delivery.
+
+    Copies at destinations, in archives of `outbox extract`, and in backups stay.
+    """
+    from outbox.admin.erase import erase
+
+    if not keys and not message_ids:
+        raise click.UsageError("say whose messages: --key KEY or --message-id UUID")
+    with target.open_outbox() as channel:
+        done = erase(channel, keys=keys, message_ids=message_ids, by=by or me(), rehearsal=dry_run)
+    waiting = {name: len(ids) for name, ids in sorted(done.waiting.items())}
+    undecided = len(done.undecided)
+    if json:
+        counts = {"rows": done.rows, "dead_letters": done.dead_letters, "waiting": waiting, "undecided": undecided}
+        show_json({**counts, "dry_run": dry_run})
+    else:
+        letters = f" and {counted(done.dead_letters, 'dead letter')}" if done.dead_letters else ""
+        say(f"{counted(done.rows, 'message')}{letters} {'would go' if dry_run else 'deleted'}")
+        for name, number in waiting.items():
+            say(f"{counted(number, 'message', _STAY)} with {name} for now; see: outbox status; then run this again")
+        if undecided:
+            say(f"{counted(undecided, 'half message', _STAY)} until there is a verdict; see: outbox half list")
+    if waiting or undecided:
+        click.get_current_context().exit(1)

@@ -1,0 +1,134 @@
+"""The least rights of each kind of process on PostgreSQL: as GRANTs, and compared with those of a role."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from sqlalchemy import Connection, text
+from sqlalchemy.dialects import postgresql
+
+from outbox.schema import PREFIX, tables
+from outbox.store.dialects.finding import Finding
+
+_READ, _GROW = ("SELECT",), ("SELECT", "INSERT")
+_KEEP = ("SELECT", "INSERT", "UPDATE", "DELETE")
+#: UPDATE is what FOR UPDATE needs, under which expired rows are deleted.
+_EXPIRE = ("SELECT", "UPDATE", "DELETE")
+#: Columns of the log that only the server fills: a wrong number in one of them would hide the row from every reader.
+_DRAWN = ("id", "xact_id")
+_FILLED = tuple(each.name for each in tables().message.columns if each.name not in _DRAWN)
+_APPEND = f"INSERT ({', '.join(_FILLED)})"
+_ORDER = ("SELECT", _APPEND, "INSERT", "UPDATE", "DELETE")
+
+#: The rights by the name of a process or of its task, each by the name of the table.
+NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "writer": {"message": (_APPEND,)},
+    "dedup": {"dedup": ("SELECT", "INSERT", "UPDATE")},
+    "direct": {
+        "message": _READ,
+        "meta": _READ,
+        "subscription": _GROW,
+        "lease": ("INSERT",),
+        "progress": ("INSERT",),
+        "ack": ("INSERT",),
+    },
+    "transactions": {
+        "message": _READ,
+        "meta": _READ,
+        "subscription": _GROW,
+        "lease": ("INSERT",),
+        "progress": ("INSERT",),
+        "parked": _READ,
+        "op": ("SELECT", "INSERT", "UPDATE"),
+    },
+    "relay": {
+        "message": _READ,
+        "meta": _READ,
+        "subscription": _KEEP,
+        "lease": _KEEP,
+        "progress": ("SELECT", "INSERT", "DELETE"),
+        "parked": _KEEP,
+        "worker": _KEEP,
+        "ack": ("SELECT", "DELETE"),
+        "dedup": _EXPIRE,
+        "inbox": _EXPIRE,
+    },
+    "purge": {"message": ("DELETE",), "meta": ("UPDATE",), "op": ("SELECT", "DELETE")},
+    "reader": {"message": _READ, "meta": _READ},
+    "register": {
+        "subscription": ("SELECT", "INSERT", "UPDATE"),
+        "lease": ("INSERT",),
+        "progress": ("SELECT", "INSERT", "DELETE"),
+    },
+}
+
+
+#: Of rights on tables that are there, those that a role has neither itself nor by another role.
+_LACKING = """
+    SELECT n.t, n.p FROM unnest(CAST(:tables AS text[]), CAST(:rights AS text[])) AS n(t, p)
+    WHERE to_regclass(n.t) IS NOT NULL AND NOT CASE WHEN position('(' IN n.p) > 0
+        THEN (SELECT bool_and(has_column_privilege(:role, n.t, c, 'INSERT')) FROM unnest(CAST(:columns AS text[])) AS c)
+        ELSE has_table_privilege(:role, n.t, n.p) END
+"""
+_IS_THERE = "SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = :role)"
+_ENTERS = "SELECT has_schema_privilege(:role, coalesce(:schema, current_schema()), 'USAGE')"
+
+#: Rights by the name of the table in SQL.
+_Rights = Mapping[str, set[str]]
+# Under another style of parameters the dialect doubles each % of a name.
+_quoted = postgresql.dialect(paramstyle="named").identifier_preparer.quote  # type: ignore[no-untyped-call]
+
+
+def grants(schema: str | None, role: str, tasks: Iterable[str]) -> Iterator[str]:
+    """Yield the statements that let `role` do `tasks` of `NEEDS`, and nothing else, on the tables in `schema`."""
+    if schema is not None:
+        yield _entrance(schema, role)
+    yield from _statements(role, _needs(schema, tasks))
+
+
+def check_rights(connection: Connection, schema: str | None, role: str, tasks: Sequence[str]) -> Iterator[Finding]:
+    """Find the rights that `role` lacks for `tasks` of `NEEDS`."""
+    where, bound = f"role {role}", {"role": role}
+    if not connection.scalar(text(_IS_THERE), bound):
+        yield Finding(where, "is not there", f"CREATE ROLE {_quoted(role)} LOGIN")
+        return
+    pairs = [(table, right) for table, rights in _needs(schema, tasks).items() for right in sorted(rights)]
+    wanted = {
+        "tables": [table for table, _ in pairs],
+        "rights": [right for _, right in pairs],
+        "columns": list(_FILLED),
+    }
+    lacking: dict[str, set[str]] = defaultdict(set)
+    for table, right in connection.execute(text(_LACKING), {**wanted, **bound}):
+        lacking[table].add(right)
+    fixes = list(_statements(role, lacking))
+    if not connection.scalar(text(_ENTERS), {**bound, "schema": schema}):
+        fixes.insert(0, _entrance(schema or "public", role))
+    if fixes:
+        named = [
+            f"{right.partition(' ')[0]} on {table}" for table, rights in lacking.items() for right in sorted(rights)
+        ]
+        yield Finding(where, f"lacks rights of a {tasks[0]}", " ".join(fixes), ", ".join(named) or None)
+
+
+def _needs(schema: str | None, tasks: Iterable[str]) -> _Rights:
+    where = "" if schema is None else f"{_quoted(schema)}."
+    rights: dict[str, set[str]] = defaultdict(set)
+    for task in tasks:
+        for table, needed in NEEDS[task].items():
+            rights[f"{where}{PREFIX}{table}"].update(needed)
+    return rights
+
+
+def _statements(role: str, rights: _Rights) -> Iterator[str]:
+    """Yield a statement for all tables with the same rights."""
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for table, needed in rights.items():
+        alike[tuple(sorted(needed, key=_ORDER.index))].append(table)
+    for needed_rights, named in alike.items():
+        yield f"GRANT {', '.join(needed_rights)} ON {', '.join(named)} TO {_quoted(role)};"
+
+
+def _entrance(schema: str, role: str) -> str:
+    return f"GRANT USAGE ON SCHEMA {_quoted(schema)} TO {_quoted(role)};"

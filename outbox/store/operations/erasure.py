@@ -1,0 +1,96 @@
+"""The erasure: deletes messages of chosen keys or ids from the log, however young, once every subscription has passed.
+
+The position of the purge stays where it is: with the position moved, readers outside of the database would report other
+messages as lost, and would no longer notice a purge of those.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from outbox.model.limits import HALF_TOPIC
+from outbox.store.database import Channel
+from outbox.store.half_messages.half import RESTORED
+from outbox.store.operations.purge import IS_DECIDED, stored_bases
+
+BATCH = 10_000
+
+#: By primary key, a batch at a time: no index has the keys.
+_SPAN = "SELECT max(id) FROM (SELECT id FROM {message} WHERE id > :after ORDER BY id LIMIT :rows) AS span"
+#: Chosen messages, also those inside of half messages; and whether a verdict is missing.
+_CHOSEN = f"""
+    SELECT id, {{number}}, topic = '{HALF_TOPIC}' AND NOT {IS_DECIDED}
+    FROM {{message}} WHERE id > :after AND id <= :upto AND ({{chosen}})
+"""
+_DELETE = "DELETE FROM {message} WHERE {id_in_ids}"
+_PARKED = "SELECT subscription, id, state FROM {parked} WHERE {chosen} ORDER BY subscription, id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erased:
+    """The number of messages that went from the log, and of dead letters that were discarded.
+
+    `waiting`: the ids of messages that stay, by the subscription that has still to deliver them. `undecided`: the ids
+    of half messages that stay until their transaction has a verdict.
+    """
+
+    rows: int
+    waiting: dict[str, set[int]]
+    undecided: set[int]
+    dead_letters: int = 0
+
+
+class Erasure:
+    """Finds and deletes the messages with one of these keys or message ids."""
+
+    def __init__(
+        self, channel: Channel, *, keys: tuple[str, ...], message_ids: tuple[UUID, ...], batch: int = BATCH
+    ) -> None:
+        self._channel = channel
+        self._batch = batch
+        database = channel.database
+        key_of_half = database.header("headers", RESTORED["key"][0])
+        ids = {f"message_{n}": database.dialect.values.bind_uuid(id) for n, id in enumerate(message_ids)}
+        chosen = [
+            database.among("key", texts="keys"),
+            f"topic = '{HALF_TOPIC}' AND {database.among(key_of_half, texts='keys')}",
+            *(f"message_id = :{name}" for name in ids),
+        ]
+        self._parameters: dict[str, Any] = {"keys": database.bind(keys), **ids}
+        self._chosen = database.sql(_CHOSEN, chosen=" OR ".join(chosen))
+        self._parked = database.sql(_PARKED, chosen=" OR ".join(chosen))
+
+    def run(self, *, rehearsal: bool = False) -> Erased:
+        """Delete the messages that every subscription has passed; a rehearsal counts them.
+
+        Raises:
+            SubscriptionError: there is no subscription, so nobody can tell which messages are still needed.
+        """
+        waiting: dict[str, set[int]] = defaultdict(set)
+        undecided: set[int] = set()
+        rows = after = 0
+        while (upto := self._channel.rows(_SPAN, after=after, rows=self._batch)[0][0]) is not None:
+            found = self._channel.rows(self._chosen, after=after, upto=upto, **self._parameters)
+            # The bases are read after the rows: a base sees later what it saw before.
+            bases = stored_bases(self._channel) if found else []
+            passed = []
+            for id, number, is_undecided in found:
+                behind = {name for name, base in bases if not base.sees(number)}
+                for name in behind:
+                    waiting[name].add(id)
+                if is_undecided:
+                    undecided.add(id)
+                elif not behind:
+                    passed.append(id)
+            if passed and not rehearsal:
+                self._channel.run(_DELETE, ids=self._channel.database.bind(passed))
+            rows += len(passed)
+            after = upto
+        return Erased(rows=rows, waiting=waiting, undecided=undecided)
+
+    def parked(self) -> list[tuple[str, int, str]]:
+        """Return the parked copies of the messages: subscription, id in the log, and state."""
+        return [(name, id, state) for name, id, state in self._channel.rows(self._parked, **self._parameters)]

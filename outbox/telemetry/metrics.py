@@ -1,0 +1,172 @@
+"""Metrics: the events of a process as counters, gauges and histograms, for Prometheus and for OpenTelemetry.
+
+Names are those of OpenTelemetry's conventions for messaging, where there is one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+from outbox.model.subscription import compensation_of, subscription_of
+from outbox.model.verdict import DONE
+from outbox.store.label import label_of
+from outbox.telemetry.events import (
+    BatchRead,
+    DestinationAway,
+    DestinationBack,
+    Event,
+    HandedOver,
+    LeaseLost,
+    LeaseTaken,
+    Origin,
+    Parked,
+    Repeated,
+    SentDirectly,
+    Settled,
+    Worked,
+)
+from outbox.telemetry.lag import Lag
+
+_WHERE = ("database", "subscription")
+_CALL = ("messaging.system", "messaging.operation.name", *_WHERE, "error.type")
+#: The bounds of histograms, in seconds.
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric by its name in OpenTelemetry. `labels`: attributes there."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    labels: tuple[str, ...]
+    about: str
+
+    @property
+    def prometheus_name(self) -> str:
+        """The name in Prometheus, as OpenTelemetry translates names."""
+        name = self.name.replace(".", "_")
+        unit = {"s": "_seconds", "By": "_bytes"}.get(self.unit, "")
+        return f"{name.removesuffix(unit)}{unit}{'_total' if self.kind == 'counter' else ''}"
+
+
+SENT = Metric("messaging.client.sent.messages", "counter", "{message}", _CALL, "Messages handed to a destination.")
+CONSUMED = Metric("messaging.client.consumed.messages", "counter", "{message}", _CALL, "Messages handed to functions.")
+OPERATION = Metric(
+    "messaging.client.operation.duration", "histogram", "s", _CALL, "Time of a call that sends, and of a settle."
+)
+PROCESS = Metric("messaging.process.duration", "histogram", "s", _CALL, "Time of a call that handles messages.")
+LAG = Metric("outbox.delivery.lag", "histogram", "s", _WHERE, "Age of the oldest message of a settle.")
+RETRIES = Metric("outbox.retries", "counter", "{message}", _WHERE, "Messages set aside for another try.")
+UP = Metric("outbox.destination.up", "gauge", "1", (*_WHERE, "destination"), "1: accepts messages, 0: does not.")
+HELD = Metric("outbox.lease.held", "gauge", "1", (*_WHERE, "partition"), "1: this process has the partition.")
+TAKEOVERS = Metric("outbox.lease.takeovers", "counter", "{lease}", _WHERE, "Leases that this process has taken.")
+DIRECT = Metric("outbox.direct.sent", "counter", "{message}", _WHERE, "Messages sent by their writers.")
+LEFT = Metric("outbox.direct.left_behind", "counter", "{message}", _WHERE, "Messages sent in place of their writers.")
+REPEATS = Metric("outbox.inbox.repeats", "counter", "{message}", ("database", "consumer"), "Repetitions not handled.")
+
+#: Metrics of events.
+OF_EVENTS = (SENT, CONSUMED, OPERATION, PROCESS, LAG, RETRIES, UP, HELD, TAKEOVERS, DIRECT, LEFT, REPEATS)
+
+
+class Exporter(Protocol):
+    """The way of metrics to a library for metrics."""
+
+    def instrument(self, metric: Metric) -> Callable[..., object]:
+        """Return a function of a value and of a text for each label: counts, sets or records, after the kind."""
+
+
+class Metrics:
+    """Counts events: `EVERYWHERE.listen(Metrics(exporter).told)`. Costs a few look-ups for a batch."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._put = {metric: exporter.instrument(metric) for metric in OF_EVENTS}
+        self._lags: dict[str, Lag] = defaultdict(Lag)
+        self._count: Mapping[type, Callable[[Any], None]] = {
+            BatchRead: self._read,
+            HandedOver: self._call,
+            Settled: self._settled,
+            Parked: self._parked,
+            LeaseTaken: self._taken,
+            LeaseLost: self._lost,
+            DestinationAway: self._away,
+            DestinationBack: self._back,
+            SentDirectly: self._sent,
+            Repeated: self._repeated,
+        }
+
+    def told(self, event: Event) -> None:
+        """Count an event."""
+        count = self._count.get(type(event))
+        if count is not None:
+            count(event)
+
+    def _read(self, event: BatchRead) -> None:
+        self._lags[label_of_database(event.database)].read(event.now)
+
+    def _call(self, event: HandedOver) -> None:
+        """Count the messages of a call by outcome, and its time."""
+        sends, verdicts = event.destination is not None, event.verdicts
+        system = str(event.destination).partition(":")[0] if sends else "outbox"
+        labels = (system, "send" if sends else "process", *_where(event))
+        # The only `Done` is found without a look at each verdict.
+        done = 0 if verdicts is None else verdicts.count(DONE)
+        outcomes = Counter({"": done} if done else {})
+        if verdicts is None:
+            outcomes["Exception"] = len(event.messages)
+        elif done < len(verdicts):
+            outcomes.update(type(each).__name__ for each in verdicts if each is not DONE)
+        for outcome, number in outcomes.items():
+            self._put[SENT if sends else CONSUMED](number, *labels, outcome)
+        self._put[OPERATION if sends else PROCESS](event.seconds, *labels, next(iter(outcomes), ""))
+        if sends and done:
+            self._put[UP](1, *_where(event), event.destination)
+
+    def _settled(self, event: Settled) -> None:
+        where, lag = _where(event), self._lags[label_of_database(event.database)].of(event.messages)
+        self._put[OPERATION](event.seconds, "outbox", "settle", *where, "")
+        if lag is not None:
+            self._put[LAG](lag, *where)
+        if event.subscription == compensation_of(subscription_of(event.subscription) or ""):
+            self._put[LEFT](len(event.messages), *where)
+
+    def _parked(self, event: Parked) -> None:
+        self._put[RETRIES](sum(parking.state == "retry" for _, parking in event.messages), *_where(event))
+
+    def _taken(self, event: LeaseTaken) -> None:
+        self._put[TAKEOVERS](1, *_where(event))
+        self._put[HELD](1, *_where(event), str(event.partition))
+
+    def _lost(self, event: LeaseLost) -> None:
+        self._put[HELD](0, *_where(event), str(event.partition))
+
+    def _away(self, event: DestinationAway) -> None:
+        if any(each.topic is None for each in event.outages):
+            self._put[UP](0, *_where(event), event.destination)
+
+    def _back(self, event: DestinationBack) -> None:
+        if event.outage.topic is None:
+            self._put[UP](1, *_where(event), event.destination)
+
+    def _sent(self, event: SentDirectly) -> None:
+        self._put[DIRECT](len(event.messages), *_where(event))
+
+    def _repeated(self, event: Repeated) -> None:
+        self._put[REPEATS](1, label_of_database(event.database), event.consumer)
+
+
+def _where(event: Worked) -> tuple[str, str]:
+    return label_of_database(event.database), event.subscription
+
+
+def label_of_database(database: Origin) -> str:
+    """Return host, name and schema of a database, without secrets."""
+    return _label_of(database.engine.url, database.schema)
+
+
+_label_of = lru_cache(maxsize=256)(label_of)

@@ -1,0 +1,234 @@
+"""The rights that `outbox db grants` prints are enough for a role that has nothing else, and the pages show them."""
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.orm import Session
+
+from outbox import Inbox, Outbox, Reject, Relay, Retry, create_engine, migrate
+from outbox.rocketmq import TransactionMQProducer
+from outbox.store.idempotency import dedup, inbox
+from outbox.store.operations.purge import Purge
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from tests.rocketmq.parts import COMMIT, GROUP, HALF_TOPIC, Listener, check_back
+from tests.support.command_line import outbox as typed
+from tests.support.destination import Destination
+from tests.support.directly import settled, writing_directly
+from tests.support.guests import owner_and_guest
+from tests.support.pages import TOP, blocks
+
+RIGHTS = (TOP / "docs" / "rights.md").read_text()
+SPARK = (TOP / "docs" / "spark.md").read_text()
+ROLE = "a b\"C'%s"
+
+
+@pytest.fixture
+def roles(pg_engine: Engine) -> Iterator[tuple[Engine, Engine]]:
+    """The owner's engine, and one of a role without any right."""
+    with owner_and_guest(pg_engine) as found:
+        yield found
+
+
+def granted(roles: tuple[Engine, Engine], *options: str) -> Outbox:
+    """An outbox of the role, with what the command prints."""
+    owner, guest = roles
+    role = str(guest.url.username)
+    statements = typed(None, "db", "grants", *(role if each == "ROLE" else each for each in options))
+    allow(owner, statements.out)
+    return Outbox(guest)
+
+
+def allow(owner: Engine, statements: str) -> None:
+    with owner.begin() as connection:
+        connection.exec_driver_sql(statements)
+
+
+def rights_on_log(roles: tuple[Engine, Engine]) -> list[str]:
+    """What the role may do with a whole row of the log, or with a column that the server draws."""
+    owner, guest = roles
+    query = text(
+        "SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p"
+        " WHERE has_table_privilege(:role, 'outbox_message', p) UNION ALL"
+        " SELECT p || ' ' || c FROM unnest(ARRAY['INSERT', 'UPDATE']) AS p, unnest(ARRAY['id', 'xact_id']) AS c"
+        " WHERE has_column_privilege(:role, 'outbox_message', c, p)"
+    )
+    with owner.connect() as connection:
+        return list(connection.scalars(query, {"role": guest.url.username}))
+
+
+def test_a_plain_writer_inserts_into_the_log_and_nothing_else(roles):
+    with closing(granted(roles, "--writer", "ROLE")) as outbox:
+        with outbox.begin() as session:
+            outbox.send(session, "orders", b"1", key="a", delay="30m", lock_key=True)
+        with pytest.raises(ProgrammingError, match="permission denied"), outbox.begin() as session:
+            session.execute(text("INSERT INTO outbox_message (topic, xact_id) VALUES ('orders', 1)"))
+        with pytest.raises(ProgrammingError, match="permission denied"), outbox.begin() as session:
+            outbox.send(session, "orders", b"1", dedup_key="one")
+
+    with roles[0].connect() as connection:
+        query = text(
+            "SELECT c.relname FROM pg_class AS c WHERE c.relnamespace = 'public'::regnamespace"
+            " AND c.relkind IN ('r', 'S') AND (has_table_privilege(:role, c.oid, 'DELETE, TRUNCATE')"
+            " OR c.relkind = 'r' AND has_any_column_privilege(:role, c.oid, 'SELECT, INSERT, UPDATE'))"
+        )
+        allowed = connection.scalars(query, {"role": roles[1].url.username}).all()
+    assert (rights_on_log(roles), allowed) == ([], ["outbox_message"])
+
+
+def test_a_writer_with_dedup_keys(roles):
+    with closing(granted(roles, "--writer", "ROLE", "--dedup")) as outbox, outbox.begin() as session:
+        first, again = (outbox.send(session, "orders", b"2", dedup_key="two") for _ in range(2))
+
+    assert first == again
+
+
+def test_a_writer_that_sends_directly(roles):
+    granted(roles, "--writer", "ROLE", "--direct").close()
+    destination = Destination()
+    with writing_directly(roles[1], destination) as outbox:
+        with outbox.begin() as session:
+            outbox.send(session, "orders", b"1")
+
+        assert settled(outbox, destination, [b"1"])
+    assert rights_on_log(roles) == ["SELECT"]
+
+
+def test_a_producer_of_transactions(roles):
+    outbox = granted(roles, "--writer", "ROLE", "--transactions")
+    producer = TransactionMQProducer(GROUP, outbox, Listener())
+    for end in ("commit", "rollback"):
+        transaction = producer.begin_transaction()
+        transaction.send("orders", b"1")
+        getattr(transaction, end)()
+    with Session(roles[1]) as session:
+        joined = producer.begin_transaction(verdict="join")
+        joined.send("orders", b"2")
+        joined.join(session)
+        session.commit()
+    left = producer.begin_transaction()
+    left.send("orders", b"3")
+    producer.shutdown()
+    both = granted(roles, "--writer", "ROLE", "--transactions", "--relay", "ROLE")
+    check_back(both, COMMIT)
+    both.close()
+
+    with roles[0].connect() as connection:
+        found = connection.scalars(text(f"SELECT body FROM outbox_message WHERE topic <> '{HALF_TOPIC}' ORDER BY id"))
+        assert list(found) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_relay_and_a_consumer(roles, partitions):
+    """Poison, retries, another number of partitions, and what they delete besides."""
+    owner = Outbox(roles[0])
+    with owner.begin() as session:
+        for key in "ab":
+            for body in (b"bad", b"behind"):
+                owner.send(session, "orders", body + key.encode(), key=key)
+    outbox = granted(roles, "--relay", "ROLE")
+    seen: list[bytes] = []
+
+    def handle(message):
+        if message.body == b"badb" and message.attempt < 3:
+            return Retry("busy", after=timedelta(milliseconds=1))
+        seen.append(message.body)
+        return Reject("no") if message.body == b"bada" else None
+
+    def until(count):
+        deadline = time.monotonic() + 120
+        while len(seen) < count and time.monotonic() < deadline:
+            Relay(outbox, handle, name="look").until_empty()
+
+    Relay(outbox, handle, name="look", partitions=partitions).until_empty()
+    until(3)
+    changed = typed(roles[0], "subscriptions", "alter", "look", "--partitions", "3", "--wait", "0s")
+    until(3)
+    consumer = outbox.consumer("billing", partitions=partitions)
+    consumer.on("orders")(lambda message: seen.append(message.body))
+    consumer.until_empty()
+    with closing(outbox.database.open()) as channel:
+        dedup.prune(channel)
+        inbox.prune(channel)
+        with Subscriptions(channel).changing():
+            Subscriptions(channel).drop("billing")
+
+    assert changed.code in (0, 1), changed.err
+    assert sorted(seen) == sorted([b"bada", b"badb", b"behindb", b"bada", b"badb", b"behinda", b"behindb"])
+    assert rights_on_log(roles) == ["SELECT"]
+
+
+def test_a_relay_that_purges(roles):
+    outbox = granted(roles, "--relay", "ROLE", "--purge")
+    with (owner := Outbox(roles[0])).begin() as session:
+        owner.send(session, "orders", b"1")
+    Relay(outbox, lambda _: None).until_empty()
+
+    with closing(outbox.database.open()) as channel:
+        assert Purge(channel).run(timedelta(0)).rows == 1
+    assert rights_on_log(roles) == ["SELECT", "DELETE"]
+
+
+def test_an_inbox_of_a_consumer_and_a_monitor(roles):
+    owner, guest = roles
+    alone = [block for block in blocks(RIGHTS, "sql") if " TO consumer;" in block or " TO monitor;" in block]
+    allow(owner, re.sub(r" TO \w+;", f" TO {guest.url.username};", alone[0]))
+    inbox = Inbox(guest, consumer="billing")
+    calls: list[object] = []
+    for _ in range(2):
+        inbox.idempotent(lambda _session, message: calls.append(message))("01a21424-84f2-73bd-9b98-e95f8f7ff396")
+    inbox.prune()
+    Relay(Outbox(owner), lambda _: None).until_empty()
+    allow(owner, re.sub(r" TO \w+;", f" TO {guest.url.username};", alone[1]))
+    watched = typed(guest, "status", "--check")
+
+    assert (len(alone), len(calls), watched.code) == (2, 1, 0), watched.err
+
+
+def test_a_schema_and_a_role_with_odd_names(pg_engine):
+    """A writer in a schema; the role's name needs quotes, and is no text of a driver's parameter."""
+    migrate.upgrade(pg_engine, "Shop")
+    printed = typed(None, "db", "grants", "--writer", ROLE, "--schema", "Shop")
+    quoted = '"' + ROLE.replace('"', '""') + '"'
+    with pg_engine.begin() as connection:
+        connection.connection.cursor().execute(f"CREATE ROLE {quoted} LOGIN".encode())
+        connection.connection.cursor().execute(printed.out.encode())
+    guest = create_engine(pg_engine.url.set(username=ROLE).render_as_string(hide_password=False))
+    with closing(Outbox(guest, schema="Shop")) as outbox, outbox.begin() as session:
+        outbox.send(session, "orders", b"1")
+    guest.dispose()
+    with pg_engine.begin() as connection:
+        written = connection.scalar(text('SELECT count(*) FROM "Shop".outbox_message'))
+        connection.connection.cursor().execute(f"DROP OWNED BY {quoted}; DROP ROLE {quoted}".encode())
+
+    assert (written, printed.out.count(quoted)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "no role: give --writer, --relay or --reader"),
+        (["--relay", "r", "--dedup"], "--dedup is a task of the writer: give --writer ROLE, too"),
+        (["--writer", "é" * 32], "the name of a role has 1 to 63 bytes, not 64"),
+        (["--writer", ""], "the name of a role has 1 to 63 bytes, not 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, told):
+    ended = typed(None, "db", "grants", *options)
+
+    assert (ended.code, told in ended.err) == (2, True), ended.err
+
+
+def test_the_pages_show_what_the_command_prints():
+    shown = re.findall(r"```sh\noutbox (db grants [^\n]*)\n```\n\n```sql\n(.*?)```", RIGHTS, re.DOTALL)
+    reader = typed(None, "db", "grants", "--reader", "reader", "--register")
+
+    assert len(shown) == 7
+    assert {line: typed(None, *shlex.split(line)).out for line, _ in shown} == dict(shown)
+    assert re.findall(r"^GRANT .* TO reader;$", SPARK, re.MULTILINE) == reader.out.splitlines()
