@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from outbox.admin.admin import Admin
     from outbox.admin.results import (
         Finding,
-        LogStatus,
         Look,
         PartitionStatus,
         Status,
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin", "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "Finding", "HungHandlerError", "Inbox",
-    "InvalidMessageError", "LeaseLostError", "Limits", "LogStatus", "Look", "Message", "MissingExtraError",
-    "NoTransactionError", "Outbox", "OutboxError", "PartitionStatus", "PositionError", "Reject", "Relay", "Relays",
-    "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "Status",
-    "SubscriptionError", "Thresholds", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable",
-    "Verdict", "create_async_engine", "create_engine", "routes",
+    "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError",
+    "Outbox", "OutboxError", "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy",
+    "Route", "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "Status", "SubscriptionError",
+    "Thresholds", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
+    "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
@@ -74,16 +73,7 @@ _HOMES = {
     "Settings": "outbox.worker.settings",
     "routes": "outbox.relay.relay",
     **dict.fromkeys(
-        (
-            "Finding",
-            "LogStatus",
-            "Look",
-            "PartitionStatus",
-            "Status",
-            "Thresholds",
-            "TransactionsStatus",
-            "TroubleStatus",
-        ),
+        ("Finding", "Look", "PartitionStatus", "Status", "Thresholds", "TransactionsStatus", "TroubleStatus"),
         "outbox.admin.results",
     ),
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
-from datetime import datetime
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from outbox.admin.diagnosis import Facts, findings_of
-from outbox.admin.results import Finding, LogStatus, Look, Status, Thresholds, TransactionsStatus
+from outbox.admin.results import Finding, Look, Status, Thresholds, TransactionsStatus
 from outbox.admin.statuses import rounded, status_of
 from outbox.store.database import Channel, Database
 from outbox.store.operations.half_status import HalfStatus, half_standings
-from outbox.store.operations.log_size import log_size
+from outbox.store.operations.log_status import log_status
 from outbox.store.operations.status import standings, unread
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -89,22 +88,22 @@ class Admin:
 
 def _look(channel: Channel, thresholds: Thresholds) -> Look:
     now, found = standings(channel)
-    facts = Facts(now=now, standings=found, refused=refused_workers(channel), unread=unread(channel, found))
+    facts = Facts(
+        now=now,
+        standings=found,
+        refused=refused_workers(channel),
+        unread=unread(channel, found),
+        log=log_status(channel, now),
+    )
     halves = half_standings(channel, now, found)
     return Look(
         at=now,
         findings=tuple(findings_of(facts, thresholds)),
         subscriptions=tuple(map(status_of, found)),
-        log=_of_log(channel, now),
         transactions=tuple(map(_of_transactions, halves)),
+        log=facts.log,
         latencies=_latencies(halves),
     )
-
-
-def _of_log(channel: Channel, now: datetime) -> LogStatus:
-    size = log_size(channel)
-    oldest = None if size.oldest is None else max(0.0, (now - size.oldest).total_seconds())
-    return LogStatus(rows=size.rows, bytes=size.bytes, oldest_seconds=rounded(oldest))
 
 
 def _of_transactions(half: HalfStatus) -> TransactionsStatus:

@@ -63,7 +63,8 @@ def _samples(database: str, look: Look) -> Iterator[Sample]:
     if look.log is not None:
         yield Sample(LOG_ROWS, look.log.rows, (database,))
         yield Sample(LOG_BYTES, look.log.bytes, (database,))
-        yield Sample(LOG_AGE, look.log.oldest_seconds or 0.0, (database,))
+        oldest = look.log.oldest or look.at
+        yield Sample(LOG_AGE, max(0.0, (look.at - oldest).total_seconds()), (database,))
     for metric, field in ((HALF, "half"), (HALF_COMMITTED, "committed"), (HALF_ROLLED_BACK, "rolled_back")):
         topics = Counter[str]()
         for transactions in look.transactions:

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
+from outbox.model.log_status import LogStatus
 from outbox.model.pausing import Pauses
 from outbox.runtime.text import age, labelled
 
 Kind = Literal[
     "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "blocked", "not_run", "behind", "held",
-    "released",
+    "released", "unpurged", "held_back",
 ]  # fmt: skip
 
 #: Kinds without dead letters that RocketMQ's metric could count.
@@ -43,7 +44,8 @@ class Finding:
             messages failed, and are tried again. `dead`: dead letters. `given_up`: transactions wait for a person.
             `blocked`: messages wait behind an earlier message of their key. `not_run`: a subscription has no worker.
             `behind`: a limit of `Thresholds` is exceeded. `held`: an extract makes no progress; `released`: retention
-            no longer waits for the extract.
+            no longer waits for the extract. `unpurged`: old messages are kept, and nothing purges the log. `held_back`:
+            a purge keeps messages past their retention for a subscription.
         subscription: the name; None: the log as a whole.
         what: the fact in words.
         since: the moment of the database's clock when the problem began; None: unknown.
@@ -190,21 +192,6 @@ class TransactionsStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogStatus:
-    """The size of the log.
-
-    Attributes:
-        rows: at most so many, because ids of rolled-back messages count, too.
-        bytes: of the table and its indexes; on SQLite, of the file.
-        oldest_seconds: the age of the first row; None: the log is empty.
-    """
-
-    rows: int
-    bytes: int
-    oldest_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """All of a database at one moment: the results of `statuses` and of `diagnosis`, which agree with each other.
 
@@ -212,16 +199,16 @@ class Look:
         at: the database's clock.
         findings: problems, since when, and what to do.
         subscriptions: sorted by name.
-        log: its size; None: there is no log.
         transactions: by producer group and real topic; empty without half messages.
+        log: the log's size and age, the last purge, and what is held back; None: there is no log.
         latencies: seconds from the half message to its commit, by real topic: `count`, `sum` and `max` of the newest.
     """
 
     at: datetime
     findings: tuple[Finding, ...] = ()
     subscriptions: tuple[Status, ...] = ()
-    log: LogStatus | None = None
     transactions: tuple[TransactionsStatus, ...] = ()
+    log: LogStatus | None = None
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property

@@ -22,11 +22,11 @@ LIGHT = {
 
 PUBLIC = [
     "Admin", "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "Finding", "HungHandlerError", "Inbox",
-    "InvalidMessageError", "LeaseLostError", "Limits", "LogStatus", "Look", "Message", "MissingExtraError",
-    "NoTransactionError", "Outbox", "OutboxError", "PartitionStatus", "PositionError", "Reject", "Relay", "Relays",
-    "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "Status",
-    "SubscriptionError", "Thresholds", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable",
-    "Verdict", "create_async_engine", "create_engine", "routes",
+    "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError",
+    "Outbox", "OutboxError", "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy",
+    "Route", "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "Status", "SubscriptionError",
+    "Thresholds", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
+    "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 

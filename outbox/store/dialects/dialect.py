@@ -299,8 +299,6 @@ class Home:
     identity: str
     #: An SQL expression that returns a random text, as the id of an outbox.
     installation: str
-    #: Reads the bytes of the log with its indexes; where tables have no size of their own, those of the file.
-    log_bytes: str
     #: None where no crash can make the database draw a number again that it drew before.
     wal: WriteAheadLog | None
     #: None where a copied log keeps the ids that it has.
@@ -308,6 +306,8 @@ class Home:
     #: Returns why no outbox can be on the server, and the fix; None: it can. Given what reads the value of a query, and
     #: the name of the log.
     why_foreign: Callable[[Callable[[str], Any], str], tuple[str, str] | None]
+    #: An SQL expression of the bytes of the log `{log}` with its indexes, or of the whole file.
+    size: str
     #: Reads the process of the server that has the connection; None where there is no server.
     backend: str | None
     #: Finds what is wrong with the server, its settings and other sessions.

@@ -480,7 +480,6 @@ DIALECT = Dialect(
         identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"
         " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid",
         installation="CAST(gen_random_uuid() AS text)",
-        log_bytes="SELECT pg_total_relation_size(CAST('{message}' AS regclass))",
         wal=WriteAheadLog(
             end="SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), pg_current_wal_insert_lsn()::text",
             flushed="SELECT pg_current_wal_flush_lsn() >= CAST(:lsn AS pg_lsn)",
@@ -489,6 +488,7 @@ DIALECT = Dialect(
         ),
         restore=RESTORE,
         why_foreign=why_foreign,
+        size="pg_total_relation_size(CAST({log} AS regclass))",
         backend="SELECT pg_backend_pid()",
         check_server=check_server,
         check_rights=check_rights,
