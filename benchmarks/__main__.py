@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.async_write import async_write
+from benchmarks.async_write import async_write, async_write_asyncpg
 from benchmarks.business import business_1, business_5, business_direct, write_4_connections
 from benchmarks.consume import consume_8_vs_1, consume_inbox, consume_vs_relay, filter_pushdown
 from benchmarks.consumers import latency_kafka, latency_nats
@@ -38,6 +38,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     **{(f"write_psycopg_{messages}",): partial(write_psycopg, messages=messages) for messages in (1, 5)},
     **{(f"write_4_connections_{messages}",): partial(write_4_connections, messages=messages) for messages in (1, 5)},
     ("async_write",): async_write,
+    ("async_write_asyncpg",): async_write_asyncpg,
     ("telemetry_write",): telemetry_write,
     ("telemetry_drain",): telemetry_drain,
     ("business_1",): business_1,

@@ -7,11 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 from statistics import median
 
-from sqlalchemy import insert
+from sqlalchemy import URL, insert, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from benchmarks.measure import Measurement, Turns, at_most
-from benchmarks.site import Place, Site
+from benchmarks.site import Site
 from benchmarks.writers import BODY, ORDERS, row_by_hand
 from outbox import Outbox
 from outbox.store.operations.check import tables_of
@@ -24,14 +24,23 @@ Append = Callable[[AsyncSession], Awaitable[object]]
 
 def async_write(site: Site) -> list[Measurement]:
     """One business INSERT and one keyless message on asyncio, against an `insert()`: microseconds a transaction."""
+    return [_measured(site, "async_write", "psycopg")]
+
+
+def async_write_asyncpg(site: Site) -> list[Measurement]:
+    """The same with asyncpg: one business INSERT and one keyless message, against an `insert()`."""
+    return [_measured(site, "async_write_asyncpg", "asyncpg")]
+
+
+def _measured(site: Site, name: str, driver: str) -> Measurement:
     with site.place() as place:
         ORDERS.metadata.create_all(place.engine)
-        turns = asyncio.run(_turns(site, place))
-    return [Measurement(name="async_write", goal=at_most(1.10), unit="µs", ours=turns.ours, other=turns.other)]
+        turns = asyncio.run(_turns(site, name, make_url(place.url).set(drivername=f"postgresql+{driver}")))
+    return Measurement(name=name, goal=at_most(1.10), unit="µs", ours=turns.ours, other=turns.other)
 
 
-async def _turns(site: Site, place: Place) -> Turns:
-    ours, theirs = create_async_engine(place.url), create_async_engine(place.url)
+async def _turns(site: Site, name: str, url: URL) -> Turns:
+    ours, theirs = create_async_engine(url), create_async_engine(url)
     outbox = Outbox(ours)
     statement = insert(tables_of(outbox.database).message)
 
@@ -43,7 +52,7 @@ async def _turns(site: Site, place: Place) -> Turns:
 
     for engine, append in ((ours, send), (theirs, insert_message)):
         await _microseconds(engine, append, site.scale.transactions // 10)
-    turns = Turns("async_write")
+    turns = Turns(name)
     for _ in range(site.scale.rounds):
         blocks = [
             (await _microseconds(ours, send, _BLOCK), await _microseconds(theirs, insert_message, _BLOCK))

@@ -49,7 +49,7 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
         slots: the number of slots that keys are hashed into. Only the first upgrade writes the number.
 
     Raises:
-        DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
+        DatabaseError: the database is neither PostgreSQL nor SQLite, spreads over several servers, or has no schemas.
         SchemaError: the tables are of a newer version; or they have no revision and differ from this version's tables.
             Nothing was changed.
     """
@@ -57,6 +57,7 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
         raise TypeError(f"upgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
     _require_support(bind.dialect.name, schema)
     with _alembic, _transaction(bind) as connection:
+        Database(connection.engine, schema).require_native(lambda query: connection.scalar(text(query)))
         with _explained(connection):
             command.upgrade(_config(connection=connection, schema=schema), "head")
         if _version(connection, schema) != VERSION:

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
-import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
@@ -27,7 +26,7 @@ from outbox.store.log.append import Writing
 from outbox.telemetry.events import Listener
 from outbox.writing.bare import BareOutbox
 from outbox.writing.engines import engine_of, own_engine_of
-from outbox.writing.handles import Handle, of_scope, require_async
+from outbox.writing.handles import Handle, is_async_driver, of_scope, require_async
 from outbox.writing.scopes import Decorator, Propagation, Scopes, Transactional
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Outbox(BareOutbox):
         dedup_window: for how long after a message with a dedup key no message with the same key is written.
         sender: the destination for direct sends, and the default of `start` and `running`.
         direct: the subscription whose messages this process sends itself right after its commits, if a message has no
-            key and no times. The relay of that name sends all others. Does not apply to connections of psycopg's own.
+            key and no times. The relay of that name sends all others. Does not apply to drivers' own connections.
         worker_engine: the engine for threads of our own. Needed only beside an `AsyncEngine` whose URL alone does not
             say how to connect.
         dumps: a function that encodes bodies of `send` and `asend` that are neither bytes nor text. Replaces the
@@ -138,7 +137,7 @@ class Outbox(BareOutbox):
     async def asend(
         self, handle: AsyncHandle, topic: str, body: object, *, lock_key: bool = False, **fields: Unpack[MessageFields]
     ) -> UUID:
-        """Do as `send`, on an AsyncSession, async_scoped_session, AsyncConnection or psycopg AsyncConnection."""
+        """Do as `send`, on an AsyncSession, async_scoped_session or AsyncConnection, or psycopg's or asyncpg's own."""
         require_async(handle, "asend")
         return (await self._awrite(handle, [self._message(topic, body, fields)], lock_keys=lock_key))[0]
 
@@ -319,7 +318,7 @@ class Outbox(BareOutbox):
         return written.message_ids
 
     async def _awrite(self, handle: Any, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
-        if not isinstance(handle, psycopg.AsyncConnection):
+        if not is_async_driver(handle):
             # `run_sync` lets code for blocking connections run on an awaited connection, beside the event loop's stack.
             ids: list[UUID] = await of_scope(handle).run_sync(self._write, messages, lock_keys=lock_keys)
             return ids

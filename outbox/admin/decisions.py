@@ -136,8 +136,8 @@ def _without_checks(found: list[Subscription], *, asked: bool) -> list[Subscript
     if asked and found[0].kind == "check":
         group_option = f" --group {quote(found[0].tags[0])}" if found[0].tags else ""
         raise SubscriptionError(
-            f"{found[0].name} holds transactions, which wait for a verdict: outbox half list{group_option}, then outbox half"
-            " commit or rollback"
+            f"{found[0].name} holds transactions, which wait for a verdict: outbox half list{group_option}, then"
+            " outbox half commit or rollback"
         )
     return [each for each in found if each.kind != "check"]
 

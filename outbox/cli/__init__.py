@@ -36,7 +36,8 @@ _VERBS = {
     "report": ("outbox.cli.report:report", "Look at the log with Spark: delivery, transactions, order."),
     "purge": ("outbox.cli.purge:purge", "Delete old messages that every subscription has passed."),
     "erase": ("outbox.cli.erase:erase", "Delete the messages of a person, by key or by message id."),
-    "db": ("outbox.cli.db:db", "Make the tables, and check them."),
+    "db": ("outbox.cli.db:db", "Make the tables, and print the rights of each role."),
+    "doctor": ("outbox.cli.doctor:doctor", "Check the tables, the server and the rights, and say what to do."),
     "restore": ("outbox.cli.restore:restore", "Bring a log that was copied to another server in line."),
     "demo": ("outbox.cli.demo:demo", "See transactions become messages, with a crash in the middle."),
 }

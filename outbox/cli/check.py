@@ -12,6 +12,7 @@ import click
 
 from outbox.cli.options import DURATION, Target, a_business_database, about_a_database, as_value, option
 from outbox.cli.output import age, counted, say, warn
+from outbox.cli.probes import Probes, probed, run_probed
 
 if TYPE_CHECKING:
     from outbox.model.subscription import Subscription
@@ -56,8 +57,16 @@ class Policy:
 )
 @option("--once", is_flag=True, help="Ask about due transactions, then end.")
 @as_value("policy", Policy)
+@probed
 def check(
-    *, target: Target, listener: str | None, group: str | None, business: str | None, policy: Policy, once: bool
+    *,
+    target: Target,
+    listener: str | None,
+    group: str | None,
+    business: str | None,
+    policy: Policy,
+    once: bool,
+    probes: Probes,
 ) -> None:
     """Ask about transactions without a verdict.
 
@@ -73,6 +82,8 @@ def check(
     for name in ("check_interval", "check_timeout", "age_limit"):
         if getattr(policy, name) <= timedelta(0):
             raise click.UsageError(f"--{name.replace('_', '-')} must be greater than 0")
+    if once:
+        probes.require_none("--once")
     question = None if listener is None else _question_of(listener)
     with target.open_outbox() as channel:
         group = _group_of(channel, group, once=once)
@@ -82,7 +93,7 @@ def check(
             _require_nobody(channel, group)
     with _service(target, group, timeout, policy, question, business) as service:
         say(f"check:{group}: {_asked(listener, business)}, after {age(timeout.total_seconds())}")
-        _run(service, once=once)
+        _run(service, probes, once=once)
     say(f"check:{group}: {_left(target, group) if once else 'stopped'}")
 
 
@@ -113,13 +124,13 @@ def _service(
         yield CheckService(broker, group, checks, question, business)
 
 
-def _run(service: CheckService, *, once: bool) -> None:
+def _run(service: CheckService, probes: Probes, *, once: bool) -> None:
     from outbox.relay.supervisor import Supervisor
     from outbox.runtime.signals import stopping_on_signals
 
     supervisor = Supervisor([service], pause=None)
     if not once:
-        supervisor.run()
+        run_probed(supervisor, probes)
         return
     with stopping_on_signals(supervisor.stop):
         supervisor.until_empty()

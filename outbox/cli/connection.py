@@ -14,6 +14,8 @@ from outbox.cli.failures import UNREACHABLE, USAGE
 from outbox.errors import SchemaError
 from outbox.schema import VERSION
 from outbox.store.database import Channel, Database
+from outbox.store.dialects import part_of
+from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.kinds import KINDS, is_file
 from outbox.store.identity import stored_identity
 from outbox.store.label import label_of
@@ -21,7 +23,6 @@ from outbox.store.operations.check import holds_inbox_alone
 from outbox.writing.engines import create_engine
 
 _CONNECT_SECONDS = 10
-_POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg_async", "postgresql+asyncpg")
 _ALONE = "only the inbox of a consumer is here, where nothing waits"
 _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 
@@ -114,14 +115,11 @@ def _parsed(text: str) -> URL:
 
 
 def _blocking(url: URL) -> URL:
-    """Return the URL with the driver of the command line: the URL of an application may name a driver for asyncio."""
-    if url.drivername == "sqlite+aiosqlite":
-        return url.set(drivername="sqlite")
-    if url.drivername == "postgresql+asyncpg" and "ssl" in url.query:
-        url = url.difference_update_query(["ssl"]).update_query_dict({"sslmode": url.query["ssl"]})
-    if url.drivername in _POSTGRESQL:
-        return url.set(drivername="postgresql+psycopg")
-    return url
+    """Return the URL with the driver of the command line: the URL of an application may name another."""
+    backend, _, driver = url.drivername.partition("+")
+    kind = "postgresql" if backend == "postgres" else backend
+    driving = part_of(kind, Dialect).driving if kind in KINDS else None
+    return url if driving is None or driver not in {"", *driving.names} else driving.blocking_url(url)
 
 
 def _require_file(url: URL, *, create: bool, make: str) -> None:

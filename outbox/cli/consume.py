@@ -8,6 +8,7 @@ import click
 
 from outbox.cli.options import logged, option
 from outbox.cli.output import say, selected
+from outbox.cli.probes import Probes, probed, run_probed
 from outbox.runtime.text import counted
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 @click.argument("consumer", metavar="MODULE:CONSUMER")
 @option("--partitions", type=click.IntRange(1), help="How many processes may share a new group.  [as in the code]")
 @option("--concurrency", type=click.IntRange(1), help="Calls under way at once in this process.  [as in the code]")
+@probed
 @logged
-def consume(*, consumer: str, partitions: int | None, concurrency: int | None) -> None:
+def consume(*, consumer: str, partitions: int | None, concurrency: int | None, probes: Probes) -> None:
     """Handle messages of the log by the functions of an application.
 
     MODULE:CONSUMER names an object made by outbox.consumer(…), for example shop.consumers:billing. The database is the
@@ -44,7 +46,7 @@ def consume(*, consumer: str, partitions: int | None, concurrency: int | None) -
         found.outbox.listeners.listen(handled.told)
         # Time for a call under way, and for a renewal of the lease.
         supervisor = Supervisor([found], drain=found.deadline + found.settings.lease, pause=None)
-        supervisor.run()
+        run_probed(supervisor, probes)
     say(f"{found.name}: stopped; {counted(handled.messages, 'message')} handled")
     click.get_current_context().exit(UNFINISHED if supervisor.unfinished else 0)
 

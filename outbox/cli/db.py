@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import click
 
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json, option
-from outbox.cli.output import printable, say, show_json, tell, warn
+from outbox.cli.output import tell, warn
+from outbox.cli.roles import by_roles
 from outbox.store.dialects.kinds import KINDS
-
-if TYPE_CHECKING:
-    from outbox.store.dialects.finding import Finding
 
 
 @click.group(cls=Group, no_args_is_help=True)
 def db() -> None:
-    """Make the tables, check the tables, and print the rights on the tables."""
+    """Make the tables, and print the rights of each role."""
 
 
 _slots = option(
@@ -25,12 +23,12 @@ _slots = option(
 )
 
 
-_record_only = option(
+record_only_option = option(
     "--record-only",
     is_flag=True,
     help='A business database without an outbox: only the table for transactions with verdict="record".',
 )
-_inbox_only = option(
+inbox_only_option = option(
     "--inbox-only", is_flag=True, help="The database of a consumer without an outbox: only the table for its Inbox."
 )
 
@@ -38,12 +36,12 @@ _inbox_only = option(
 @db.command()
 @about_a_database
 @_slots
-@_record_only
-@_inbox_only
+@record_only_option
+@inbox_only_option
 @as_json
 def upgrade(*, target: Target, slots: int | None, record_only: bool, inbox_only: bool, json: bool) -> None:
     """Create the tables, or bring old tables up to date; does no harm to tables of this version."""
-    _require_one(slots, record_only=record_only, inbox_only=inbox_only)
+    require_one(slots, record_only=record_only, inbox_only=inbox_only)
     before = after = None
     if record_only or inbox_only:
         action, told = _upgrade_one(target, inbox=inbox_only)
@@ -57,7 +55,8 @@ def upgrade(*, target: Target, slots: int | None, record_only: bool, inbox_only:
     tell(told, {"action": action, "before": before, "after": after}, json=json)
 
 
-def _require_one(slots: int | None, *, record_only: bool, inbox_only: bool) -> None:
+def require_one(slots: int | None, *, record_only: bool, inbox_only: bool) -> None:
+    """Refuse options that exclude each other."""
     if record_only and inbox_only:
         raise click.UsageError("--record-only and --inbox-only exclude each other: make one after the other")
     if record_only and slots is not None:
@@ -111,67 +110,6 @@ def _upgrade(target: Target, slots: int | None) -> tuple[str | None, str | None,
     return before, after, are_there
 
 
-@db.command()
-@about_a_database
-@option("--slots", type=int, help="The number of the application, to be compared.")
-@_record_only
-@_inbox_only
-@as_json
-def check(*, target: Target, slots: int | None, record_only: bool, inbox_only: bool, json: bool) -> None:
-    """Compare the database with the needs of this version; exit code 1 when something differs.
-
-    In a database with no other table than an inbox, the inbox is checked alone.
-    """
-    _require_one(slots, record_only=record_only, inbox_only=inbox_only)
-    alone = record_only or inbox_only
-    found = _findings_of_one(target, inbox=inbox_only) if alone else _findings(target, slots)
-    if json:
-        show_json({"findings": [{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found]})
-    else:
-        for each in found:
-            click.echo(printable(each))
-        say(f"findings: {len(found)}" if found else "everything is as it should be")
-    click.get_current_context().exit(1 if found else 0)
-
-
-def _findings_of_one(target: Target, *, inbox: bool) -> list[Finding]:
-    from contextlib import closing
-
-    from outbox.cli.connection import engine_of
-    from outbox.schema import inbox_metadata, record_metadata
-    from outbox.store.half_messages.record import RecordDatabase
-    from outbox.store.idempotency.inbox import InboxDatabase
-    from outbox.store.operations.check import findings_of_one
-
-    of_database, metadata = (InboxDatabase, inbox_metadata) if inbox else (RecordDatabase, record_metadata)
-    option = "--inbox-only" if inbox else "--record-only"
-    engine = engine_of(target.url, make=f"outbox db upgrade {option}")
-    try:
-        database = of_database(engine, target.schema)
-        with closing(database.open()) as channel:
-            return findings_of_one(channel, metadata(target.schema))
-    finally:
-        engine.dispose()
-
-
-def _findings(target: Target, slots: int | None) -> list[Finding]:
-    from outbox import migrate
-    from outbox.cli.connection import open_channel
-    from outbox.store.dialects.finding import Finding
-    from outbox.store.operations.check import NEWER, findings, holds_inbox_alone
-
-    with open_channel(target.url, target.schema) as channel:
-        if holds_inbox_alone(channel):
-            return _findings_of_one(target, inbox=True)
-        revision, head = migrate.current_revision(channel.database.engine, target.schema), migrate.head_revision()
-        behind = revision not in (None, head) and migrate.knows(revision)
-        found = findings(channel, slots, behind=behind)
-    if revision not in (None, head):
-        fix = f"run: {channel.database.upgrade_command}" if behind else NEWER
-        found.insert(0, Finding("tables", f"are of revision {revision}, not {head}", fix))
-    return found
-
-
 _schema = option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")
 
 
@@ -187,34 +125,10 @@ def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
     click.echo(migrate.sql(dialect, schema, slots or SLOTS), nl=False)
 
 
-class _Role(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """The name of a role, as it is written in PostgreSQL's catalogue, without quotes."""
-
-    name = "role"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return a name that PostgreSQL would not cut."""
-        if not 0 < len(value.encode()) <= _LONGEST_ROLE:
-            self.fail(f"the name of a role has 1 to {_LONGEST_ROLE} bytes, not {len(value.encode())}", param, ctx)
-        return str(value)
-
-
-_LONGEST_ROLE = 63
-#: By its option each kind of process, with the options for what else the process does.
-_TASKS = {"writer": ("direct", "dedup", "transactions"), "relay": ("purge",), "reader": ("register",)}
-
-
 @db.command()
 @_schema
-@option("--writer", type=_Role(), help="The role of applications, which send.")
-@option("--direct", is_flag=True, help="The writer sends messages to the destination itself, after the commit.")
-@option("--dedup", is_flag=True, help="The writer gives dedup keys.")
-@option("--transactions", is_flag=True, help="The writer is a TransactionMQProducer.")
-@option("--relay", type=_Role(), help="The role of relays, and of consumers over the log.")
-@option("--purge", is_flag=True, help="The relay deletes old messages.")
-@option("--reader", type=_Role(), help="The role of Spark and of outbox extract.")
-@option("--register", is_flag=True, help="The reader registers, so that a purge waits for the reader.")
-def grants(*, schema: str | None, **given: Any) -> None:
+@by_roles
+def grants(*, schema: str | None, roles: Sequence[tuple[str, tuple[str, ...]]]) -> None:
     """Print the least rights of each role as SQL for PostgreSQL, to be executed by the owner of the tables.
 
     A role of several options gets the rights of all: a producer that also checks back is a writer and a relay. The
@@ -224,11 +138,7 @@ def grants(*, schema: str | None, **given: Any) -> None:
     from outbox.store.dialects.postgresql.grants import grants
 
     require_schema_name(schema)
-    if not any(given[kind] for kind in _TASKS):
+    if not roles:
         raise click.UsageError("no role: give --writer, --relay or --reader")
-    for kind, more in _TASKS.items():
-        chosen = [task for task in more if given[task]]
-        if chosen and not given[kind]:
-            raise click.UsageError(f"--{chosen[0]} is a task of the {kind}: give --{kind} ROLE, too")
-        if given[kind]:
-            click.echo("\n".join(grants(schema, given[kind], (kind, *chosen))))
+    for role, tasks in roles:
+        click.echo("\n".join(grants(schema, role, tasks)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable
 
@@ -24,6 +25,9 @@ FAILURE, USAGE, UNREACHABLE, UNFINISHED = 1, 2, 3, 4
 #: Classes of SQLSTATE for a database that is not there, takes no connections now, or refuses this user.
 _NO_CONNECTION = ("08", "28", "3D", "53", "57P")
 
+#: SQLAlchemy's words at the first connection to a server that is no PostgreSQL.
+_OTHER_SERVER = re.compile(r"Could not determine version from string '([^']*)'")
+
 
 def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> int | None:
     """Tell the error in one line, a filter in three; return the exit code, or None for an unforeseen error.
@@ -39,6 +43,10 @@ def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> in
         for line in told[1:]:
             say(line)
         return _code_of(error)
+    if isinstance(error, AssertionError) and (named := _OTHER_SERVER.search(str(error))):
+        text = f"{named[1]:.80} only speaks as PostgreSQL does; its snapshots cannot tell which messages are new"
+        say(f"Error: {labelled(f'{text}; use PostgreSQL itself')}")
+        return USAGE
     driver = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     if not isinstance(driver, psycopg.Error | sqlite3.Error):
         return None

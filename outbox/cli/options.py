@@ -279,7 +279,7 @@ def as_given(name: str) -> str:
     for each in (name, f"{name}_file"):
         if ctx.get_parameter_source(each) is ParameterSource.ENVIRONMENT:
             return _variable(next(param for param in ctx.command.params if param.name == each), ctx)
-    return f"--{name}"
+    return f"--{name.replace('_', '-')}"
 
 
 as_json = option("--json", "json", is_flag=True, help="Machine-readable output.")

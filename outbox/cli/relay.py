@@ -23,6 +23,7 @@ from outbox.cli.options import (
     option,
     to_a_destination,
 )
+from outbox.cli.probes import Probes, probed
 
 if TYPE_CHECKING:
     from outbox.model.subscription import OnDead, Start
@@ -72,6 +73,7 @@ class Reading:
     help="With --until-empty: end with exit code 4 when nothing could be sent for so long.",
 )
 @option("--lease", type=DURATION, default="10s", help="Time until another worker takes over from a killed worker.")
+@probed
 def relay(
     *,
     targets: tuple[Target, ...],
@@ -82,6 +84,7 @@ def relay(
     until_empty: bool,
     give_up_after: timedelta,
     lease: timedelta,
+    probes: Probes,
 ) -> None:
     """Send the messages of the log to a destination.
 
@@ -101,6 +104,8 @@ def relay(
         raise click.UsageError("--name must be one or more characters that can be printed")
     if lease < timedelta(seconds=1):
         raise click.UsageError("--lease must be at least 1s: a shorter lease would be lost before the first renewal")
+    if until_empty:
+        probes.require_none("--until-empty")
     source = _source_of(to=to, route=route or None, config=config)
     for name in ("topics", "tags", "filter"):
         if to is None and getattr(reading, name) is not None:
@@ -140,7 +145,7 @@ def relay(
         patience=give_up_after if until_empty else timedelta.max,
     )
     collect_rarely()
-    click.get_current_context().exit(run_relays(targets, plan, pace))
+    click.get_current_context().exit(run_relays(targets, plan, pace, probes))
 
 
 def collect_rarely() -> None:

@@ -13,6 +13,7 @@ from outbox.cli.connection import checked_label, open_channel_of, open_database,
 from outbox.cli.failures import UNFINISHED, report_failure
 from outbox.cli.options import Target
 from outbox.cli.output import age, say, selected
+from outbox.cli.probes import Probes, run_probed
 from outbox.errors import DatabaseError
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, Start, compensation_of
@@ -226,7 +227,7 @@ def beginning(channel: Channel, name: str, start: Start) -> str:
     return f"going on where it was{since}"
 
 
-def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace) -> int:
+def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace, probes: Probes) -> int:
     """Run a relay for each route of each database; return the exit code: 4 if a relay gave up, or was left behind.
 
     A single relay ends with its error. Of several relays each is tried again, and delays no other.
@@ -234,16 +235,14 @@ def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace) -> int:
     relayings = relayings_of(targets, plan, pace)
     supervisor = supervisor_of(relayings, pace)
     if pace.until == "stopped":
-        supervisor.run()
+        run_probed(supervisor, probes)
         for each in relayings:
             each.say_what_was_sent()
     else:
         with stopping_on_signals(supervisor.stop):
-            supervisor.start(pace.until)
-            while not supervisor.ended(_LOOK_SECONDS):
+            for _ in supervisor.running(pace.until, _LOOK_SECONDS):
                 for each in relayings:
                     each.give_up_if_silent()
-        supervisor.raise_errors()
     codes = [each.code for each in relayings]
     return UNFINISHED if supervisor.unfinished or UNFINISHED in codes else max(codes)
 

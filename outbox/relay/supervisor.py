@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.failure import in_one_line
 from outbox.store.label import told_apart
 from outbox.telemetry.activity_log import activity_logger
+from outbox.telemetry.events import Beat, DatabaseAway, Event
 from outbox.worker.lease_search import lease_logger
 from outbox.worker.settings import Until
 
@@ -33,11 +35,25 @@ logger = logging.getLogger("outbox")
 AGAIN = wait_exponential(multiplier=0.5, max=10) + wait_random(0, 1)
 #: After it has worked for so long, its next failure counts as the first one.
 _RECOVERED_SECONDS = 60.0
-#: Seconds between two checks of work that was asked to stop. The end of work is noticed at once.
-_LOOK_SECONDS = 1.0
 
-#: The label of the work of this thread, and its name.
-_about: ContextVar[tuple[str, str] | None] = ContextVar("outbox_about", default=None)
+#: A work whose thread shows no sign of life for so long, while one is due, is stuck.
+STUCK_SECONDS = 60.0
+
+#: The work of this thread.
+_here: ContextVar[_Supervised | None] = ContextVar("outbox_here", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The health of one work.
+
+    `name`: the label of the work. `stuck`: its thread has ended, or hangs. `trouble`: why it neither works nor stands
+    by; None: it does.
+    """
+
+    name: str
+    stuck: bool
+    trouble: str | None
 
 
 class Work(Protocol):
@@ -90,6 +106,17 @@ class Supervisor:
     def alive(self) -> bool:
         """True while a work has a thread."""
         return any(each.alive for each in self._supervised)
+
+    @property
+    def health(self) -> list[Health]:
+        """The health of each work, as far as `told` was told of events. Costs no look into a database."""
+        return [each.health for each in self._supervised]
+
+    def told(self, event: Event) -> None:
+        """Note signs of life: `EVERYWHERE.listen(supervisor.told)`."""
+        here = _here.get()
+        if here is not None:
+            here.told(event)
 
     def run(self, *, signals: bool = True) -> None:
         """Work until stopped. In the main thread SIGTERM and SIGINT drain all and return; a second one ends at once."""
@@ -172,15 +199,22 @@ class Supervisor:
         for work in self._works:
             work.close()
 
-    def _side_by_side(self, until: Until) -> None:
+    def running(self, until: Until = "stopped", look: float = 1.0) -> Iterator[None]:
+        """Begin all, and yield every `look` seconds until all have ended, which is noticed at once; errors as in
+        `until_empty`.
+        """
         self.start(until)
         try:
-            while not self.ended(_LOOK_SECONDS):
-                pass
+            while not self.ended(look):
+                yield
         except BaseException:
             self.stop()
             raise
         self.raise_errors()
+
+    def _side_by_side(self, until: Until) -> None:
+        for _ in self.running(until):
+            pass
 
 
 class DatabaseWork(Work, Protocol):
@@ -229,8 +263,12 @@ class _Supervised:
     ) -> None:
         self.label = label or work.name
         self.error: BaseException | None = None
+        #: The label and the name of a work with a label.
+        self.about = (label, work.name) if label else None
         self._work = work
-        self._about = (label, work.name) if label else None
+        #: Until when there is to be a sign of life, by `time.monotonic`; and why the work does not work.
+        self._due = time.monotonic()
+        self._trouble: str | None = "has not reached the database yet"
         self._pause = pause
         self._stop = stop
         self._ended = ended
@@ -248,9 +286,21 @@ class _Supervised:
     def stopping(self) -> bool:
         return self._stop.asked or self._work.stopping
 
+    @property
+    def health(self) -> Health:
+        stuck = self._over or time.monotonic() - self._due > STUCK_SECONDS
+        return Health(name=self.label, stuck=stuck and not self.stopping, trouble=self._trouble)
+
+    def told(self, event: Event) -> None:
+        """Note an event of this thread."""
+        if isinstance(event, Beat):
+            self._due, self._trouble = time.monotonic() + event.seconds, None
+        elif isinstance(event, DatabaseAway):
+            self._due, self._trouble = time.monotonic(), event.error
+
     def start(self, until: Until) -> None:
         """Work in a thread, which does not keep the process alive."""
-        name = f"outbox-{self._work.name}" if self._about is None else f"outbox-relay {self.label}"
+        name = f"outbox-{self._work.name}" if self.about is None else f"outbox-relay {self.label}"
         thread = threading.Thread(target=self._perform, args=(until,), name=name, daemon=True)
         thread.start()
         # Last, because nobody can join a thread that was not started.
@@ -278,14 +328,14 @@ class _Supervised:
         )
 
     def _perform(self, until: Until) -> None:
-        _about.set(self._about)
+        _here.set(self)
         try:
             if until == "stopped":
                 self._work_until_stopped()
             else:
                 self._work.work(until, self._stop)
         except BaseException as error:  # also SystemExit, after which this thread works no more
-            if self._about is not None:
+            if self.about is not None:
                 error.add_note(self.label)
             self.error = error
         finally:
@@ -306,7 +356,9 @@ class _Supervised:
                         raise
                     failures = 1 if time.monotonic() - began > _RECOVERED_SECONDS else failures + 1
                     self._tell(error)
-                self._stop.rest(seconds_to_wait(self._pause, failures))
+                pause = seconds_to_wait(self._pause, failures)
+                self._due = time.monotonic() + pause
+                self._stop.rest(pause)
         finally:
             with suppress(Exception):
                 self._work.close()
@@ -314,6 +366,7 @@ class _Supervised:
     def _tell(self, error: Exception) -> None:
         """Log an error: at once when it is new, else once in a while."""
         text, foreseen = in_one_line(error)
+        self._trouble = text
         if self._throttle.allows(text):
             logger.error("%s; %s will try again", text, self._work.name, exc_info=None if foreseen else error)
 
@@ -326,9 +379,9 @@ def _labels(works: Sequence[DatabaseWork]) -> list[str]:
 
 def _say_where(record: logging.LogRecord) -> bool:
     """Begin the lines of a relay's thread with the database; leave other lines alone."""
-    about = _about.get()
-    if about is not None:
+    here = _here.get()
+    if here is not None and here.about is not None:
         text = record.getMessage()
-        before = labelled(*about, text).removesuffix(text)
+        before = labelled(*here.about, text).removesuffix(text)
         record.msg = f"{before.replace('%', '%%') if record.args else before}{record.msg}"
     return True

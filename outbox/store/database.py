@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
-from outbox.errors import DatabaseError, SchemaError
+from outbox.errors import DatabaseError, SchemaError, TransactionAbortedError
 from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect, DriverChannel
@@ -24,6 +24,12 @@ _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = (
     "message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "worker", "meta",
 )  # fmt: skip
+
+#: The text of the error about a write in a failed transaction.
+FAILED = (
+    "a statement of this transaction failed, so nothing can be written in it any more; roll back, or use a savepoint"
+    " around what may fail"
+)
 
 
 def require_schema_name(schema: str | None) -> None:
@@ -123,11 +129,14 @@ class Database:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn the driver's error about missing tables into an error with the fix."""
+        """Turn the driver's error about missing tables, or a failed transaction, into an error with the fix."""
         try:
             yield
         except Exception as error:
-            if self.dialect.errors.missing_table(getattr(error, "orig", None) or error):
+            cause = getattr(error, "orig", None) or error
+            if self.dialect.errors.in_failed_transaction(cause):
+                raise TransactionAbortedError(FAILED) from None
+            if self.dialect.errors.missing_table(cause):
                 where = f" in schema {self.schema}" if self.schema else ""
                 named = self._named
                 if not named:
@@ -141,19 +150,19 @@ class Database:
     @property
     def upgrade_command(self) -> str:
         """The command that makes the tables, or brings them up to date."""
-        return self._command("upgrade")
+        return self._command("db upgrade")
 
     @property
     def check_command(self) -> str:
         """The command that compares the tables with those of this version."""
-        return self._command("check")
+        return self._command("doctor")
 
     def _command(self, verb: str) -> str:
         where = f" --schema {self.schema}" if self.schema else ""
         if self._only:
             # By default commands take the database of the outbox.
             where += self._named
-        return f"outbox db {verb}{self._only}{where}"
+        return f"outbox {verb}{self._only}{where}"
 
     @property
     def _named(self) -> str:
@@ -176,6 +185,12 @@ class Database:
     def wake_up_name(self) -> str:
         """The name under which hints of this outbox are sent."""
         return f"outbox_{self.schema}" if self.schema else "outbox"
+
+    def require_native(self, read: Callable[[str], Any]) -> None:
+        """Refuse a server that speaks as this kind does, and is another kind; `read` returns the value of a query."""
+        foreign = self.dialect.home.why_foreign(read, self.names["message"])
+        if foreign is not None:
+            raise DatabaseError("; ".join(foreign))
 
     def require_independent_connections(self) -> None:
         """Refuse a pool that would give a worker the application's connection, in an open transaction."""

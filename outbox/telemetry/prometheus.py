@@ -9,16 +9,34 @@ from outbox.errors import MissingExtraError
 from outbox.telemetry.metrics import BUCKETS, Metric
 
 try:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import (
+        CONTENT_TYPE_LATEST,
+        REGISTRY,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+        generate_latest,
+    )
 except ImportError as error:
     raise MissingExtraError("metrics need an extra: pip install 'outbox-log[metrics]'") from error
+
+
+#: The content type of `exposed`.
+CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class PrometheusExporter:
     """Registers the metrics: `EVERYWHERE.listen(Metrics(PrometheusExporter(REGISTRY)).told)`."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """`registry`: for the metrics; None: a new one."""
+        self._registry = CollectorRegistry() if registry is None else registry
+
+    def exposed(self) -> bytes:
+        """Return the metrics as text, after all others that the process has registered."""
+        own = generate_latest(self._registry)
+        return own if self._registry is REGISTRY else generate_latest(REGISTRY) + own
 
     def instrument(self, metric: Metric) -> Callable[..., object]:
         """Do as `Exporter.instrument`."""

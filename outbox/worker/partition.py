@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.barrier import has_arrived
@@ -20,14 +21,14 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
 from outbox.worker.fetch import Prefetcher
-from outbox.worker.handle import BatchHandler, Look
+from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance, Task
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, newest, sort_out
+from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, HandlerPolicy, newest, sort_out
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
-from outbox.worker.waiting import SOON_SECONDS, Wait
+from outbox.worker.waiting import SOON_SECONDS, Look, Wait
 
 
 @dataclass(slots=True)
@@ -55,6 +56,25 @@ class _Stored:
     passed: Progress | None = None
 
 
+class Handling(Protocol):
+    """What a partition needs of a `BatchHandler`."""
+
+    policy: HandlerPolicy
+    hung: HungCalls
+
+    @property
+    def gave_up(self) -> bool:
+        """True when only a new process helps."""
+
+    def run(
+        self, messages: list[Message], *, quota: int, parked: bool = False, now: datetime | None = None
+    ) -> Generator[Wait | Look | Outcome, None, None]:
+        """Yield the outcomes of a batch, part by part."""
+
+    def keep(self, done: Sequence[Message], parkings: Parkings, *, parked: bool) -> None:
+        """Remember outcomes that could not be settled."""
+
+
 class PartitionWorker:
     """Runs fetch, handle, settle for one partition while its lease holds.
 
@@ -66,7 +86,7 @@ class PartitionWorker:
         channel: Channel,
         lease: Lease,
         reading: Reading,
-        batch_handler: BatchHandler,
+        batch_handler: Handling,
         settings: Settings,
         *,
         teller: Teller,

@@ -70,6 +70,13 @@ class HandlerPolicy:
                 f"deadline must be a timedelta greater than 0, not {self.deadline!r:.60}; write timedelta(seconds=10)"
             )
 
+    @property
+    def in_portions(self) -> bool:
+        """True when a failure is the message's, and calls end by themselves in time; False when a failure may be the
+        destination's.
+        """
+        return self.portion is not None
+
     def portions(self, seconds: float) -> Portions | None:
         """Return the way in which a call hands its messages over; `seconds`: later in a call no portion begins."""
         if self.portion is None:

@@ -9,7 +9,8 @@ outboxes that have sent.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine
@@ -19,10 +20,16 @@ from outbox.errors import TransactionAbortedError
 from outbox.model.message import Message
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.store.dialects.dialect import Driving
 from outbox.writing.sent import Sent
 
 #: The key in a connection's `info` of what was sent in its transaction, by listener.
 _SENT = object()
+
+_ABORTED = (
+    "a statement of this transaction failed, so its COMMIT is a silent ROLLBACK and the message would be lost; roll"
+    " back, or use a savepoint around what may fail"
+)
 
 _prepared: weakref.WeakSet[Any] = weakref.WeakSet()
 _VERBS = (
@@ -79,14 +86,11 @@ def rolled_back_to(connection: Connection, name: str) -> None:
         listener.rolled_back(sent.roll_back_to(name))
 
 
-def prepare(engine: Engine, is_aborted: Callable[[Any], bool]) -> None:
-    """Notice the commits on an engine, and on its copies with other execution options.
-
-    `is_aborted`: tells whether a driver's connection would answer COMMIT with a rollback.
-    """
+def prepare(engine: Engine, driving: Driving) -> None:
+    """Notice the commits on an engine, and on its copies with other execution options."""
     if engine.dialect not in _prepared:
         _prepared.add(engine.dialect)
-        hook = _Hook(engine.dialect, is_aborted)
+        hook = _Hook(engine.dialect, driving)
         for verb in _VERBS:
             setattr(engine.dialect, verb, getattr(hook, verb))
 
@@ -94,9 +98,9 @@ def prepare(engine: Engine, is_aborted: Callable[[Any], bool]) -> None:
 class _Hook:
     """Replaces eight methods of a dialect, and calls the original ones."""
 
-    def __init__(self, dialect: Any, is_aborted: Callable[[Any], bool]) -> None:
+    def __init__(self, dialect: Any, driving: Driving) -> None:
         self._dialect = dialect
-        self._is_aborted = is_aborted
+        self._driving = driving
         (
             self._commit, self._roll_back, self._prepare, self._commit_prepared, self._roll_back_prepared,
             self._set_savepoint, self._release_savepoint, self._roll_back_to_savepoint,
@@ -106,7 +110,10 @@ class _Hook:
         everyone = self._about_to_commit(pooled, "rollback")
         since = clock()
         try:
-            self._commit(pooled)
+            if not everyone:
+                self._commit(pooled)
+            elif not self._driving.commit(partial(self._commit, pooled), pooled.dbapi_connection):
+                raise TransactionAbortedError(_ABORTED)
         except BaseException:
             _tell_rolled_back(everyone)
             raise
@@ -168,13 +175,10 @@ class _Hook:
         return everyone
 
     def _require_sound(self, pooled: Any) -> None:
-        """Refuse to commit a failed transaction: PostgreSQL would roll back, and no driver reports the rollback."""
+        """Refuse to commit a failed transaction: PostgreSQL would roll back, and no driver raises an error."""
         driver = self._dialect.get_driver_connection
-        if _info_of(pooled).get(_SENT) and self._is_aborted(driver(pooled.dbapi_connection)):
-            raise TransactionAbortedError(
-                "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
-                " would be lost; roll back, or use a savepoint around what may fail"
-            )
+        if _info_of(pooled).get(_SENT) and self._driving.is_aborted(driver(pooled.dbapi_connection)):
+            raise TransactionAbortedError(_ABORTED)
 
 
 def _do_last(pooled: Any) -> None:

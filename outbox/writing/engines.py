@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def engine_of(bind: Bind) -> Engine:
     """Return the engine for threads of our own.
 
-    The connections of an AsyncEngine belong to its event loop, so a blocking twin is made from its URL, without any
-    other argument of `create_async_engine`.
+    The connections of an AsyncEngine belong to its event loop, and workers know one driver of a database only. So a
+    twin is made from the URL of another engine, without any other argument of `create_engine`.
     """
     engine = own_engine_of(bind)
     if engine is None:
@@ -34,9 +34,10 @@ def engine_of(bind: Bind) -> Engine:
             "an Engine, a sessionmaker bound to one, an AsyncEngine or an async_sessionmaker bound to one is needed,"
             f" not {type(bind).__name__}{hint}"
         )
-    if not engine.dialect.is_async:
+    driving = part_of(engine.dialect.name, Dialect).driving
+    url = driving.blocking_url(engine.url)
+    if engine.dialect.driver not in driving.names - {url.get_driver_name()}:
         return engine
-    url = engine.url.set(drivername=part_of(engine.dialect.name, Dialect).driving.blocking)
     return sqlalchemy.create_engine(url, poolclass=NullPool)
 
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
 
+
+class AsyncpgConnection(Protocol):
+    """asyncpg's `Connection`, also one of its pool."""
+
+    def is_in_transaction(self) -> bool:
+        """See asyncpg."""
+
+
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
+    #: The connections of drivers that are awaited.
+    AsyncDriver = psycopg.AsyncConnection[Any] | AsyncpgConnection
     #: The kinds of `Handle` that are awaited.
-    AsyncHandle = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
+    AsyncHandle = AsyncSession | async_scoped_session[Any] | AsyncConnection | AsyncDriver
 
 Handle = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
 #: The connection that a transaction runs on.
@@ -21,12 +31,20 @@ DriverConnection = Connection | psycopg.Connection[Any]
 
 _SYNC = "a Session, a scoped_session, a Connection or a psycopg Connection"
 _ASYNC_SESSIONS = ("AsyncSession", "async_scoped_session")
-_ASYNC = "an AsyncSession, an async_scoped_session, an AsyncConnection or a psycopg AsyncConnection"
+_ASYNC = (
+    "an AsyncSession, an async_scoped_session, an AsyncConnection, a psycopg AsyncConnection or an asyncpg Connection"
+)
 
 
 def is_async(handle: object) -> bool:
     """Return whether statements on the handle are awaited."""
-    return isinstance(handle, (psycopg.AsyncConnection, *_async_kinds("AsyncConnection", *_ASYNC_SESSIONS)))
+    return is_async_driver(handle) or isinstance(handle, _async_kinds("AsyncConnection", *_ASYNC_SESSIONS))
+
+
+def is_async_driver(handle: object) -> TypeGuard[AsyncDriver]:
+    """Return whether the handle is a driver's own connection, and awaited."""
+    # A connection that asyncpg's pool lends is a Connection, too.
+    return isinstance(handle, (psycopg.AsyncConnection, *_kinds("asyncpg", "Connection")))
 
 
 def is_session(handle: object) -> bool:
@@ -41,8 +59,12 @@ def of_scope(handle: Any) -> Any:
 
 
 def _async_kinds(*names: str) -> tuple[type, ...]:
-    """Return classes of SQLAlchemy's asyncio; none in a program that has not imported the module, and has no object."""
-    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    return _kinds("sqlalchemy.ext.asyncio", *names)
+
+
+def _kinds(module_name: str, *names: str) -> tuple[type, ...]:
+    """Return classes of a module; none in a program that has not imported the module, and so has no object of them."""
+    module = sys.modules.get(module_name)
     return () if module is None else tuple(getattr(module, name) for name in names)
 
 
@@ -78,5 +100,5 @@ def _hint(handle: object) -> str:
     if hasattr(handle, "session"):
         return "; pass its .session"
     if hasattr(handle, "cursor"):
-        return "; of the drivers' own connections only psycopg's can be used"
+        return "; of the drivers' own connections only those of psycopg and asyncpg can be used"
     return ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, event
@@ -16,13 +17,16 @@ from outbox.model.message import Message
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.schema import tables
-from outbox.store.database import Database
+from outbox.store.database import FAILED, Database
 from outbox.store.dialects.dialect import Location, driver_of
 from outbox.store.log.append import Appended
 from outbox.telemetry.events import Committed, Listeners, RolledBack, Written
 from outbox.writing import commit_hook as commits
 from outbox.writing.handles import DriverConnection, Handle, refuse
 from outbox.writing.sent import Sent
+
+if TYPE_CHECKING:
+    from outbox.writing.handles import AsyncDriver
 
 logger = logging.getLogger("outbox")
 
@@ -71,17 +75,20 @@ class Transactions:
         self._require_transaction(driver_of(connection))
         return connection
 
-    def require_driver(self, driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-        """Require psycopg's own connection to be in a transaction, on the outbox's database."""
+    def require_driver(self, driver: psycopg.Connection[Any] | AsyncDriver) -> None:
+        """Require a driver's own connection to be in a transaction, on the outbox's database."""
         if driver not in self._known:
-            if "psycopg" not in self._driving.names:
+            name = type(driver).__module__.partition(".")[0]
+            if name not in self._driving.names:
                 kind = self._database.dialect.name
-                raise DatabaseError(f"the outbox is on {kind}, a psycopg connection is to PostgreSQL")
+                raise DatabaseError(f"the outbox is on {kind}, a connection of {name} is to PostgreSQL")
             self._require_home(driver)
-            self._known.add(driver)
+            # The connections that asyncpg's pool lends are objects without weak references.
+            with suppress(TypeError):
+                self._known.add(driver)
         self._require_transaction(driver)
 
-    def sent(self, connection: DriverConnection | psycopg.AsyncConnection[Any], written: Appended) -> None:
+    def sent(self, connection: DriverConnection | AsyncDriver, written: Appended) -> None:
         """Note messages written in the connection's transaction, and tell the listeners."""
         watched = bool(written.messages) and bool(self._listeners)
         if isinstance(connection, Connection):
@@ -112,10 +119,7 @@ class Transactions:
 
     def _require_transaction(self, driver: Any) -> None:
         if self._driving.is_aborted(driver):
-            raise TransactionAbortedError(
-                "a statement of this transaction failed, so nothing can be written in it any more; roll back, or use a"
-                " savepoint around what may fail"
-            )
+            raise TransactionAbortedError(FAILED)
         if self._driving.commits_every_statement(driver):
             raise NoTransactionError(
                 "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a"
@@ -138,10 +142,10 @@ class Transactions:
             raise DatabaseError(f"the outbox is on {kind}, this connection is to {engine.dialect.name}")
         if engine.dialect.driver not in self._driving.names:
             # One URL of psycopg serves blocking and awaited engines.
-            url = URL.create(self._driving.blocking, database=engine.url.database, host=engine.url.host)
+            url = URL.create(kind, host=engine.url.host, port=engine.url.port, database=engine.url.database)
             raise DatabaseError(
-                f"{engine.dialect.driver} does not tell whether a transaction failed; write the engine's URL as"
-                f" {url.set(port=engine.url.port).render_as_string()}"
+                f"the driver {engine.dialect.driver} is not known to tell whether a transaction failed; write the"
+                f" engine's URL as {self._driving.blocking_url(url).render_as_string()}"
             )
 
     def _require_home(self, found: Any) -> None:
@@ -161,7 +165,7 @@ class Transactions:
         # First, so that the noticed commit includes all that the dialect adds to a commit.
         if self._driving.prepare is not None:
             self._driving.prepare(engine)
-        commits.prepare(engine, self._driving.is_aborted)
+        commits.prepare(engine, self._driving)
 
     def committed(self, sent: Sent, since: float) -> None:
         """Act on a commit, and tell the listeners; an exception stops no other action."""

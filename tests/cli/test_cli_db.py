@@ -34,13 +34,13 @@ def test_upgrade_makes_the_tables_and_does_no_harm_again(empty):
         (0, f"upgraded from nothing to {migrate.head_revision()}\n"),
         (0, f"the tables are up to date ({migrate.head_revision()})\n"),
     ]
-    assert outbox(empty, "db", "check").code == 0
+    assert outbox(empty, "doctor").code == 0
 
 
 def test_a_schema_is_made_with_its_tables(pg_engine):
     outbox(pg_engine, "db", "upgrade", "--schema", "shop")
 
-    assert [outbox(pg_engine, *verb, "--schema", "shop").code for verb in (["db", "check"], ["status"])] == [0, 0]
+    assert [outbox(pg_engine, *verb, "--schema", "shop").code for verb in (["doctor"], ["status"])] == [0, 0]
 
 
 def test_an_upgrade_is_told_to_programs(tmp_path):
@@ -60,7 +60,7 @@ def test_findings_are_told_and_end_with_1(engine):
     with engine.begin() as connection:
         connection.execute(text("DROP INDEX outbox_parked_request"))
 
-    plain, machine = outbox(engine, "db", "check"), outbox(engine, "db", "check", "--json")
+    plain, machine = outbox(engine, "doctor"), outbox(engine, "doctor", "--json")
 
     assert (plain.code, plain.out.startswith("index outbox_parked_request: is missing; CREATE INDEX")) == (1, True)
     assert (machine.code, [each["where"] for each in machine.json["findings"]]) == (1, ["index outbox_parked_request"])
@@ -82,13 +82,13 @@ def test_what_a_finding_advises_mends_it(engine, loss, ours):
         connection.execute(text(loss))
         if not ours:
             connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
-    (finding,) = outbox(engine, "db", "check", "--json").json["findings"]
+    (finding,) = outbox(engine, "doctor", "--json").json["findings"]
 
     with engine.begin() as connection:
         for statement in finding["fix"].split("; "):
             connection.execute(text(statement))
 
-    assert outbox(engine, "db", "check").code == 0
+    assert outbox(engine, "doctor").code == 0
     assert outbox(engine, "db", "upgrade").code == 0
 
 
@@ -98,7 +98,7 @@ def test_what_a_revision_makes_is_left_to_it(engine, tmp_path, monkeypatch):
         connection.execute(text("DROP TABLE outbox_dedup"))
     add_revision(tmp_path, monkeypatch)
 
-    found = outbox(engine, "db", "check", "--json").json["findings"]
+    found = outbox(engine, "doctor", "--json").json["findings"]
 
     assert [(each["where"], each["fix"]) for each in found] == [
         ("tables", "run: outbox db upgrade"),
@@ -110,12 +110,12 @@ def test_what_a_revision_makes_is_left_to_it(engine, tmp_path, monkeypatch):
 def test_an_upgrade_restores_the_row_about_it_all_as_the_check_advises(engine):
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM outbox_meta"))
-    (finding,) = outbox(engine, "db", "check", "--json").json["findings"]
+    (finding,) = outbox(engine, "doctor", "--json").json["findings"]
     assert finding["fix"] == "run: outbox db upgrade, or start a worker"
 
     outbox(engine, "db", "upgrade")
 
-    assert outbox(engine, "db", "check").code == 0
+    assert outbox(engine, "doctor").code == 0
 
 
 def test_tables_of_a_newer_version_need_a_newer_library(engine):
@@ -123,7 +123,7 @@ def test_tables_of_a_newer_version_need_a_newer_library(engine):
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
         connection.execute(text("UPDATE outbox_meta SET version = 9999"))
 
-    found, upgraded = outbox(engine, "db", "check", "--json").json["findings"], outbox(engine, "db", "upgrade")
+    found, upgraded = outbox(engine, "doctor", "--json").json["findings"], outbox(engine, "db", "upgrade")
 
     assert [each["fix"] for each in found] == ["install a newer outbox-log"] * 2
     assert (upgraded.code, upgraded.err) == (
@@ -144,7 +144,7 @@ def test_tables_that_an_application_has_begun_to_make_are_refused_in_one_line(em
 
 
 def test_a_check_makes_no_file(empty, tmp_path):
-    assert (outbox(empty, "db", "check").code, list(tmp_path.iterdir())) == (3, [])
+    assert (outbox(empty, "doctor").code, list(tmp_path.iterdir())) == (3, [])
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
@@ -163,7 +163,7 @@ def test_another_number_of_slots_is_the_databases_own_matter(empty, tmp_path):
 
     ended = outbox(empty, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty")
 
-    assert (ended.code, bodies(tmp_path / "out"), outbox(empty, "db", "check").code) == (0, ["1"], 0)
+    assert (ended.code, bodies(tmp_path / "out"), outbox(empty, "doctor").code) == (0, ["1"], 0)
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
@@ -194,7 +194,7 @@ def test_a_consumers_own_database_gets_an_inbox_and_nothing_else(billing):
     with Session(billing) as session, session.begin():
         first = inbox.once(session, Message("orders", b"1"))
     pruned = inbox.prune()
-    checked = [outbox(billing, "db", "check", *only) for only in ([], ["--inbox-only"])]
+    checked = [outbox(billing, "doctor", *only) for only in ([], ["--inbox-only"])]
     status, as_json = outbox(billing, "status", "--check"), outbox(billing, "status", "--json").json
 
     place = label_of(billing.url)
@@ -209,11 +209,11 @@ def test_a_consumers_own_database_gets_an_inbox_and_nothing_else(billing):
 
 
 def test_an_inbox_that_is_damaged_is_found(billing):
-    without = outbox(billing, "db", "check", "--inbox-only", "--json")
+    without = outbox(billing, "doctor", "--inbox-only", "--json")
     outbox(billing, "db", "upgrade", "--inbox-only")
     with billing.begin() as connection:
         connection.execute(text("DROP INDEX outbox_inbox_expires_at"))
-    damaged = [outbox(billing, "db", "check", "--json", *only).json["findings"] for only in ([], ["--inbox-only"])]
+    damaged = [outbox(billing, "doctor", "--json", *only).json["findings"] for only in ([], ["--inbox-only"])]
 
     (missing,) = without.json["findings"]
     assert (missing["where"], "run: outbox db upgrade --inbox-only --database" in missing["fix"]) == (
@@ -247,7 +247,7 @@ def test_an_inbox_becomes_a_whole_outbox_with_what_it_remembers(billing):
     with Session(billing) as session:
         again = Inbox(billing, consumer="billing").once(session, message)
 
-    assert (upgraded.code, outbox(billing, "db", "check").code, again) == (0, 0, False)
+    assert (upgraded.code, outbox(billing, "doctor").code, again) == (0, 0, False)
     assert [each["name"] for each in outbox(billing, "status", "--json").json["subscriptions"]] == ["relay"]
 
 
@@ -259,9 +259,9 @@ def test_an_inbox_beside_an_outbox_is_warned_of(engine):
 
 
 @pytest.mark.parametrize("more", [["--slots", "8"], ["--record-only"]])
-@pytest.mark.parametrize("verb", ["upgrade", "check"])
+@pytest.mark.parametrize("verb", [("db", "upgrade"), ("doctor",)])
 def test_an_inbox_excludes_what_it_does_not_have(empty, verb, more):
-    assert (outbox(empty, "db", verb, "--inbox-only", *more).code, Path(make_url(empty).database or "").exists()) == (
+    assert (outbox(empty, *verb, "--inbox-only", *more).code, Path(make_url(empty).database or "").exists()) == (
         2,
         False,
     )

@@ -83,7 +83,7 @@ def test_every_option_can_be_set_by_the_environment(path):
 
 def test_the_relay_has_no_more_options_than_a_screen_shows():
     """What few users type is said in the file of routes."""
-    assert len([each for each in ALL["relay"].params if isinstance(each, click.Option)]) <= 20
+    assert len([each for each in ALL["relay"].params if isinstance(each, click.Option)]) <= 22
 
 
 def test_a_variable_counts_as_the_option(sqlite_engine):
@@ -128,8 +128,8 @@ def test_an_obvious_mistake_is_told_in_a_line(url, arguments, code, says):
     ("arguments", "said"),
     [
         (["statsu"], "there is no command statsu; did you mean status?"),
-        (["dead", "lsit"], "there is no command lsit; did you mean list?"),
-        (["db", "x"], "there is no command x; there are check, grants, sql, upgrade"),
+        (["parked", "lsit"], "there is no command lsit; did you mean list?"),
+        (["db", "x"], "there is no command x; there are grants, sql, upgrade"),
     ],
 )
 def test_a_mistyped_command_is_told_what_it_is_like(arguments, said):
@@ -173,7 +173,7 @@ def test_missing_tables_are_told_with_what_to_do(tmp_path):
     url = f"sqlite:///{tmp_path / 'x.db'}"
     (tmp_path / "x.db").touch()
 
-    told = [outbox(url, *arguments) for arguments in (["status"], ["dead", "list"], ["purge", "--older-than", "7d"])]
+    told = [outbox(url, *arguments) for arguments in (["status"], ["parked", "list"], ["purge", "--older-than", "7d"])]
 
     assert [(ended.code, ended.err) for ended in told] == [
         (1, f"Error: the outbox tables are not there; run: outbox db upgrade --database {url}\n")
@@ -187,10 +187,11 @@ def test_the_url_of_an_application_may_name_a_driver_for_asyncio(sqlite_engine, 
     assert (ended.code, ended.json["subscriptions"][0]["name"]) == (0, "relay")
 
 
-@pytest.mark.parametrize("driver", ["asyncpg", "psycopg_async", "psycopg"])
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg_async", "psycopg", "psycopg2", "pg8000"])
 def test_that_of_postgresql_too(pg_engine, driver):
     url = pg_engine.url.set(drivername=f"postgresql+{driver}")
-    url = url.update_query_dict({"ssl": "prefer"}) if driver == "asyncpg" else url
+    own = {"ssl": "prefer", "prepared_statement_cache_size": "0"}
+    url = url.update_query_dict(own) if driver == "asyncpg" else url
 
     ended = outbox(url.render_as_string(hide_password=False), "status", "--json")
 

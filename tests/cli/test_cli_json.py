@@ -30,7 +30,7 @@ COMMANDS = {
     "subscriptions backfill": ["relay", "--topics", "fine"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
-    "db check": [],
+    "doctor": [],
     "db upgrade": [],
     "erase": ["--key", "nobody", "--dry-run"],
     "purge": ["--older-than", "0s", "--dry-run"],

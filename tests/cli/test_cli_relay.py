@@ -8,6 +8,8 @@ import sys
 import time
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -261,6 +263,41 @@ def test_a_signal_lets_it_finish_and_give_the_lease_back(engine, tmp_path, numbe
         "relay: stopped; 2 sent",
         False,
         None,
+    )
+
+
+def test_probes_are_answered_while_it_works(sqlite_engine, tmp_path):
+    out, heartbeat = tmp_path / "out", tmp_path / "heartbeat"
+    send(sqlite_engine, "1", "2")
+    options = ("--to", f"file://{out}", "--http", "127.0.0.1:0", "--heartbeat-file", str(heartbeat))
+    with running(sqlite_engine, *options) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[0]
+
+        def ask(path):
+            try:
+                with urlopen(f"{url}{path}", timeout=60) as answer:
+                    return answer.status, answer.read().decode()
+            except HTTPError as error:
+                return error.code, error.read().decode()
+
+        assert eventually(lambda: ask("/readyz") == (200, "ok\n"))
+        assert eventually(lambda: bodies(out) == ["1", "2"])
+        sent = 'messaging_operation_name="send",messaging_system="file",subscription="relay"} 2.0'
+        assert eventually(lambda: sent in ask("/metrics")[1])
+        assert (ask("/livez"), heartbeat.exists()) == ((200, "ok\n"), True)
+
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("option", [("--http", "127.0.0.1:0"), ("--heartbeat-file", "beat")])
+def test_a_run_that_ends_by_itself_has_no_probes(sqlite_engine, option):
+    ended = outbox(sqlite_engine, "relay", "--to", "stdout:", "--until-empty", *option)
+
+    assert (ended.code, ended.err.splitlines()[-1]) == (
+        2,
+        f"Error: {option[0]} and --until-empty exclude each other: nobody watches a short run",
     )
 
 

@@ -75,7 +75,7 @@ def test_numbers_and_short_keys_are_never_parted(shop, terminal, width):
     ids = {str(each["id"]) for each in outbox(shop, "parked", "list", "--json").json["parked"]}
     terminal(width)
 
-    words = outbox(shop, "dead", "list").out.split()
+    words = outbox(shop, "parked", "list").out.split()
 
     assert ids | {"invoice-0", "ID", "ERROR", "ATTEMPTS"} <= set(words)
 

@@ -165,8 +165,7 @@ def test_work_that_ends_its_thread_has_failed():
     assert [type(each) for each in caught.value.exceptions] == [SystemExit] * 2
 
 
-def test_the_end_of_the_last_work_is_noticed_at_once(monkeypatch):
+def test_the_end_of_the_last_work_is_noticed_at_once():
     """Its thread is alive for a moment more; to look again only later would make each end a second long."""
-    monkeypatch.setattr("outbox.relay.supervisor._LOOK_SECONDS", 3600)
     for _ in range(200):
-        Supervisor([Working()], pause=None).until_empty()
+        assert list(Supervisor([Working()], pause=None).running("empty", look=3600)) == []

@@ -1,4 +1,4 @@
-"""What senders lean on inside their drivers: attributes and methods that no documentation promises.
+"""What the outbox and its senders lean on inside drivers: attributes and methods that no documentation promises.
 
 A new version of a driver is tried here before the upper bound in pyproject.toml is raised.
 """
@@ -10,17 +10,20 @@ import tomllib
 from importlib.metadata import version
 
 import aiormq
+import asyncpg
 import psycopg
 import pytest
 from aiormq.abc import ChannelFrame
+from asyncpg.transaction import Transaction
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
+from pg8000.core import CoreConnection
 from redis import Redis
 from redis.connection import AbstractConnection, DefaultParser
 
 from tests.support.pages import TOP
 
-#: Each driver that a sender imports, and the extra that brings it; the library itself brings psycopg.
+#: Each driver that a sender or a writer uses, and the extra that brings it; the library itself brings psycopg.
 DRIVERS = {
     "nats-py": "nats",
     "confluent-kafka": "kafka",
@@ -31,6 +34,8 @@ DRIVERS = {
     "aiormq": "rabbitmq",
     "pamqp": "rabbitmq",
     "psycopg": "",
+    "asyncpg": "asyncpg",
+    "pg8000": "pg8000",
 }
 
 
@@ -47,6 +52,20 @@ def test_a_driver_is_declared_with_an_upper_bound_above_what_is_installed(driver
 
 def numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"[0-9]+", text)]
+
+
+def test_asyncpg():
+    """A transaction commits by the `execute` of its connection, which the connection knows it by."""
+    assert {"_top_xact"} <= set(asyncpg.Connection.__slots__)
+    assert "_connection" in Transaction.__mro__[1].__slots__
+    source = inspect.getsource(Transaction)
+    assert "await self._connection.execute(query)" in source
+    assert "query = 'COMMIT;'" in source
+
+
+def test_pg8000():
+    """It keeps the letter that the server ends each answer with, and forgets nothing of it."""
+    assert "self._transaction_status = data" in inspect.getsource(CoreConnection.handle_READY_FOR_QUERY)
 
 
 def test_nats_py():

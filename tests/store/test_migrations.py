@@ -287,7 +287,7 @@ def test_an_upgrade_refuses_tables_that_are_not_complete_and_changes_nothing(emp
     assert str(refused.value) == (
         "`outbox db upgrade` did not make the outbox tables that are there, and cannot take them over as they are:"
         " index outbox_parked_request is missing; outbox_subscription.topics is missing. Nothing was changed; to see"
-        " what to do about each, run: outbox db check"
+        " what to do about each, run: outbox doctor"
     )
     assert (definitions(empty), migrate.current_revision(empty)) == (before, None)
 
@@ -296,7 +296,7 @@ def test_an_upgrade_names_some_of_many_differences(empty_pg):
     do(empty_pg, "CREATE SCHEMA app")
     do(empty_pg, "CREATE TABLE app.outbox_meta (one int)")
 
-    with pytest.raises(SchemaError, match=r"missing; and \d+ more\. Nothing .* outbox db check --schema app$"):
+    with pytest.raises(SchemaError, match=r"missing; and \d+ more\. Nothing .* outbox doctor --schema app$"):
         migrate.upgrade(empty_pg, "app")
 
 

@@ -67,7 +67,7 @@ def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine
 
     assert str(raised.value) == (
         "relay: message 1 of the log cannot be parked, because another message is parked under this id; nothing was"
-        " settled. Ids are given out again when the log was truncated or its sequence restored: run outbox db check,"
+        " settled. Ids are given out again when the log was truncated or its sequence restored: run outbox doctor,"
         " which says how to mend the sequence. Then replay or discard the parked message (outbox parked show 1 --name"
         " relay); the worker goes on when it is gone"
     )
@@ -90,7 +90,7 @@ def test_ids_that_are_given_out_again_and_reach_the_position_stop_the_relay(sqli
     before = settled(sqlite_engine)
 
     for _ in range(2):
-        with pytest.raises(DatabaseError, match=r"relay: it has passed message 3 .* run outbox db check, which says"):
+        with pytest.raises(DatabaseError, match=r"relay: it has passed message 3 .* run outbox doctor, which says"):
             relay_to(destination, outbox).until_empty()
     with closing(outbox.database.open()) as channel:
         (finding,) = findings(channel)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, closing, contextmanager
 from typing import Any
 
+import asyncpg
 import psycopg
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
@@ -73,6 +74,17 @@ async def an_async_connection(engine: AsyncEngine) -> AsyncIterator[AsyncConnect
 async def an_async_psycopg_connection(engine: AsyncEngine, **options: Any) -> AsyncIterator[psycopg.AsyncConnection]:
     """The driver's own connection, awaited."""
     connection = await psycopg.AsyncConnection.connect(conninfo_of(engine.url), **options)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def an_asyncpg_connection(engine: AsyncEngine, **_: Any) -> AsyncIterator[asyncpg.Connection]:
+    """The other driver's own connection, awaited; without a transaction, since that is how it begins."""
+    url = engine.url.set(drivername="postgresql")
+    connection = await asyncpg.connect(url.render_as_string(hide_password=False))
     try:
         yield connection
     finally:

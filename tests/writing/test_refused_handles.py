@@ -5,21 +5,34 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
-from types import SimpleNamespace
 from typing import Any
 
+import asyncpg
 import psycopg
 import pytest
-from sqlalchemy import Engine
+import sqlalchemy
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import NullPool
 
-from outbox import DatabaseError, Message, Outbox
-from tests.support.handles import ASYNC_HANDLES, HANDLES, a_psycopg_connection, an_async_psycopg_connection, awaited
+from outbox import DatabaseError, Message, NoTransactionError, Outbox, TransactionAbortedError
+from tests.support.handles import (
+    ASYNC_HANDLES,
+    HANDLES,
+    a_psycopg_connection,
+    an_async_psycopg_connection,
+    awaited,
+    conninfo_of,
+)
 from tests.support.readers import bodies
 
 BLOCKING = "takes a Session, a scoped_session, a Connection or a psycopg Connection, not "
-AWAITED = "takes an AsyncSession, an async_scoped_session, an AsyncConnection or a psycopg AsyncConnection, not "
+AWAITED = (
+    "takes an AsyncSession, an async_scoped_session, an AsyncConnection, a psycopg AsyncConnection or an asyncpg"
+    " Connection, not "
+)
 CALL_IT = "; call it to get a session"
 BEGIN = "; begin a transaction: with outbox.begin() as session"
 ABEGIN = "; begin a transaction: async with outbox.abegin() as session"
@@ -36,7 +49,7 @@ WRONG: dict[str, tuple[Callable[[Engine], Any], str]] = {
     "an async class": (lambda _: AsyncSession, "the class AsyncSession"),
     "another driver's connection": (
         lambda _: sqlite3.connect(":memory:"),
-        "sqlite3.Connection; of the drivers' own connections only psycopg's can be used",
+        "sqlite3.Connection; of the drivers' own connections only those of psycopg and asyncpg can be used",
     ),
 }
 
@@ -102,7 +115,7 @@ def test_a_handle_on_another_kind_of_database_is_refused(pg_engine, sqlite_engin
         here.send(session, "orders", b"")
     with (
         a_psycopg_connection(pg_engine) as connection,
-        pytest.raises(DatabaseError, match="the outbox is on sqlite, a psycopg connection is to PostgreSQL"),
+        pytest.raises(DatabaseError, match="the outbox is on sqlite, a connection of psycopg is to PostgreSQL"),
     ):
         here.send(connection, "orders", b"")
 
@@ -125,15 +138,64 @@ def test_a_connection_that_is_closed_is_the_driver_s_error(pg_engine):
             outbox.send(connection, "orders", b"")
 
 
-def test_a_driver_that_does_not_tell_of_failures_is_refused_with_the_url_that_works():
-    """No driver is needed for that, and no password is told."""
-    driver = SimpleNamespace(paramstyle="numeric_dollar", __version__="0.30")
-    engine = create_async_engine("postgresql+asyncpg://ann:secret@db1:5433/shop?ssl=require", module=driver)
+def test_asyncpg_s_own_connection_needs_a_transaction_and_a_database_of_its_kind(pg_engine, sqlite_engine):
+    """Outside of `connection.transaction()` every statement is committed. A connection of a pool is one, too."""
+    outbox, elsewhere = Outbox(pg_engine), Outbox(sqlite_engine)
+
+    async def scenario() -> None:
+        async with asyncpg.create_pool(conninfo_of(pg_engine.url), min_size=1) as pool, pool.acquire() as connection:
+            with pytest.raises(NoTransactionError, match="or begin a transaction"):
+                await outbox.asend(connection, "orders", b"")
+            with pytest.raises(DatabaseError, match="on sqlite, a connection of asyncpg is to PostgreSQL"):
+                await elsewhere.asend(connection, "orders", b"")
+            async with connection.transaction():
+                await outbox.asend(connection, "orders", b"1")
+                await outbox.asend_all(connection, [Message("orders", b"2", key="k"), Message("orders", b"3")])
+
+    asyncio.run(scenario())
+
+    assert bodies(pg_engine) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    "error", ["a statement of SQLAlchemy's", "a statement of the driver's own", "a cancelled task"]
+)
+def test_no_error_on_asyncpg_is_overlooked_at_the_commit(pg_engine, error):
+    """The server's answer to COMMIT counts, whoever made the transaction fail. A cancelled one ends the connection."""
+    engine = create_async_engine(pg_engine.url.set(drivername="postgresql+asyncpg"), poolclass=NullPool)
+    outbox = Outbox(engine)
+
+    async def scenario() -> None:
+        async with AsyncSession(engine) as session, session.begin():
+            await outbox.asend(session, "orders", b"")
+            if error == "a cancelled task":
+                with pytest.raises(asyncio.CancelledError):
+                    task: Any = asyncio.current_task()
+                    asyncio.get_running_loop().call_later(0.1, task.cancel)
+                    await session.execute(text("SELECT pg_sleep(60)"))
+            elif error == "a statement of SQLAlchemy's":
+                with pytest.raises(DBAPIError):
+                    await session.execute(text("SELECT 1/0"))
+            else:
+                pooled: Any = await (await session.connection()).get_raw_connection()
+                with pytest.raises(asyncpg.DivisionByZeroError):
+                    await pooled.driver_connection.fetch("SELECT 1/0")
+
+    with pytest.raises(PendingRollbackError if error == "a cancelled task" else TransactionAbortedError):
+        asyncio.run(scenario())
+
+    assert bodies(pg_engine) == []
+
+
+def test_a_driver_that_nobody_knows_is_refused_with_the_url_that_works():
+    """No password is told."""
+    engine = sqlalchemy.create_engine("postgresql+psycopg://ann:secret@db1:5433/shop?sslmode=require")
+    engine.dialect.driver = "psycopg2cffi"
 
     with pytest.raises(DatabaseError) as raised:
         Outbox(engine)
 
     assert str(raised.value) == (
-        "asyncpg does not tell whether a transaction failed; write the engine's URL as"
+        "the driver psycopg2cffi is not known to tell whether a transaction failed; write the engine's URL as"
         " postgresql+psycopg://db1:5433/shop"
     )

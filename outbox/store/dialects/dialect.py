@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, MetaData
+from sqlalchemy import URL, Connection, Engine, MetaData
 
 from outbox.model.lease import Partition
 from outbox.store.dialects.filtering import Filtering
@@ -226,13 +226,15 @@ class Locks:
 class Driving:
     """The drivers of a database, and connections by them."""
 
-    #: SQLAlchemy's name for this database with the driver that blocks, for threads of our own.
-    blocking: str
-    #: The drivers of SQLAlchemy that `commits_every_statement` and `is_aborted` know.
+    #: Makes an application's URL the URL of the driver for threads of our own, which blocks.
+    blocking_url: Callable[[URL], URL]
+    #: The drivers of SQLAlchemy that the next three functions know.
     names: frozenset[str]
-    #: Return whether a driver's connection commits every statement by itself; and whether COMMIT would roll back.
+    #: Return whether a driver's connection commits every statement by itself; and whether COMMIT will roll back.
     commits_every_statement: Callable[[Any], bool]
     is_aborted: Callable[[Any], bool]
+    #: Calls a function that commits a connection of SQLAlchemy's; returns False if the database has rolled back.
+    commit: Callable[[Callable[[], None], Any], bool]
     #: Opens a channel, given an engine and the name of the wake-ups.
     connect: Callable[[Engine, str], DriverChannel]
     #: True if the statements of `rows_of_last` are sent at once, and are a transaction of their own.
@@ -258,6 +260,8 @@ class Errors:
     locked: Callable[[Exception], bool]
     #: Our tables are not there.
     missing_table: Callable[[Exception], bool]
+    #: An earlier statement of the transaction has failed.
+    in_failed_transaction: Callable[[Exception], bool]
     #: A table, a column or an index cannot be made because it is there.
     already_there: Callable[[Exception], bool]
 
@@ -299,6 +303,15 @@ class Home:
     wal: WriteAheadLog | None
     #: None where a copied log keeps the ids that it has.
     restore: Restore | None
+    #: Returns why no outbox can be on the server, and the fix; None: it can. Given what reads the value of a query, and
+    #: the name of the log.
+    why_foreign: Callable[[Callable[[str], Any], str], tuple[str, str] | None]
+    #: Reads the process of the server that has the connection; None where there is no server.
+    backend: str | None
+    #: Finds what is wrong with the server, its settings and other sessions.
+    check_server: Callable[[Connection], Iterator[Finding]]
+    #: Finds the rights that a role lacks for its tasks, in the schema of the tables; None where there are no roles.
+    check_rights: Callable[[Connection, str | None, str, Sequence[str]], Iterator[Finding]] | None
     #: Finds what is wrong with the tables in ways of this database only, given the names of those that are there.
     check_tables: Callable[[Connection, MetaData, Collection[str]], Iterator[Finding]]
     #: Finds what is wrong with the ids that it will draw, given the column with the highest id, and that id.
@@ -333,9 +346,14 @@ def slots_of(partition: Partition | None) -> dict[str, int]:
 
 
 def driver_of(connection: Connection) -> Any:
-    """Return the driver's connection, also of a connection that was detached from its pool."""
-    dbapi_connection = connection.connection.dbapi_connection
-    return None if dbapi_connection is None else connection.dialect.get_driver_connection(dbapi_connection)
+    """Return the driver's connection, also of a connection that was detached from its pool; of asyncpg SQLAlchemy's.
+
+    asyncpg's own connection learns of a transaction only with the first statement.
+    """
+    found = connection.connection.dbapi_connection
+    if found is None or connection.dialect.driver == "asyncpg":
+        return found
+    return connection.dialect.get_driver_connection(found)
 
 
 def connects_by_url(engine: Engine) -> bool:

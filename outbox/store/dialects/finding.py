@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A defect: the place, the problem, and the fix."""
+    """A defect: the place, the problem, the fix, and the evidence where the problem alone does not show it."""
 
     where: str
     problem: str
     fix: str
+    evidence: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.problem}; {self.fix}"
+        evidence = "" if self.evidence is None else f" ({self.evidence})"
+        return f"{self.where}: {self.problem}{evidence}; {self.fix}"
 
 
 def given_again(drawn: int, where: str, highest: int, fix: str) -> Iterator[Finding]:

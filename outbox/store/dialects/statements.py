@@ -99,12 +99,15 @@ def executor(connection: Connection | psycopg.Connection[Any]) -> Execute:
     return _on_core(connection) if isinstance(connection, Connection) else _on_psycopg(connection)
 
 
-def async_executor(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
-    """Return the function that executes statements on this connection of psycopg.
+def async_executor(connection: Any) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
+    """Return the function that executes statements on this connection of psycopg or asyncpg.
 
     For an async connection of SQLAlchemy use `executor` with its blocking inner connection.
     """
+    return _on_async_psycopg(connection) if isinstance(connection, psycopg.AsyncConnection) else _on_asyncpg(connection)
 
+
+def _on_async_psycopg(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
     async def execute(statement: Statement) -> Sequence[Row]:
         # The connection's own cursor class may want other parameters and give other rows.
         cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
@@ -114,15 +117,27 @@ def async_executor(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statem
     return execute
 
 
+def _on_asyncpg(connection: Any) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
+    async def execute(statement: Statement) -> Sequence[Row]:
+        text, values = _with_numbers(statement)
+        if statement.returns:
+            return [tuple(row) for row in await connection.fetch(text, *values)]
+        # "INSERT 0 3"
+        answer: str = await connection.execute(text, *values)
+        return [(int(answer.rpartition(" ")[2]),)] if statement.counts else ()
+
+    return execute
+
+
 def _on_core(connection: Connection) -> Execute:
-    past_the_compiler = connection.dialect.paramstyle == "pyformat"
+    styled = _STYLES.get(connection.dialect.paramstyle)
 
     def execute(statement: Statement) -> Sequence[Row]:
-        if not past_the_compiler:
+        if styled is None:
             result = connection.execute(_text(statement.sql), statement.parameters)
             return result.all() if statement.returns else _counted(statement, result)
         # SQLAlchemy's compiler would cost as much as everything else that `send` does.
-        result = connection.exec_driver_sql(pyformat(statement.sql), statement.bound)
+        result = connection.exec_driver_sql(*styled(statement))
         if not statement.returns:
             return _counted(statement, result)
         # Rows as the driver gives them, because making SQLAlchemy's rows costs a tenth of the whole statement.
@@ -161,3 +176,22 @@ def _text(sql: str) -> TextClause:
 def pyformat(statement: str) -> str:
     """Return a statement with its `:name` parameters in the style of psycopg, `%(name)s`."""
     return _PARAMETER.sub(r"%(\1)s", statement.replace("%", "%%"))
+
+
+@lru_cache(maxsize=512)
+def _numbered(statement: str) -> tuple[str, tuple[str, ...]]:
+    """Return a statement with its `:name` parameters in the style of asyncpg, `$1`, and their names in that order."""
+    names = tuple(dict.fromkeys(_PARAMETER.findall(statement)))
+    return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement), names
+
+
+def _with_numbers(statement: Statement) -> tuple[str, tuple[Any, ...]]:
+    text, names = _numbered(statement.sql)
+    return text, tuple(statement.bound[name] for name in names)
+
+
+#: How a driver takes a statement, by its style of parameters.
+_STYLES: dict[str, Callable[[Statement], tuple[str, Any]]] = {
+    "pyformat": lambda statement: (pyformat(statement.sql), statement.bound),
+    "numeric_dollar": _with_numbers,
+}

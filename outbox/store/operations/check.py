@@ -1,10 +1,12 @@
-"""The check of a database: finds all differences between the outbox and this version's tables."""
+"""The check of a database: finds all that is wrong with the server, and with the tables for this version."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -27,6 +29,7 @@ from outbox.model.slots import slot_of
 from outbox.schema import VERSION, Tables, tables
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding
+from outbox.store.dialects.statements import Sql
 from outbox.store.identity import is_elsewhere, stored_identity
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.progress import ProgressLog
@@ -39,6 +42,10 @@ _MARK = "outbox_progress.last_message"
 NEWER = "install a newer outbox-log"
 _MOST_SLOTS = 32_767
 _SAMPLED = 1_000
+#: Clocks that NTP sets differ by milliseconds.
+_MOST_AHEAD = timedelta(seconds=5)
+#: A pooler may give a session the same process again by chance.
+_POOLER_LOOKS = 5
 
 
 #: The newest messages with a key, among a bounded number of rows by primary key.
@@ -58,6 +65,9 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
     yet, which is then the fix for what is missing.
     """
     database = channel.database
+    foreign = database.dialect.home.why_foreign(lambda query: channel.rows(Sql(query))[0][0], database.names["message"])
+    if foreign is not None:
+        return [Finding("server", *foreign)]
     with database.engine.connect() as connection:
         present = tables_there(connection, tables_of(database))
         if not present:
@@ -226,6 +236,10 @@ def _of_progress(channel: Channel) -> Iterator[Finding]:
 
 
 def _of_server(channel: Channel) -> Iterator[Finding]:
+    with channel.database.engine.connect() as connection:
+        yield from channel.database.dialect.home.check_server(connection)
+    yield from _of_clock(channel)
+    yield from _of_pooler(channel)
     try:
         Log().now(channel)
     except DatabaseError as error:
@@ -235,6 +249,36 @@ def _of_server(channel: Channel) -> Iterator[Finding]:
         # On SQLite there is no position without the log; the missing table is a finding already.
         if not channel.database.dialect.errors.missing_table(error):
             raise
+
+
+def _of_clock(channel: Channel) -> Iterator[Finding]:
+    """Find clocks that differ: moments of messages come from applications, and the database compares."""
+    before, here, after = datetime.now(UTC), channel.now(), datetime.now(UTC)
+    ahead = max(before - here, here - after)
+    if ahead > _MOST_AHEAD:
+        evidence = f"{before:%Y-%m-%d %H:%M:%S} here, {here:%Y-%m-%d %H:%M:%S} there"
+        problem = "of this machine differs from that of the database, so delayed messages come too early or too late"
+        yield Finding("clock", problem, "let NTP set both clocks", evidence)
+
+
+def _of_pooler(channel: Channel) -> Iterator[Finding]:
+    """Find a pooler that gives each transaction another session, where LISTEN and settings do not last."""
+    backend = channel.database.dialect.home.backend
+    if backend is None:
+        return
+    with closing(channel.database.open()) as other:
+        for _ in range(_POOLER_LOOKS):
+            ((mine,),) = channel.rows(backend)
+            with other.transaction():
+                ((its,),) = other.rows(backend)
+                # Another session has the process now, or this one has another: the process is not the session's own.
+                now = mine if mine == its else channel.rows(backend)[0][0]
+            if mine == its or now != mine:
+                problem = "go through a pooler in transaction mode, where LISTEN and settings do not last"
+                fix = "give workers and commands the URL of the server itself, or of a pooler in session mode"
+                evidence = f"two connections had process {mine} of the server" if mine == its else f"{mine}, then {now}"
+                yield Finding("connections", problem, fix, evidence)
+                return
 
 
 def _of_meta(channel: Channel, slots: int | None, *, log_is_there: bool) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outbox.store import identity
 from outbox.store.database import Channel
+from outbox.store.dialects.statements import Sql
 from outbox.store.log.log import Log
 
 
@@ -13,8 +14,9 @@ def ensure_outbox(channel: Channel) -> None:
     Raises:
         StandbyError: the server is a standby.
         SchemaError: the tables are missing, or of another version.
-        DatabaseError: the database is a copy.
+        DatabaseError: the database is a copy, or spreads over several servers.
     """
+    channel.database.require_native(lambda query: channel.rows(Sql(query))[0][0])
     with channel.database.explained():
         # First of all, because a standby would answer a write with an error that looks like an outage.
         Log().now(channel)

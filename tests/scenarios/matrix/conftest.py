@@ -3,6 +3,7 @@
 import shutil
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from sqlalchemy import make_url
 
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
-from tests.scenarios.matrix.homes import MAKES, Home
+from tests.scenarios.matrix.homes import DRIVERS, MAKES, Home
 from tests.support.orders import Base
 
 
@@ -36,6 +37,9 @@ def homes(pg_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathF
         shutil.copy(sqlite_template, path)
         urls[name] = f"sqlite:///{path}"
     homes = {name: Home(make_url(url), MAKES[name], sqlalchemy.create_engine(url)) for name, url in urls.items()}
+    for driver in DRIVERS:
+        url = make_url(pg_url).set(drivername=f"postgresql+{driver}")
+        homes[driver] = replace(homes["postgresql"], url=url)
     for home in homes.values():
         Base.metadata.create_all(home.observer)
     yield homes

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
+import asyncpg
 import psycopg
 import pytest
 from sqlalchemy import Engine, event, text
@@ -84,7 +85,7 @@ class Held:
 
     async def fail(self) -> None:
         """A statement that is an error."""
-        with pytest.raises((DBAPIError, psycopg.Error)):
+        with pytest.raises((DBAPIError, psycopg.Error, asyncpg.PostgresError)):
             await self.execute(_NO_SUCH_TABLE)
 
     async def execute(self, statement: str) -> None:
@@ -312,6 +313,47 @@ class Driver(Held):
     async def rollback(self) -> None:
         """Roll back what is open."""
         await settled(self.raw.tpc_rollback() if self.two_phase else self.raw.rollback())
+
+
+class Asyncpg(Driver):
+    """asyncpg's own connection, in a transaction from its first statement on."""
+
+    def __init__(self, raw: Any, outbox: Outbox, **options: Any) -> None:
+        super().__init__(raw, outbox, **options)
+        self._transaction: Any = None
+
+    async def book(self, customer: str) -> None:
+        """Write a row."""
+        await self._begun()
+        await self.raw.execute("INSERT INTO orders (customer) VALUES ($1)", customer)
+
+    async def send(self, body: str, **fields: Any) -> UUID:
+        """Send a message; its id."""
+        await self._begun()
+        return await super().send(body, **fields)
+
+    async def _begun(self) -> None:
+        if self._transaction is None and not self._blocks:
+            self._transaction = self.raw.transaction()
+            await self._transaction.start()
+
+    async def execute(self, statement: str) -> None:
+        """Any statement."""
+        await self._begun()
+        await self.raw.execute(statement)
+
+    async def commit(self) -> None:
+        """Commit what is open."""
+        await self._end("commit")
+
+    async def rollback(self) -> None:
+        """Roll back what is open."""
+        await self._end("rollback")
+
+    async def _end(self, verb: str) -> None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            await getattr(transaction, verb)()
 
 
 def play(scenario: Callable[[Any], Awaitable[None]], held: Any, *, awaited: bool) -> None:

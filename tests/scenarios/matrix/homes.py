@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,18 +16,30 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import NullPool
 
 from outbox import Outbox, create_engine
-from tests.scenarios.matrix.held import Core, Driver, Held, Orm, play
+from tests.scenarios.matrix.held import Asyncpg, Core, Driver, Held, Orm, play
+from tests.scenarios.matrix.table import Scenario
 from tests.support.handles import (
     ASYNC_HANDLES,
     HANDLES,
     a_psycopg_connection,
     an_async_psycopg_connection,
+    an_asyncpg_connection,
 )
 
 #: A scenario is for an ordinary handle, or for one of these.
 Setting = str
 
-_AWAITED_DRIVERS = {"postgresql": "postgresql+psycopg_async", "sqlite": "sqlite+aiosqlite"}
+_AWAITED_DRIVERS = {"postgresql+psycopg": "postgresql+psycopg_async", "sqlite": "sqlite+aiosqlite"}
+#: Other drivers for the same server, and the ways to hold a transaction that they are played with.
+DRIVERS = {"psycopg2": ("Session", "Connection"), "pg8000": ("Session", "Connection")} | {
+    "asyncpg": ("AsyncSession", "AsyncConnection", "asyncpg")
+}
+#: What a driver, or SQLAlchemy with it, does not do by itself.
+_NOT_THERE = {
+    *(("pg8000", kind, "two_phase") for kind in DRIVERS["pg8000"]),
+    *(("asyncpg", kind, "two_phase") for kind in DRIVERS["asyncpg"]),
+    ("asyncpg", "asyncpg", "autocommit"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,8 @@ class Home:
         if not awaited:
             return self.make(self.url)
         # No pool: connections belong to an event loop, and each test has one of its own.
-        inner = self.make(self.url.set(drivername=_AWAITED_DRIVERS[self.url.get_backend_name()]), poolclass=NullPool)
+        name = self.url.drivername
+        inner = self.make(self.url.set(drivername=_AWAITED_DRIVERS.get(name, name)), poolclass=NullPool)
         return AsyncEngine(inner)
 
     def empty(self) -> None:
@@ -93,7 +106,7 @@ class Kind:
         two_phase = setting == "two_phase"
         options: dict[str, Any] = {}
         if setting == "autocommit":
-            if self.held is Driver:
+            if issubclass(self.held, Driver):
                 options["autocommit"] = True
             else:
                 engine = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -130,6 +143,15 @@ class Kind:
 
 _POSTGRESQL = frozenset(("postgresql",))
 
+
+def databases_of(scenario: Scenario, kind: str) -> Iterator[str]:
+    """The names of the homes in which a scenario is played with a kind of handle."""
+    yield from sorted(scenario.databases & KINDS[kind].on)
+    if "postgresql" in scenario.databases:
+        drivers = [driver for driver, kinds in DRIVERS.items() if kind in kinds]
+        yield from (each for each in drivers if (each, kind, scenario.setting) not in _NOT_THERE)
+
+
 KINDS = {
     "Session": Kind(HANDLES["Session"], Orm),
     "scoped_session": Kind(HANDLES["scoped_session"], Orm),
@@ -139,6 +161,7 @@ KINDS = {
     "async_scoped_session": Kind(ASYNC_HANDLES["async_scoped_session"], Orm, awaited=True),
     "AsyncConnection": Kind(ASYNC_HANDLES["AsyncConnection"], Core, awaited=True),
     "psycopg_async": Kind(an_async_psycopg_connection, Driver, awaited=True, on=_POSTGRESQL),
+    "asyncpg": Kind(an_asyncpg_connection, Asyncpg, awaited=True, on=frozenset()),
 }
 MAKES: dict[str, Callable[..., Engine]] = {
     "postgresql": create_engine,

@@ -8,7 +8,7 @@ from typing import Any
 
 SESSIONS = frozenset(("Session", "scoped_session", "AsyncSession", "async_scoped_session"))
 CONNECTIONS = frozenset(("Connection", "AsyncConnection"))
-DRIVERS = frozenset(("psycopg", "psycopg_async"))
+DRIVERS = frozenset(("psycopg", "psycopg_async", "asyncpg"))
 SQLALCHEMY = SESSIONS | CONNECTIONS
 ALL = SQLALCHEMY | DRIVERS
 

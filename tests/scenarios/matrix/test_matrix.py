@@ -7,7 +7,7 @@ business, with the rows that the scenario says it leaves.
 import pytest
 
 from outbox import Outbox
-from tests.scenarios.matrix.homes import KINDS, Home
+from tests.scenarios.matrix.homes import KINDS, Home, databases_of
 from tests.scenarios.matrix.playing import left_by
 from tests.scenarios.matrix.scenarios import SCENARIOS
 from tests.scenarios.matrix.table import Scenario
@@ -18,7 +18,7 @@ CASES = [
     pytest.param(scenario, kind, database, id=f"{scenario.name}-{kind}-{database}")
     for scenario in SCENARIOS
     for kind in sorted(scenario.handles)
-    for database in sorted(scenario.databases & KINDS[kind].on)
+    for database in databases_of(scenario, kind)
 ]
 
 

@@ -73,6 +73,11 @@ def blind_to_failures(engine: Engine) -> Outbox:
     return Outbox(engine, dialect=varied(POSTGRESQL, is_aborted=lambda _driver: False))
 
 
+def deaf_to_rollbacks(engine: Engine) -> Outbox:
+    """Does not hear what the server answers to a COMMIT."""
+    return Outbox(engine, dialect=varied(POSTGRESQL, commit=lambda commit, _connection: commit() is None))
+
+
 def content_with_autocommit(engine: Engine) -> Outbox:
     """Does not ask whether there is a transaction."""
     return Outbox(engine, dialect=varied(POSTGRESQL, commits_every_statement=lambda _driver: False))
@@ -95,7 +100,10 @@ TWINS: list[tuple[Callable[[Any], Outbox], str, str, str]] = [
     (WithoutFlush, "a_keyed_message_takes_its_object_along", "scoped_session", "sqlite"),
     (blind_to_failures, "a_failed_transaction_does_not_pretend_to_commit", "AsyncSession", "postgresql"),
     (blind_to_failures, "a_failed_block_does_not_pretend_to_commit", "Connection", "postgresql"),
+    (blind_to_failures, "a_failed_block_does_not_pretend_to_commit", "Session", "psycopg2"),
+    (deaf_to_rollbacks, "a_failed_transaction_does_not_pretend_to_commit", "AsyncSession", "asyncpg"),
     (content_with_autocommit, "autocommit_is_refused", "Session", "postgresql"),
+    (content_with_autocommit, "autocommit_is_refused", "AsyncConnection", "asyncpg"),
     (content_with_autocommit, "autocommit_is_refused", "psycopg_async", "postgresql"),
     (trusting_the_driver, "three_deep_all_released_then_rollback", "Connection", "plain_sqlite"),
     (trusting_the_driver, "savepoint_first_and_released_then_rollback", "AsyncSession", "plain_sqlite"),

@@ -37,10 +37,13 @@ from outbox.store.dialects.dialect import (
     Writes,
     connects_by_url,
 )
+from outbox.store.dialects.postgresql import drivers
 from outbox.store.dialects.postgresql.append import append
 from outbox.store.dialects.postgresql.check import check_ids, check_tables
 from outbox.store.dialects.postgresql.filtering import FILTERING
+from outbox.store.dialects.postgresql.grants import check_rights
 from outbox.store.dialects.postgresql.restore import RESTORE
+from outbox.store.dialects.postgresql.server import check_server, why_foreign
 from outbox.store.dialects.statements import Parameters, Row, pyformat
 
 #: Our settings, whatever the role's defaults are. They are set once on a connection of our own. Per transaction they
@@ -358,31 +361,14 @@ def _like(pattern: str) -> str:
     return pattern.replace("%", r"\%").replace("_", r"\_").replace(ANYTHING, "%")
 
 
-def is_aborted(driver: Any) -> bool:
-    """Return whether COMMIT would be answered with ROLLBACK; libpq knows that without a round trip."""
-    return _status(driver) == psycopg.pq.TransactionStatus.INERROR
-
-
-def commits_every_statement(driver: Any) -> bool:
-    """Return whether the connection commits every statement: it is in autocommit, and in no transaction now.
-
-    The flag alone is not enough, because `transaction()` in autocommit opens a transaction.
-    """
-    return bool(driver.autocommit) and _status(driver) == psycopg.pq.TransactionStatus.IDLE
-
-
-def _status(driver: Any) -> int:
-    # psycopg makes a new `info` object at every access; psycopg2 has only `info`.
-    status: int = (driver.pgconn if hasattr(driver, "pgconn") else driver.info).transaction_status
-    return status
-
-
 def _location(found: Any) -> Location | None:
     """Return the place that libpq is asked for, or was; None where the application or a service file decides it.
 
     None also where no database is named: libpq then takes the one with the name of the user.
     """
     if not isinstance(found, Engine):
+        if not hasattr(found, "info"):
+            return None
         return Location(found.info.dbname, frozenset([(found.info.host, str(found.info.port))]))
     asked: dict[str, Any] = {
         option.keyword.decode(): option.val.decode()
@@ -471,10 +457,11 @@ DIALECT = Dialect(
         check_now="SET CONSTRAINTS ALL IMMEDIATE",
     ),
     driving=Driving(
-        blocking="postgresql+psycopg",
-        names=frozenset(("psycopg", "psycopg_async", "psycopg2")),
-        commits_every_statement=commits_every_statement,
-        is_aborted=is_aborted,
+        blocking_url=drivers.blocking_url,
+        names=drivers.NAMES,
+        commits_every_statement=drivers.commits_every_statement,
+        is_aborted=drivers.is_aborted,
+        commit=drivers.commit,
         connect=PostgresChannel,
         sends_together=True,
         notifies=True,
@@ -484,9 +471,10 @@ DIALECT = Dialect(
     ),
     errors=Errors(
         transient=_transient,
-        locked=lambda error: isinstance(error, psycopg.errors.LockNotAvailable),
-        missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName),
-        already_there=lambda error: isinstance(error, psycopg.errors.DuplicateTable | psycopg.errors.DuplicateColumn),
+        locked=lambda error: drivers.state_of(error) == "55P03",
+        missing_table=lambda error: drivers.state_of(error) in ("42P01", "3F000"),
+        already_there=lambda error: drivers.state_of(error) in ("42P07", "42701"),
+        in_failed_transaction=lambda error: drivers.state_of(error) == "25P02",
     ),
     home=Home(
         identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"
@@ -499,6 +487,10 @@ DIALECT = Dialect(
             flush="SELECT pg_logical_emit_message(true, 'outbox', '')::text",
         ),
         restore=RESTORE,
+        why_foreign=why_foreign,
+        backend="SELECT pg_backend_pid()",
+        check_server=check_server,
+        check_rights=check_rights,
         check_tables=check_tables,
         check_ids=check_ids,
     ),

@@ -1,13 +1,15 @@
-"""The least rights of each kind of process, as the GRANTs of PostgreSQL."""
+"""The least rights of each kind of process on PostgreSQL: as GRANTs, and compared with those of a role."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from sqlalchemy import Connection, text
 from sqlalchemy.dialects import postgresql
 
 from outbox.schema import PREFIX, tables
+from outbox.store.dialects.finding import Finding
 
 _READ, _GROW = ("SELECT",), ("SELECT", "INSERT")
 _KEEP = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -15,8 +17,8 @@ _KEEP = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _EXPIRE = ("SELECT", "UPDATE", "DELETE")
 #: Columns of the log that only the server fills: a wrong number in one of them would hide the row from every reader.
 _DRAWN = ("id", "xact_id")
-_FILLED = ", ".join(each.name for each in tables().message.columns if each.name not in _DRAWN)
-_APPEND = f"INSERT ({_FILLED})"
+_FILLED = tuple(each.name for each in tables().message.columns if each.name not in _DRAWN)
+_APPEND = f"INSERT ({', '.join(_FILLED)})"
 _ORDER = ("SELECT", _APPEND, "INSERT", "UPDATE", "DELETE")
 
 #: The rights by the name of a process or of its task, each by the name of the table.
@@ -62,19 +64,71 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
+#: Of rights on tables that are there, those that a role has neither itself nor by another role.
+_LACKING = """
+    SELECT n.t, n.p FROM unnest(CAST(:tables AS text[]), CAST(:rights AS text[])) AS n(t, p)
+    WHERE to_regclass(n.t) IS NOT NULL AND NOT CASE WHEN position('(' IN n.p) > 0
+        THEN (SELECT bool_and(has_column_privilege(:role, n.t, c, 'INSERT')) FROM unnest(CAST(:columns AS text[])) AS c)
+        ELSE has_table_privilege(:role, n.t, n.p) END
+"""
+_IS_THERE = "SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = :role)"
+_ENTERS = "SELECT has_schema_privilege(:role, coalesce(:schema, current_schema()), 'USAGE')"
+
+#: Rights by the name of the table in SQL.
+_Rights = Mapping[str, set[str]]
+# Under another style of parameters the dialect doubles each % of a name.
+_quoted = postgresql.dialect(paramstyle="named").identifier_preparer.quote  # type: ignore[no-untyped-call]
+
+
 def grants(schema: str | None, role: str, tasks: Iterable[str]) -> Iterator[str]:
     """Yield the statements that let `role` do `tasks` of `NEEDS`, and nothing else, on the tables in `schema`."""
-    # Under another style of parameters the dialect doubles each % of a name.
-    quote = postgresql.dialect(paramstyle="named").identifier_preparer.quote  # type: ignore[no-untyped-call]
-    where = "" if schema is None else f"{quote(schema)}."
     if schema is not None:
-        yield f"GRANT USAGE ON SCHEMA {quote(schema)} TO {quote(role)};"
+        yield _entrance(schema, role)
+    yield from _statements(role, _needs(schema, tasks))
+
+
+def check_rights(connection: Connection, schema: str | None, role: str, tasks: Sequence[str]) -> Iterator[Finding]:
+    """Find the rights that `role` lacks for `tasks` of `NEEDS`."""
+    where, bound = f"role {role}", {"role": role}
+    if not connection.scalar(text(_IS_THERE), bound):
+        yield Finding(where, "is not there", f"CREATE ROLE {_quoted(role)} LOGIN")
+        return
+    pairs = [(table, right) for table, rights in _needs(schema, tasks).items() for right in sorted(rights)]
+    wanted = {
+        "tables": [table for table, _ in pairs],
+        "rights": [right for _, right in pairs],
+        "columns": list(_FILLED),
+    }
+    lacking: dict[str, set[str]] = defaultdict(set)
+    for table, right in connection.execute(text(_LACKING), {**wanted, **bound}):
+        lacking[table].add(right)
+    fixes = list(_statements(role, lacking))
+    if not connection.scalar(text(_ENTERS), {**bound, "schema": schema}):
+        fixes.insert(0, _entrance(schema or "public", role))
+    if fixes:
+        named = [
+            f"{right.partition(' ')[0]} on {table}" for table, rights in lacking.items() for right in sorted(rights)
+        ]
+        yield Finding(where, f"lacks rights of a {tasks[0]}", " ".join(fixes), ", ".join(named) or None)
+
+
+def _needs(schema: str | None, tasks: Iterable[str]) -> _Rights:
+    where = "" if schema is None else f"{_quoted(schema)}."
     rights: dict[str, set[str]] = defaultdict(set)
     for task in tasks:
         for table, needed in NEEDS[task].items():
-            rights[table].update(needed)
+            rights[f"{where}{PREFIX}{table}"].update(needed)
+    return rights
+
+
+def _statements(role: str, rights: _Rights) -> Iterator[str]:
+    """Yield a statement for all tables with the same rights."""
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for table, all_needed in rights.items():
-        alike[tuple(sorted(all_needed, key=_ORDER.index))].append(f"{where}{PREFIX}{table}")
-    for rights_of, named in alike.items():
-        yield f"GRANT {', '.join(rights_of)} ON {', '.join(named)} TO {quote(role)};"
+    for table, needed in rights.items():
+        alike[tuple(sorted(needed, key=_ORDER.index))].append(table)
+    for needed_rights, named in alike.items():
+        yield f"GRANT {', '.join(needed_rights)} ON {', '.join(named)} TO {_quoted(role)};"
+
+
+def _entrance(schema: str, role: str) -> str:
+    return f"GRANT USAGE ON SCHEMA {_quoted(schema)} TO {_quoted(role)};"

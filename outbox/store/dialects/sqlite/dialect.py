@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -154,6 +154,11 @@ def _serialize_upgrades(connection: Connection, _name: str) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def _commit(do: Callable[[], None], _connection: Any) -> bool:
+    do()
+    return True
+
+
 DIALECT = Dialect(
     name="sqlite",
     schemas=False,
@@ -222,10 +227,11 @@ DIALECT = Dialect(
         check_now=None,
     ),
     driving=Driving(
-        blocking="sqlite+pysqlite",
+        blocking_url=lambda url: url.set(drivername="sqlite"),
         names=frozenset(("pysqlite", "aiosqlite")),
         commits_every_statement=commits_every_statement,
         is_aborted=lambda _driver: False,
+        commit=_commit,
         connect=SqliteChannel,
         sends_together=False,
         notifies=False,
@@ -238,12 +244,17 @@ DIALECT = Dialect(
         locked=is_busy,
         missing_table=lambda error: "no such table" in str(error),
         already_there=lambda error: any(words in str(error) for words in (" already ", "duplicate column")),
+        in_failed_transaction=lambda _error: False,
     ),
     home=Home(
         identity="SELECT NULL AS system_identifier, NULL AS database_oid",
         installation="lower(hex(randomblob(16)))",
         wal=None,
         restore=None,
+        why_foreign=lambda _read, _message: None,
+        backend=None,
+        check_server=lambda _connection: iter(()),
+        check_rights=None,
         check_tables=check_tables,
         check_ids=check_ids,
     ),

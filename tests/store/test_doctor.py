@@ -1,7 +1,11 @@
 """The check finds what is not as this version needs it, and nothing else."""
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -9,14 +13,19 @@ import sqlalchemy
 from sqlalchemy import Engine, event, text
 from sqlalchemy.pool import NullPool
 
-from outbox import Message, Outbox, create_engine, migrate
+from outbox import DatabaseError, Message, Outbox, Relay, create_engine, migrate
+from outbox.cli.failures import report_failure
 from outbox.model.parking import Parking
 from outbox.schema import VERSION, metadata
 from outbox.store.database import Database
+from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
+from outbox.store.dialects.postgresql.server import check_server
 from outbox.store.operations.check import findings
 from outbox.store.subscriptions.parked import Parked
 from outbox.testing.servers import PostgresServer
+from tests.support.command_line import outbox as typed
 from tests.support.direct import acked
+from tests.support.guests import owner_and_guest
 
 
 def found(engine: Engine, schema: str | None = None, slots: int | None = None) -> list[str]:
@@ -90,6 +99,10 @@ ON_POSTGRESQL = {
         "ALTER TABLE outbox_parked SET UNLOGGED",
         "outbox_parked is not logged, so a crash of the server empties it",
     ),
+    "a table that autovacuum leaves out": (
+        "ALTER TABLE outbox_parked SET (autovacuum_enabled = off)",
+        "outbox_parked is left out by autovacuum, so dead rows pile up",
+    ),
     "an unlogged table of somebody else": ("CREATE UNLOGGED TABLE outbox_cache (id integer)", None),
     "the default of the transaction id": (
         "ALTER TABLE outbox_message ALTER xact_id DROP DEFAULT",
@@ -145,7 +158,15 @@ def test_what_postgresql_may_have_otherwise_is_found(pg_engine, what):
     assert found(pg_engine) == ([] if finding is None else [finding])
 
 
-@pytest.mark.parametrize("what", ["the cache of the ids", "the step of the ids", "what a crash of the server leaves"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "the cache of the ids",
+        "the step of the ids",
+        "what a crash of the server leaves",
+        "a table that autovacuum leaves out",
+    ],
+)
 def test_a_fix_that_is_a_statement_mends_it(pg_engine, what):
     do(pg_engine, ON_POSTGRESQL[what][0])
     database = Database(pg_engine)
@@ -375,3 +396,157 @@ def test_the_sequence_of_a_schema_is_its_own(pg_engine):
 
     assert finding.fix == 'ALTER TABLE "Shop".outbox_message ALTER id RESTART WITH 8'
     assert found(pg_engine, "Shop") == ["outbox_meta is empty"]
+
+
+# The server
+
+
+def of_server(engine: Engine, **limits: Any) -> list[tuple[str, str, str | None, str]]:
+    """What is found, with its evidence and fix."""
+    with engine.connect() as connection:
+        return [(each.where, each.problem, each.evidence, each.fix) for each in check_server(connection, **limits)]
+
+
+def test_who_keeps_dead_rows_is_found_with_how_to_end_it(pg_engine):
+    """A session in a transaction, and a transaction that was prepared and left."""
+    before = of_server(pg_engine)
+    with pg_engine.connect() as idle:
+        pid = idle.scalar(text("SELECT pg_backend_pid() FROM outbox_meta, pg_current_xact_id()"))
+        two_phases = pg_engine.raw_connection()
+        two_phases.driver_connection.execute("CREATE TABLE orders ()")
+        two_phases.driver_connection.execute("PREPARE TRANSACTION 'it''s left'")
+        two_phases.close()
+        session, prepared = of_server(pg_engine, patience=timedelta(0))
+        do_alone(pg_engine, prepared[3].partition(", or ")[2])
+        do_alone(pg_engine, session[3].partition(", or ")[2])
+        idle.invalidate()
+
+    kept = "has kept dead rows from being removed for 00:00:"
+    assert (before, session[0], prepared[0]) == ([], f"session {pid}", "prepared transaction 'it''s left'")
+    assert (session[1].startswith(kept), prepared[1].startswith(kept)) == (True, True)
+    assert session[2] == "role postgres, 127.0.0.1, idle in transaction"
+    assert prepared[2:] == ("owner postgres", "COMMIT PREPARED 'it''s left', or ROLLBACK PREPARED 'it''s left'")
+    assert of_server(pg_engine, patience=timedelta(0)) == []
+
+
+def do_alone(engine: Engine, statement: str) -> None:
+    """Outside of a transaction."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_connections_that_run_out_are_found(pg_engine):
+    ((where, problem, evidence, _),) = of_server(pg_engine, most_used=0.001)
+
+    assert (where, problem, re.fullmatch(r"\d+ of 197", evidence or "") is None) == (
+        "connections",
+        "are nearly used up",
+        False,
+    )
+
+
+def test_a_server_that_never_cleans_up_is_found(pg_engine):
+    engine = sqlalchemy.create_engine(pg_engine.url, connect_args={"options": "-c track_counts=off"})
+
+    assert found(engine) == ["track_counts is off, so dead rows pile up"]
+    engine.dispose()
+
+
+def test_a_pooler_that_changes_the_session_is_found(pg_engine):
+    """By the process of the server, which two connections have here, or which changes."""
+    shared = replace(POSTGRESQL, home=replace(POSTGRESQL.home, backend="SELECT 42"))
+    changing = replace(POSTGRESQL, home=replace(POSTGRESQL.home, backend="SELECT (random() * 1e9)::int"))
+
+    for dialect, evidence in ((shared, "two connections had process 42 of the server"), (changing, ", then ")):
+        with closing(Database(pg_engine, dialect=dialect).open()) as channel:
+            (finding,) = findings(channel)
+        assert (finding.where, finding.problem, evidence in str(finding.evidence)) == (
+            "connections",
+            "go through a pooler in transaction mode, where LISTEN and settings do not last",
+            True,
+        )
+
+
+@pytest.mark.parametrize("minutes", [-1, 1])
+def test_clocks_that_differ_are_found(pg_engine, minutes):
+    clock = replace(POSTGRESQL.clock, now=f"(statement_timestamp() + interval '{minutes} minutes')")
+    with closing(Database(pg_engine, dialect=replace(POSTGRESQL, clock=clock)).open()) as channel:
+        (finding,) = findings(channel)
+
+    assert (finding.where, finding.fix) == ("clock", "let NTP set both clocks")
+
+
+SPREAD = "runs transactions on several servers; no snapshot of one server lists its open transactions"
+
+
+def test_a_server_that_only_speaks_as_postgresql_does_is_refused(pg_engine):
+    """By the upgrade and by workers; the check says why."""
+    do(
+        pg_engine,
+        "CREATE SCHEMA other",
+        "CREATE FUNCTION other.version() RETURNS text LANGUAGE sql AS"
+        " $$ SELECT text 'PostgreSQL 15.2-YB-2.25.1.0-b0 on x86_64' $$",
+    )
+    options = {"options": "-c search_path=other,pg_catalog,public"}
+    other = sqlalchemy.create_engine(pg_engine.url, connect_args=options)
+    with pytest.raises(DatabaseError, match=f"YugabyteDB {SPREAD}"):
+        migrate.upgrade(other)
+    with pytest.raises(DatabaseError, match=f"YugabyteDB {SPREAD}"):
+        Relay(Outbox(other), lambda _: None).until_empty()
+
+    assert advice(other) == [
+        (f"server YugabyteDB {SPREAD}, so a position would pass over messages", "use PostgreSQL itself")
+    ]
+    other.dispose()
+
+
+def test_a_log_that_citus_spreads_is_refused(pg_engine):
+    """By the trigger that Citus puts on each of its tables."""
+    do(
+        pg_engine,
+        "CREATE FUNCTION citus_truncate_trigger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        "CREATE TRIGGER truncate_trigger_16400 AFTER TRUNCATE ON outbox_message"
+        " EXECUTE FUNCTION citus_truncate_trigger()",
+    )
+    with pytest.raises(DatabaseError, match=f"Citus {SPREAD}"):
+        Relay(Outbox(pg_engine), lambda _: None).until_empty()
+
+    ((_, fix),) = advice(pg_engine)
+    assert fix == "keep the tables of the outbox local: SELECT undistribute_table('outbox_message')"
+
+
+def test_a_server_that_the_driver_does_not_know_is_told(capsys):
+    """As SQLAlchemy says it at the first connection."""
+    code = report_failure(AssertionError("Could not determine version from string 'CockroachDB CCL v24.1.0'"))
+
+    told = "its snapshots cannot tell which messages are new; use PostgreSQL itself"
+    assert code == 2
+    assert capsys.readouterr().err == f"Error: CockroachDB CCL v24.1.0 only speaks as PostgreSQL does; {told}\n"
+
+
+# Rights
+
+
+def test_rights_that_a_role_lacks_are_found_with_the_grants(pg_engine):
+    with owner_and_guest(pg_engine) as (owner, guest):
+        role = str(guest.url.username)
+        roles = ("--writer", role, "--dedup", "--relay", role, "--reader", "nobody_of_this_name")
+        lacking = typed(owner, "doctor", *roles, "--json").json["findings"]
+        do(owner, *(each["fix"] for each in lacking[:-1]))
+        after = typed(owner, "doctor", *roles[:5])
+
+    assert [(each["where"], each["problem"]) for each in lacking] == [
+        (f"role {role}", "lacks rights of a writer"),
+        (f"role {role}", "lacks rights of a relay"),
+        ("role nobody_of_this_name", "is not there"),
+    ]
+    assert lacking[0]["evidence"] == (
+        "INSERT on outbox_message, INSERT on outbox_dedup, SELECT on outbox_dedup, UPDATE on outbox_dedup"
+    )
+    assert (after.code, after.err) == (0, "everything is as it should be\n")
+
+
+def test_a_file_has_no_roles(sqlite_engine):
+    ended = typed(sqlite_engine, "doctor", "--relay", "worker")
+
+    assert (ended.code, "an SQLite file has no roles" in ended.err) == (2, True)

@@ -1,0 +1,106 @@
+"""The drivers by which an application may reach PostgreSQL, and how each tells of a failed transaction.
+
+PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, and no driver makes an error of that. Most drivers
+know before the commit that the transaction has failed. asyncpg knows, and does not tell: there the answer is heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from sqlalchemy import URL
+
+#: The names of SQLAlchemy.
+NAMES = frozenset(("psycopg", "psycopg_async", "psycopg2", "asyncpg", "pg8000"))
+
+_IDLE, _FAILED = psycopg.pq.TransactionStatus.IDLE, psycopg.pq.TransactionStatus.INERROR
+#: PostgreSQL's letters for the same, as pg8000 keeps them.
+_LETTERS = {b"I": _IDLE, b"E": _FAILED}
+
+
+def is_aborted(driver: Any) -> bool:
+    """Return whether COMMIT would be answered with ROLLBACK. No round trip; never True with asyncpg."""
+    return _status(driver) == _FAILED
+
+
+def commits_every_statement(driver: Any) -> bool:
+    """Return whether the connection commits every statement: it is in autocommit, and in no transaction now.
+
+    The flag alone is not enough, because a transaction may be opened in autocommit, too.
+    """
+    # asyncpg's own connection has no such mode: outside of its transactions every statement is one.
+    return bool(getattr(driver, "autocommit", True)) and _status(driver) == _IDLE
+
+
+def _status(driver: Any) -> int | None:
+    """Return the status of a transaction; None where it may be a failed one or not."""
+    # psycopg makes a new `info` object at every access; psycopg2 has only `info`.
+    if known := getattr(driver, "pgconn", None) or getattr(driver, "info", None):
+        status: int = known.transaction_status
+        return status
+    asyncpg = getattr(driver, "driver_connection", driver)
+    if hasattr(asyncpg, "is_in_transaction"):
+        return None if asyncpg.is_in_transaction() else _IDLE
+    return _LETTERS.get(driver._transaction_status)
+
+
+def commit(do: Callable[[], None], connection: Any) -> bool:
+    """Call `do`, which commits a connection of SQLAlchemy's; return False if the server has rolled back instead."""
+    driver = getattr(connection, "driver_connection", connection)
+    transaction = getattr(driver, "_top_xact", None)
+    if transaction is None:
+        do()
+        return True
+    heard = _Heard(driver)
+    transaction._connection = heard
+    try:
+        do()
+    finally:
+        transaction._connection = driver
+    return heard.answer != "ROLLBACK"
+
+
+class _Heard:
+    """Stands for a connection of asyncpg while its transaction ends, and keeps the server's answer.
+
+    asyncpg's `Connection.execute` returns the answer, and its `Transaction` drops it.
+    """
+
+    __slots__ = ("_driver", "answer")
+    answer: str
+
+    def __init__(self, driver: Any) -> None:
+        object.__setattr__(self, "_driver", driver)
+        object.__setattr__(self, "answer", "")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._driver, name, value)
+
+    async def execute(self, statement: str) -> str:
+        answer: str = await self._driver.execute(statement)
+        object.__setattr__(self, "answer", answer)
+        return answer
+
+
+def state_of(error: BaseException) -> str | None:
+    """Return PostgreSQL's code (SQLSTATE) of a driver's error; None if there is none."""
+    for name in ("sqlstate", "pgcode"):
+        if (found := getattr(error, name, None)) is not None:
+            return str(found)
+    # pg8000 hands the fields of the server's message on, by their letters.
+    fields = error.args[0] if error.args else None
+    return fields.get("C") if isinstance(fields, dict) else None
+
+
+def blocking_url(url: URL) -> URL:
+    """Return an application's URL as one for psycopg, with the parameters that libpq knows."""
+    query = dict(url.query)
+    if "ssl" in query:
+        query["sslmode"] = query.pop("ssl")
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    return url.set(drivername="postgresql+psycopg", query={name: query[name] for name in query if name in known})

@@ -1,0 +1,170 @@
+"""Probes say whether a command lives and works, by HTTP, by a file and to systemd; no client holds them up."""
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import click
+import pytest
+
+from outbox import create_engine
+from outbox.cli.http import MOST_CONNECTIONS, serving
+from outbox.cli.probes import Address, Pulse
+from outbox.relay.supervisor import Health, Supervisor
+from outbox.runtime.stop import Stop
+from outbox.store.database import Database
+from outbox.telemetry.events import EVERYWHERE, Beat, DatabaseAway, Event
+from outbox.worker.settings import Until
+from tests.support.waiting import eventually
+
+DATABASE = Database(create_engine("sqlite:///never-opened"))
+BEAT = Beat(database=DATABASE, seconds=3600)
+AWAY = DatabaseAway(database=DATABASE, error="connection refused", seconds=1)
+
+
+class Telling:
+    """Work that tells an event at its beginning, if there is one, and rests until it is stopped."""
+
+    stopping = False
+
+    def __init__(self, name: str, event: Event | None) -> None:
+        self.name = name
+        self._event = event
+
+    def work(self, until: Until, stop: Stop) -> None:
+        """Tell, and rest."""
+        if self._event is not None:
+            EVERYWHERE.tell(self._event)
+        while stop.rest(60):
+            pass
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def at_work(*works: Telling) -> Iterator[Supervisor]:
+    """A supervisor that is told of signs of life."""
+    supervisor = Supervisor(works)
+    EVERYWHERE.listen(supervisor.told)
+    supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        EVERYWHERE.unlisten(supervisor.told)
+        supervisor.stop()
+        supervisor.join(60)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """Serve probes about works; the URL."""
+    with ExitStack() as open:
+
+        def serve(*works: Telling) -> str:
+            supervisor = open.enter_context(at_work(*works))
+            return f"http://127.0.0.1:{open.enter_context(serving('127.0.0.1', 0, supervisor))}"
+
+        yield serve
+
+
+def ask(url: str) -> tuple[int, str]:
+    try:
+        with urlopen(url, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_work_without_a_database_lives_and_is_not_ready(serve):
+    url = serve(Telling("well", BEAT), Telling("away", AWAY))
+
+    assert eventually(lambda: ask(f"{url}/readyz") == (503, "away: connection refused\n"))
+    assert ask(f"{url}/livez") == (200, "ok\n")
+    assert ask(f"{url}/livez?verbose=1") == (200, "ok\n")
+    assert ask(f"{url}/nothing") == (404, "try /livez /readyz /metrics\n")
+
+
+def test_a_work_whose_thread_hangs_is_stuck(serve, monkeypatch):
+    monkeypatch.setattr("outbox.relay.supervisor.STUCK_SECONDS", 0.1)
+    url = serve(Telling("well", BEAT), Telling("hangs", None))
+
+    assert eventually(lambda: ask(f"{url}/livez") == (503, "stuck: hangs\n"))
+    assert ask(f"{url}/readyz") == (503, "hangs: stuck\n")
+
+
+def test_without_the_extra_the_answer_names_it(serve, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "outbox.telemetry.prometheus", raising=False)
+    url = serve(Telling("well", BEAT))
+
+    assert ask(f"{url}/metrics") == (501, "metrics need an extra: pip install 'outbox-log[metrics]'\n")
+
+
+def test_silent_clients_hold_nobody_up(serve, monkeypatch):
+    url = serve(Telling("well", BEAT))
+    port = int(url.rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2 * MOST_CONNECTIONS)]
+
+    assert ask(f"{url}/livez") == (200, "ok\n")
+    # The oldest were cut off for it; the others are when their time is over.
+    assert silent[0].recv(1) == b""
+    monkeypatch.setattr("outbox.cli.http.MOST_SECONDS", 0.1)
+    assert [each.recv(1) for each in silent] == [b""] * len(silent)
+    for each in silent:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("127.0.0.1:8080", ("127.0.0.1", 8080)), ("[::1]:0", ("::1", 0)), ("db:1", ("db", 1))]
+)
+def test_an_address_is_a_host_and_a_port(given, meant):
+    assert Address()(given) == meant
+
+
+@pytest.mark.parametrize("given", ["8080", ":8080", "host", "::1:80", "host:99999", "host:-1", "http://a:80", "a b:1"])
+def test_another_address_is_refused(given):
+    with pytest.raises(click.BadParameter, match=r"is no address with a port up to 65535; write 127\.0\.0\.1:8080"):
+        Address()(given)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken, at_work(Telling("well", BEAT)) as supervisor:
+        port = taken.getsockname()[1]
+        with pytest.raises(click.UsageError, match=f"--http 127.0.0.1:{port}: Address already in use; give an address"):
+            serving("127.0.0.1", port, supervisor).__enter__()
+
+
+class Ill:
+    """A supervisor with a health of its own."""
+
+    def __init__(self) -> None:
+        self.health = [Health(name="relay", stuck=False, trouble="connection refused")]
+
+
+def test_systemd_learns_what_a_work_waits_for_that_it_is_ready_and_lives(tmp_path):
+    path, file = tmp_path / "notify", tmp_path / "heartbeat"
+    supervisor = Ill()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(path))
+        systemd.setblocking(False)
+        pulse = Pulse(supervisor, file, {"NOTIFY_SOCKET": str(path)})  # type: ignore[arg-type]
+        pulse.beat()
+        supervisor.health = [Health(name="relay", stuck=False, trouble=None)]
+        pulse.beat()
+        file.unlink()
+        supervisor.health = [Health(name="relay", stuck=True, trouble=None)]
+        pulse.beat()
+
+        told = [systemd.recv(1000).decode() for _ in range(2)]
+        with pytest.raises(BlockingIOError):
+            systemd.recv(1000)
+
+    assert told == [
+        "EXTEND_TIMEOUT_USEC=60000000\nWATCHDOG=1\nSTATUS=relay: connection refused",
+        "READY=1\nWATCHDOG=1\nSTATUS=working, or standing by",
+    ]
+    assert not file.exists()
