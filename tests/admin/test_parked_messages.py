@@ -20,7 +20,7 @@ from outbox import (
 from tests.support.command_line import outbox as run
 from tests.support.waiting import eventually
 
-ANSWERS = {
+ANSWERS: dict[str, Verdict] = {
     "dead": Reject("HTTP 422: no such customer"),
     "retry": Retry("not now", after=timedelta(hours=1)),
     "waiting": Unavailable("no stream"),

@@ -112,8 +112,8 @@ def test_a_variable_counts_as_the_option(sqlite_engine):
         ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--from", "soon"], 2, "2026-01-31T12:00:00Z"),
         ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--from", "2026-01-31"], 2, "append Z"),
         ("postgresql://localhost:1/x", ["relay", "--to", "teapot://x"], 2, "no sender for teapot"),
-        ("postgresql://localhost:1/x", ["dead", "replay"], 2, "give ids, or --all"),
-        ("postgresql://localhost:1/x", ["dead", "discard", "1"], 2, "--reason"),
+        ("postgresql://localhost:1/x", ["parked", "replay"], 2, "give ids, or --all"),
+        ("postgresql://localhost:1/x", ["parked", "discard", "1"], 2, "--reason"),
         ("postgresql://localhost:1/x", ["subscriptions", "alter", "relay"], 2, "nothing to alter"),
     ],
 )
