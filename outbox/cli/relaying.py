@@ -12,8 +12,9 @@ import click
 from outbox.cli.connection import checked_label, open_channel_of, open_database, open_outbox
 from outbox.cli.failures import UNFINISHED, report_failure
 from outbox.cli.options import Target
-from outbox.cli.output import age, say, selected
+from outbox.cli.output import age, say
 from outbox.cli.probes import Probes, run_probed
+from outbox.cli.standings import selected
 from outbox.errors import DatabaseError
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, Start, compensation_of

@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from outbox.cli.options import Target, as_value, no_password, option, together
+from outbox.cli.options import Target, as_value, option, together
+from outbox.cli.secrets import no_password
 from outbox.errors import MissingExtraError, OutboxError
 from outbox.runtime.secret import secrets_of
 from outbox.store.dialects.kinds import is_file

@@ -23,7 +23,8 @@ from outbox.cli.options import (
     option,
     to_a_destination,
 )
-from outbox.cli.output import age, counted, moment, selected, show_json, show_table, tell
+from outbox.cli.output import age, counted, moment, show_json, show_table, tell
+from outbox.cli.standings import selected
 
 if TYPE_CHECKING:
     from outbox.model.lease import Holder, Partition

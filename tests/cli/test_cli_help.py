@@ -30,7 +30,7 @@ ALL = {" ".join(path): command for path, command in commands(main)}
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], *([verb, "--help"] for verb in ("relay", "status", "dead", "purge", "extract", "report"))]
+    "arguments", [["--help"], *([verb, "--help"] for verb in ("relay", "status", "parked", "purge", "extract"))]
 )
 def test_help_loads_nothing_heavy(arguments):
     script = f"""if True:
@@ -138,7 +138,7 @@ def test_a_mistyped_command_is_told_what_it_is_like(arguments, said):
     assert (ended.code, ended.err.splitlines()[-1]) == (2, f"Error: {said}")
 
 
-@pytest.mark.parametrize("path", [[], *([name] for name in ("dead", "db", "half", "subscriptions", "consumers"))])
+@pytest.mark.parametrize("path", [[], *([name] for name in ("parked", "db", "half", "subscriptions", "consumers"))])
 def test_no_help_is_cut(path):
     shown = CliRunner().invoke(main, [*path, "--help"], prog_name="outbox").stdout
 
