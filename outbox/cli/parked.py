@@ -70,8 +70,8 @@ _filtered = together(
 def parked() -> None:
     """Look at messages set aside, and decide on them.
 
-    A message is parked when its destination is away (waiting), when it failed (retry, and finally dead), when it waits
-    behind an earlier message of its key (blocked), or until its time comes (delayed).
+    A message waits for a destination that is away (waiting), for the next try (retry), for an earlier message of the
+    key (blocked), for a time (delayed), or for a person (dead).
     """
 
 
