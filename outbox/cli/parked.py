@@ -70,8 +70,8 @@ _filtered = together(
 def parked() -> None:
     """Look at messages set aside, and decide on them.
 
-    A message waits for a destination that is away (waiting), for the next try (retry), for an earlier message of the
-    key (blocked), for a time (delayed), or for a person (dead).
+    A message in the state waiting waits for a destination that is away; retry: for the next try; blocked: for an
+    earlier message of the key. A delayed message waits for a time, a dead letter for a person.
     """
 
 
