@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/spark.md: the reports' own drawing, of made-up figures that are the same at each run.
+"""Draws the pictures of the reports in docs/: the reports' own drawing, of made-up figures, the same at each run.
 
 python docs/img/draw.py
 """

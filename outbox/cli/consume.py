@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.options import logged, option
-from outbox.cli.output import say, selected
+from outbox.cli.output import say
 from outbox.cli.probes import Probes, probed, run_probed
+from outbox.cli.standings import selected
 from outbox.runtime.text import counted
 
 if TYPE_CHECKING:

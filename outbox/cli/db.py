@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from outbox.cli.groups import Group
-from outbox.cli.options import Target, about_a_database, as_json, option
+from outbox.cli.options import Target, about_a_database, as_json, configured, option
 from outbox.cli.output import tell, warn
 from outbox.cli.roles import by_roles
 from outbox.store.dialects.kinds import KINDS
@@ -117,6 +117,7 @@ _schema = option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schem
 @option("--dialect", type=click.Choice(list(KINDS)), default="postgresql")
 @_schema
 @_slots
+@configured
 def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
     """Print the SQL for the tables, to be applied by hand. Needs no database."""
     from outbox import migrate
@@ -128,6 +129,7 @@ def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
 @db.command()
 @_schema
 @by_roles
+@configured
 def grants(*, schema: str | None, roles: Sequence[tuple[str, tuple[str, ...]]]) -> None:
     """Print the least rights of each role as SQL for PostgreSQL, to be executed by the owner of the tables.
 

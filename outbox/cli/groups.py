@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 import click
@@ -21,9 +22,8 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
-            like = get_close_matches(args[0], self.list_commands(ctx), n=_MOST_SUGGESTED, cutoff=0.5)
-            meant = f"did you mean {' or '.join(like)}?" if like else f"there are {', '.join(self.list_commands(ctx))}"
-            raise click.UsageError(f"there is no command {args[0]}; {meant}", ctx) from None
+            fix = meant(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"there is no command {args[0]}; {fix}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, each with the whole first sentence of its help."""
@@ -34,3 +34,9 @@ class Group(click.Group):
         """Return each command with its purpose in a sentence."""
         known = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         return [(name, each.get_short_help_str(_WHOLE_SENTENCE)) for name, each in known if each is not None]
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """Return the fix of an unknown name: similar names, or all."""
+    like = get_close_matches(name, known, n=_MOST_SUGGESTED, cutoff=0.5)
+    return f"did you mean {' or '.join(like)}?" if like else f"there are {', '.join(known)}"

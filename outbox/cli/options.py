@@ -8,7 +8,7 @@ import getpass
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,16 +18,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from outbox.cli import logs
-from outbox.cli.output import keep_secret, warn
-from outbox.runtime.secret import Secret, secrets_of, warning_of
+from outbox.cli import config, logs
+from outbox.cli.output import keep_secret
+from outbox.cli.secrets import no_password, secrets_in, variable_of, warn_of_readers
 
 if TYPE_CHECKING:
     from outbox.store.database import Channel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_CONFIG = Path("outbox.toml")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+#: Where an option may come from, the strongest first.
+_SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)\s*")
 
 option = functools.partial(click.option, show_envvar=True, show_default=True)
@@ -74,6 +77,21 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
             self.fail(f"{value!r} is longer than anybody will wait", param, ctx)
 
 
+class Rate(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A rate: `500/s`, `30/m` or `10/h`; a number of messages a second."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number for a second."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)/([smh])", value)
+        if found is None:
+            self.fail(f"{value!r} is not a rate; write 500/s, 30/m or 10/h", param, ctx)
+        return float(found[1]) / float(_UNITS[found[2]])
+
+
 class StartAt(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
     """The begin of a subscription: `earliest`, `latest`, or a moment with a zone."""
 
@@ -100,6 +118,7 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
     """Names with commas in between: `a,b,c`."""
 
     name = "a,b"
+    envvar_list_splitter = ","
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """Return a tuple of names."""
@@ -125,7 +144,7 @@ class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versi
         return [url for url in re.split(r"\s+(?=[A-Za-z][A-Za-z0-9+.-]*://)", rv.strip()) if url]
 
 
-DURATION, START, NAMES, URLS = Duration(), StartAt(), Names(), Urls()
+DURATION, RATE, START, NAMES, URLS = Duration(), Rate(), StartAt(), Names(), Urls()
 
 #: The rest of a selection, besides topics.
 by_content = together(
@@ -197,7 +216,7 @@ def logged(function: F) -> F:
         logs.set_up(verbose, log_format)
         return function(*args, **rest)
 
-    return together(*_LOGGED)(command)  # type: ignore[return-value]
+    return together(*_LOGGED, configured)(command)  # type: ignore[return-value]
 
 
 def _unneeded(unless: str | None, given: Mapping[str, Any]) -> bool:
@@ -233,18 +252,23 @@ from_a_standby = functools.partial(
 )
 
 
-def by_routes(function: F) -> F:
-    """Give a command `--route` and `--config`, and hand over their texts as `route` and the path as `config`."""
-    route = option(
-        "--route",
-        multiple=True,
-        metavar="TOPIC=URL",
-        callback=no_password,
-        help="A destination for a topic or a pattern, as 'orders.*=nats://host:4222'; the first that matches counts,"
-        " and the last is '*=URL'. May be given several times; in the environment with blanks between two.",
-    )
-    config = option("--config", type=click.Path(path_type=Path), metavar="PATH", help="A TOML file with routes.")
-    return together(route, config)(function)
+def _configure(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:
+    """Take defaults from the settings file that is named, or from `outbox.toml` in the current folder."""
+    found = file or (_CONFIG if _CONFIG.is_file() else None)
+    if found is not None and not ctx.resilient_parsing:
+        config.apply(ctx, found)
+
+
+configured = option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    envvar="OUTBOX_CONFIG",
+    is_eager=True,  # before the options that get defaults
+    expose_value=False,
+    callback=_configure,
+    help="A settings file.  [outbox.toml in the current folder, if there]",
+)
 
 
 def _file_option(name: str, envvar: str | None, more: str = "") -> Callable[[Any], Any]:
@@ -257,13 +281,26 @@ def _file_option(name: str, envvar: str | None, more: str = "") -> Callable[[Any
     )
 
 
+def from_settings(name: str) -> bool:
+    """Return whether the value of an option comes from the settings file."""
+    return _source(name) is _SOURCES[-1]
+
+
 def as_given(name: str) -> str:
-    """Return an option as the user has given it, for errors: the variable of the environment, or the option's name."""
+    """Return an option as the user has given it, for errors: by its own name, or that of its variable."""
+    source, ctx = _source(name), click.get_current_context()
+    for param in ctx.command.params:
+        of_it = param.name in (name, f"{name}_file") and ctx.get_parameter_source(param.name) is source
+        if of_it and source is ParameterSource.ENVIRONMENT:
+            return variable_of(param, ctx)
+    return f"--{name.replace('_', '-')}" if source is ParameterSource.COMMANDLINE else f"{name} in the settings file"
+
+
+def _source(name: str) -> ParameterSource | None:
+    """Return the source of an option with a value, or of its file."""
     ctx = click.get_current_context()
-    for each in (name, f"{name}_file"):
-        if ctx.get_parameter_source(each) is ParameterSource.ENVIRONMENT:
-            return _variable(next(param for param in ctx.command.params if param.name == each), ctx)
-    return f"--{name.replace('_', '-')}"
+    found = [ctx.get_parameter_source(each) for each in (name, f"{name}_file")]
+    return next((each for each in _SOURCES if each in found), None)
 
 
 as_json = option("--json", "json", is_flag=True, help="Machine-readable output.")
@@ -289,60 +326,6 @@ def confirmed(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def no_password(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Return the value of a URL option; raise for a secret that every user could read in the list of processes.
-
-    With several values all secrets are known before the error, so that the error shows none of them.
-    """
-    name, values = str(param.name), value if isinstance(value, tuple) else filter(None, (value,))
-    secrets = [secret for each in values for secret in secrets_in(name, each)]
-    keep_secret(secrets)
-    if secrets and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-        raise click.UsageError(
-            f"--{name} holds a password{_where(secrets)}, for every user of this machine to read; set"
-            f" {_variable(param, ctx)} instead{_in_file(name, ctx)}"
-        )
-    return value
-
-
-def _variable(param: click.Parameter, ctx: click.Context) -> str:
-    if param.envvar is not None:
-        return str(param.envvar)
-    return f"{ctx.auto_envvar_prefix}_{str(param.name).upper()}"
-
-
-def secrets_in(name: str, value: str) -> list[Secret]:
-    """Return the secrets in the value of an option, which is the URL of a destination or of a database."""
-    if name not in ("to", "route"):
-        return secrets_of(value)
-    from outbox.senders.opening import secrets_of_destination
-
-    url = value.partition("=")[2] if name == "route" else value
-    return [*secrets_of_destination(url), *(secrets_of(value, token=True) if url != value else ())]
-
-
-def _in_file(name: str, ctx: click.Context) -> str:
-    """Return how to give the option by a file, in words; an empty text if it cannot be given so."""
-    what, file = ("routes", "config") if name == "route" else ("the URL", f"{name}_file")
-    if all(each.name != file for each in ctx.command.params):
-        return ""
-    return f", or write {what} to a file and give --{file.replace('_', '-')} PATH"
-
-
-def _where(secrets: Sequence[Secret]) -> str:
-    """Return where in a URL its secrets are, in words; an empty text for a password before the host."""
-    names = dict.fromkeys(f"{each.parameter!r:.40}" for each in secrets if each.parameter)
-    if names:
-        return f" in its parameter {' and '.join(names)}"
-    return " in its query" if any(each.parameter == "" for each in secrets) else ""
-
-
-def warn_of_readers(file: Path) -> None:
-    """Warn of a file with a secret that every user may read."""
-    if warning := warning_of(file):
-        warn(warning)
-
-
 def _urls(name: str, given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
     """Return the URLs from the option or from the file."""
     if file is None or not _file_is_meant(name, given=bool(given)):
@@ -351,14 +334,14 @@ def _urls(name: str, given: tuple[str, ...], file: Path | None) -> tuple[str, ..
 
 
 def _file_is_meant(name: str, *, given: bool) -> bool:
-    """Return whether the file counts, and not the URL; the command line wins over the environment."""
+    """Return whether the file counts, and not the URL; the stronger source wins."""
     ctx = click.get_current_context()
     if not given:
         return True
-    said = {each for each in (name, f"{name}_file") if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE}
-    if len(said) != 1:
+    url, path = (_SOURCES.index(ctx.get_parameter_source(each)) for each in (name, f"{name}_file"))
+    if url == path:
         raise click.UsageError(f"both --{name} and --{name}-file are given; leave one out")
-    return name not in said
+    return path < url
 
 
 def _read(name: str, file: Path) -> list[str]:

@@ -7,16 +7,13 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from outbox.cli.tables import Alarm, table_lines
 from outbox.runtime import secret, text
 from outbox.runtime.secret import Secret, forms_of
-
-if TYPE_CHECKING:
-    from outbox.model.subscription import Declaration, Subscription
 
 age, counted = text.age, text.counted
 
@@ -44,15 +41,6 @@ def printable(value: object) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
-
-
-def selected(subscription: Subscription | Declaration) -> str:
-    """Return the selection of a subscription in words: topics, tags and filter."""
-    from outbox.model.filter.tags import tag_expression
-
-    topics = "all topics" if subscription.topics is None else ",".join(subscription.topics)
-    tags = "" if subscription.tags is None else f", tags {tag_expression(subscription.tags)}"
-    return f"{topics}{tags}{'' if subscription.filter is None else f', {text.one_line(subscription.filter)}'}"
 
 
 def say(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -77,6 +78,11 @@ def run_probed(supervisor: Supervisor, probes: Probes) -> None:
     from outbox.runtime.signals import stopping_on_signals
     from outbox.telemetry.events import EVERYWHERE
 
+    if "opentelemetry.trace" in sys.modules:
+        # By opentelemetry-instrument, or by the module of a consumer.
+        from outbox.telemetry.opentelemetry import export
+
+        export()
     pulse = Pulse(supervisor, probes.heartbeat_file, os.environ)
     with ExitStack() as open:
         EVERYWHERE.listen(supervisor.told)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from outbox.cli.config import current
 from outbox.cli.options import (
     DURATION,
     NAMES,
@@ -19,11 +19,12 @@ from outbox.cli.options import (
     as_given,
     as_value,
     by_content,
-    by_routes,
+    from_settings,
     option,
     to_a_destination,
 )
 from outbox.cli.probes import Probes, probed
+from outbox.cli.secrets import no_password
 
 if TYPE_CHECKING:
     from outbox.model.subscription import OnDead, Start
@@ -49,7 +50,14 @@ class Reading:
 @click.command()
 @about_databases
 @to_a_destination
-@by_routes
+@option(
+    "--route",
+    multiple=True,
+    metavar="TOPIC=URL",
+    callback=no_password,
+    help="A destination for a topic or a pattern, as 'orders.*=nats://host:4222'; the first that matches counts,"
+    " and the last is '*=URL'. May be given several times; in the environment with blanks between two.",
+)
 @option("--topics", type=NAMES, help="Only these topics; 'orders.*' is a pattern, '!orders.*' an exception.")
 @by_content
 @option("--name", default="relay", help="The subscription: one name, one selection, one destination.")
@@ -72,6 +80,7 @@ class Reading:
     default="60s",
     help="With --until-empty: end with exit code 4 when nothing could be sent for so long.",
 )
+@option("--keep", type=DURATION, help="Delete messages that are older, once every subscription has passed them.")
 @option("--lease", type=DURATION, default="10s", help="Time until another worker takes over from a killed worker.")
 @probed
 def relay(
@@ -79,10 +88,10 @@ def relay(
     targets: tuple[Target, ...],
     to: str | None,
     route: tuple[str, ...],
-    config: Path | None,
     reading: Reading,
     until_empty: bool,
     give_up_after: timedelta,
+    keep: timedelta | None,
     lease: timedelta,
     probes: Probes,
 ) -> None:
@@ -92,35 +101,43 @@ def relay(
     processes may run under one name: they share the partitions, and processes without a partition stand by. A new
     subscription has one partition, unless --partitions says otherwise.
 
+    With --keep 7d the worker deletes older messages in small batches, while no more messages wait than one read takes.
+    Messages that a subscription or an extract has not passed stay.
+
     With several databases or schemas there is a relay for each schema of each database; a database that is down delays
     no other. With --until-empty the exit code is 4 when a relay gave up.
 
-    With --route or --config there is a relay for each route, with a subscription of its own: NAME for '*', NAME:TOPIC
-    for the others. The file of --config also says how a destination gets its messages: prefix, rename, envelope,
-    deadline. It also narrows the topics of a route, by tags and filter, and has attempts, batch_size and batch_bytes
-    for all routes.
+    With --route there is a relay for each route, with a subscription of its own: NAME for '*', NAME:TOPIC for the
+    others. Routes in the settings file also say how a destination gets its messages: prefix, rename, envelope,
+    deadline, and narrow the topics by tags and filter. The file has attempts, batch_size and batch_bytes, too.
     """
     if not reading.name or not reading.name.isprintable():
         raise click.UsageError("--name must be one or more characters that can be printed")
+    if keep is not None and keep <= timedelta(0):
+        raise click.UsageError("--keep must be longer than 0s; without the option every message is kept")
     if lease < timedelta(seconds=1):
         raise click.UsageError("--lease must be at least 1s: a shorter lease would be lost before the first renewal")
     if until_empty:
         probes.require_none("--until-empty")
-    source = _source_of(to=to, route=route or None, config=config)
+    config = current()
+    source = _source_of(to=to, route=route or None, routes=config and config.routes)
     for name in ("topics", "tags", "filter"):
-        if to is None and getattr(reading, name) is not None:
-            raise click.UsageError(f"{source} and --{name} exclude each other: each route has its own {name}")
+        if source != "to" and getattr(reading, name) is not None:
+            raise click.UsageError(
+                f"{as_given(source)} and {as_given(name)} exclude each other: each route has its own {name}"
+            )
 
     from outbox.cli.relaying import Pace, run_relays
-    from outbox.cli.routes import Routes, routes_of_file, routes_of_options
+    from outbox.cli.routes import pace_of_file, routes_of_file, routes_of_options
+    from outbox.model.retry import RetryPolicy
     from outbox.model.subscription import Declaration, require_own_name
     from outbox.model.topics import chosen_topics
     from outbox.relay.routes import Route, RouteOptions, planned
+    from outbox.store.log.limits import LIMITS
     from outbox.worker.settings import Settings
 
-    if to is not None:
+    if to is not None and source == "to":
         require_own_name(reading.name)
-        routes = Routes({})
         only = Route(
             to=to,
             on_dead=reading.on_dead,
@@ -131,18 +148,20 @@ def relay(
         )
         plan = [(only, Declaration(name=reading.name, destination=None, topics=chosen_topics(reading.topics)))]
     else:
-        routes = Routes(routes_of_options(route)) if config is None else routes_of_file(config)
+        table = routes_of_file(config) if config is not None and source == "routes" else routes_of_options(route)
         shared: RouteOptions = {
             "on_dead": reading.on_dead, "partitions": reading.partitions, "compact": reading.compact
         }  # fmt: skip
-        plan = list(planned(routes.table, reading.name, **shared))
+        plan = list(planned(table, reading.name, **shared))
+    retry, limits = (RetryPolicy(), LIMITS) if config is None else pace_of_file(config)
     # However long the lease is, a command that asks for the lease does not wait for long.
     renew_every = min(lease * 0.3, Settings().renew_every)
     pace = Pace(
         start=reading.start,
-        retry=routes.retry,
-        settings=Settings(limits=routes.limits, lease=lease, renew_every=renew_every),
+        retry=retry,
+        settings=Settings(limits=limits, lease=lease, renew_every=renew_every),
         patience=give_up_after if until_empty else timedelta.max,
+        keep=keep,
     )
     collect_rarely()
     click.get_current_context().exit(run_relays(targets, plan, pace, probes))
@@ -161,12 +180,14 @@ def collect_rarely() -> None:
 
 
 def _source_of(**given: object) -> str:
-    """Return the option for the destination of messages."""
-    options = [as_given(name) for name, value in given.items() if value is not None]
+    """Return the option with the destination, or `routes` of the settings file; an option counts before the file."""
+    options = [name for name, value in given.items() if value is not None]
+    options = [name for name in options if name != "routes" and not from_settings(name)] or options
     if len(options) > 1:
-        raise click.UsageError(f"{' and '.join(options)} exclude each other; give only one")
+        raise click.UsageError(f"{' and '.join(map(as_given, options))} exclude each other; give only one")
     if not options:
         raise click.UsageError(
-            "no destination: give --to URL (nats://host:4222, stdout:) or --to-file PATH, or --route or --config"
+            "no destination: give --to URL (nats://host:4222, stdout:) or --to-file PATH, or --route, or routes in the"
+            " settings file"
         )
     return options[0]

@@ -1,44 +1,28 @@
-"""The routes of `outbox relay`: from `--route` options, or from a file."""
+"""The routes of `outbox relay`: from `--route` options, or from the settings file."""
 
 from __future__ import annotations
 
-import os
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from outbox.cli.options import DURATION, secrets_in, warn_of_readers
+from outbox.cli.config import WITHOUT_OPTION, Config, with_variables, without_variables
+from outbox.cli.options import DURATION
 from outbox.cli.output import keep_secret
+from outbox.cli.secrets import secrets_in, warn_of_readers
 from outbox.errors import FilterError, SenderError
 from outbox.model.retry import RetryPolicy
 from outbox.relay.routes import Route
 from outbox.senders.envelopes import ENVELOPES, EnvelopeName
 from outbox.store.log.limits import LIMITS, Limits
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-#: A variable with the name of its parameter, if it is the whole value of one.
-_BY_VARIABLE = re.compile(rf"(?:[^?&]*=)?{_VARIABLE.pattern}")
-_UNQUOTED = re.compile(r"^\s*\[routes\.[^\"'\]]*\*", re.MULTILINE)
 _FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline", "partitions", "compact", "tags", "filter")
-#: The fields of the whole file, for all routes.
-_NUMBERS = ("attempts", "batch_size", "batch_bytes")
 _MOST_ROWS = 100_000
 _POLICIES = ("block", "continue")
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """A route for each topic or pattern, in order; and the attempts and batches of all routes."""
-
-    table: dict[str, Route]
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    limits: Limits = LIMITS
 
 
 def routes_of_options(given: Sequence[str]) -> dict[str, Route]:
@@ -55,35 +39,34 @@ def routes_of_options(given: Sequence[str]) -> dict[str, Route]:
     return found
 
 
-def routes_of_file(file: Path) -> Routes:
-    """Return the content of a TOML file: tables `[routes."orders.*"]`, and numbers for all routes before them."""
-    try:
-        content = file.read_text()
-        found = tomllib.loads(content)
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"{file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
-    except tomllib.TOMLDecodeError as error:
-        quote = '; quote the pattern: [routes."orders.*"]' if _UNQUOTED.search(content) else ""
-        raise click.UsageError(f"{file}: it is not TOML: {error}{quote}") from None
-    routes = found.pop("routes", None)
-    for name, value in found.items():
-        if name not in _NUMBERS:
-            raise click.UsageError(
-                f'{file}: {name!r} is unknown; there are {", ".join(_NUMBERS)} and tables such as [routes."orders.*"]'
-            )
+def routes_of_file(config: Config) -> dict[str, Route]:
+    """Return the routes of a settings file: tables such as `[routes."orders.*"]`."""
+    if not isinstance(config.routes, dict) or not config.routes:
+        raise click.UsageError(
+            f'{config.file}: it has no routes; write tables such as [routes."*"] with to = "nats://…"'
+        )
+    tables = {pattern: _Table(config.file, pattern, table) for pattern, table in config.routes.items()}
+    if any(each.holds_secret for each in tables.values()):
+        warn_of_readers(config.file)
+    return {pattern: each.route() for pattern, each in tables.items()}
+
+
+def pace_of_file(config: Config) -> tuple[RetryPolicy, Limits]:
+    """Return the attempts and the batches that `[relay]` of a settings file says."""
+    relay = config.document.get("relay", {})
+    given = {name: relay[name] for name in WITHOUT_OPTION["relay"] if name in relay}
+    for name, value in given.items():
         if not _is_positive(value):
-            raise click.UsageError(f"{file}: {name} must be a whole number from 1 on; write {name} = 100")
-        if name == "batch_size" and value > _MOST_ROWS:
-            raise click.UsageError(f"{file}: batch_size is at most {_MOST_ROWS}, not {value}")
-    if not isinstance(routes, dict) or not routes:
-        raise click.UsageError(f'{file}: it has no routes; write tables such as [routes."*"] with to = "nats://…"')
-    tables = [_Table(file, pattern, table) for pattern, table in routes.items()]
-    if any(each.holds_secret for each in tables):
-        warn_of_readers(file)
-    renamed = {"batch_size": "rows", "batch_bytes": "bytes"}
-    limits = Limits(**{renamed[name]: value for name, value in found.items() if name in renamed})
-    retry = RetryPolicy(**{name: value for name, value in found.items() if name not in renamed})
-    return Routes({pattern: each.route() for pattern, each in zip(routes, tables, strict=True)}, retry, limits)
+            raise click.UsageError(
+                f"{config.file}: [relay] {name}: must be a whole number from 1 on; write {name} = 100"
+            )
+    if given.get("batch_size", 0) > _MOST_ROWS:
+        raise click.UsageError(f"{config.file}: [relay] batch_size: is at most {_MOST_ROWS}, not {given['batch_size']}")
+    retry, limits = RetryPolicy(), LIMITS
+    return (
+        replace(retry, attempts=given.get("attempts", retry.attempts)),
+        Limits(rows=given.get("batch_size", limits.rows), bytes=given.get("batch_bytes", limits.bytes)),
+    )
 
 
 def _is_positive(value: object) -> bool:
@@ -102,7 +85,7 @@ class _Table:
     @property
     def holds_secret(self) -> bool:
         """True if the file itself holds a secret, and not only the name of a variable."""
-        return bool(secrets_in("to", _BY_VARIABLE.sub("", str(self._fields.get("to", "")))))
+        return bool(secrets_in("to", without_variables(str(self._fields.get("to", "")))))
 
     def route(self) -> Route:
         """Return the route."""
@@ -133,15 +116,9 @@ class _Table:
         text = self._text("to")
         if not text:
             self._refuse("to", 'is missing; write to = "nats://host:4222", or to = "${NATS_URL}" for the environment')
-        url = _VARIABLE.sub(lambda found: self._variable(found[1]), text)
+        url = with_variables(text, f"{self._about} to:")
         keep_secret(secrets_in("to", url))
         return url
-
-    def _variable(self, name: str) -> str:
-        value = os.environ.get(name)
-        if not value:
-            self._refuse("to", f"takes the environment variable {name}, which is not set; set it")
-        return value
 
     def _rename(self) -> dict[str, str] | None:
         rename = self._fields.get("rename")

@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from outbox.cli.options import Target, as_value, no_password, option, together
+from outbox.cli.options import Target, as_value, option, together
+from outbox.cli.secrets import no_password
 from outbox.errors import MissingExtraError, OutboxError
 from outbox.runtime.secret import secrets_of
 from outbox.store.dialects.kinds import is_file
@@ -45,12 +46,16 @@ _NOISE = ("WARNING", "Using Spark", "Setting default", "\tat ", "  ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The place of Spark: a cluster, a server of Spark Connect, or this machine."""
+    """The place of Spark: a cluster, a server of Spark Connect, or this machine. `conf`: settings, as `name=value`."""
 
     master: str | None
     remote: str | None
+    conf: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for each in self.conf:
+            if not each.partition("=")[0].startswith("spark.") or "=" not in each:
+                raise click.UsageError(f"--conf {each}: write spark.name=value, such as spark.executor.memory=4g")
         if self.master is not None and self.remote is not None:
             raise click.UsageError("--master and --remote exclude each other")
 
@@ -60,7 +65,7 @@ class Cluster:
         return self.master is None and self.remote is None
 
 
-#: Gives a command `--master` and `--remote`, as `cluster`.
+#: Gives a command `--master`, `--remote` and `--conf`, as `cluster`.
 on_spark = together(
     option(
         "--master",
@@ -69,6 +74,7 @@ on_spark = together(
         help="A cluster: spark://host:7077, yarn, k8s://…, local[4].",
     ),
     option("--remote", metavar="URL", callback=no_password, help="A server of Spark Connect: sc://host:15002."),
+    option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark. May be given several times."),
     as_value("cluster", Cluster),
 )
 
@@ -180,7 +186,7 @@ def _started(cluster: Cluster, *, verbose: bool) -> SparkSession:
         if find_spec("grpc") is None:
             raise MissingExtraError("Spark Connect needs packages of its own: pip install 'pyspark[connect]'")
         with _explained(None, f"Spark Connect does not answer at {remote}", "is it running?"):
-            return SparkSession.builder.remote(remote).getOrCreate()
+            return _configured(SparkSession.builder.remote(remote), cluster).getOrCreate()
     fix = "Spark needs Java 17 or newer (JAVA_HOME, or java on the PATH)"
     if master is not None:
         fix = f"is {master} there, and of the same version?"
@@ -193,7 +199,14 @@ def _started(cluster: Cluster, *, verbose: bool) -> SparkSession:
         _explained(said, "Spark does not start", fix),
         _silenced(said if master is None and not verbose else None),
     ):
-        return builder.getOrCreate()
+        return _configured(builder, cluster).getOrCreate()
+
+
+def _configured(builder: SparkSession.Builder, cluster: Cluster) -> SparkSession.Builder:
+    for each in cluster.conf:
+        name, _, value = each.partition("=")
+        builder = builder.config(name, value)
+    return builder
 
 
 @contextmanager

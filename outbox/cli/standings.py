@@ -1,4 +1,4 @@
-"""The status of subscriptions, as tables."""
+"""Subscriptions for people: the selection in words, the status as tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import click
 
 from outbox.cli.output import age, moment, show_table
 from outbox.cli.tables import Alarm
+from outbox.runtime import text
 from outbox.runtime.process import host_and_pid
 
 if TYPE_CHECKING:
     from outbox.admin.results import PartitionStatus, Status
+    from outbox.model.subscription import Declaration, Subscription
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _PARTITION_HEADERS = ("SUBSCRIPTION", "PARTITION", "BACKLOG", "LAG", "IDLE", "WORKER")
@@ -27,6 +29,15 @@ def show_statuses(found: Sequence[Status], *, least: int = 2) -> None:
         show_table(_PARTITION_HEADERS, partitions, numbers=_PARTITION_HEADERS[2:-1])
 
 
+def selected(subscription: Subscription | Declaration) -> str:
+    """Return the selection of a subscription in words: topics, tags and filter."""
+    from outbox.model.filter.tags import tag_expression
+
+    topics = "all topics" if subscription.topics is None else ",".join(subscription.topics)
+    tags = "" if subscription.tags is None else f", tags {tag_expression(subscription.tags)}"
+    return f"{topics}{tags}{'' if subscription.filter is None else f', {text.one_line(subscription.filter)}'}"
+
+
 def number(count: int, *, about: bool) -> str:
     """Return a number of rows for people; ~ marks an estimate."""
     return f"~{count}" if about else str(count)
@@ -34,6 +45,8 @@ def number(count: int, *, about: bool) -> str:
 
 def _row(status: Status) -> tuple[object, ...]:
     worker = ", ".join(map(host_and_pid, status.workers)) or Alarm("nobody")
+    if status.paused:
+        worker = "paused"
     if status.held_since is not None:
         worker = Alarm("released") if status.released else f"held since {moment(status.held_since)}"
     *parked, dead = (number(each, about=state in status.parked_is_minimum) for state, each in status.parked.items())

@@ -18,6 +18,7 @@ from outbox.model.filter.tags import chosen_tags
 from outbox.model.subscription import AT, Declaration, Kind, Start, require_own_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.relay.life_cycle import LifeCycle
+from outbox.telemetry.processing import processed
 from outbox.worker.calls import Caller
 from outbox.worker.job import Job, with_followers
 from outbox.worker.policy import HandlerPolicy
@@ -152,8 +153,10 @@ class Consumer(LifeCycle):
             if self._options.inbox:
                 # Nothing is opened; an outbox on the other kind of engine raises.
                 (self._home.abegin if listener.awaited else self._home.begin)("requires_new")
-                once = Inbox(self._home, self.name).idempotent(listener.judged)
-                listener = replace(listener, function=once)
+                handle = Inbox(self._home, self.name).idempotent(listener.judged)
+            else:
+                handle = processed(function, self.name, awaited=listener.awaited)
+            listener = replace(listener, function=handle)
             self._listeners.append(listener)
             return function
 

@@ -21,6 +21,7 @@ from outbox.store.database import Database
 from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxDatabase, InboxRows, prune
 from outbox.telemetry.events import EVERYWHERE, Listeners, Repeated
+from outbox.telemetry.processing import processed
 from outbox.writing.engines import engine_of, own_engine_of
 from outbox.writing.handles import Handle, is_async_driver, of_scope, require_async
 from outbox.writing.scopes import Propagation, Scopes, require_plain_function
@@ -154,7 +155,9 @@ class Inbox:
         The result is a destination for a `Relay`. With `async def` it is a coroutine function.
         """
         require_plain_function(handler, "a handler", "once()")
-        if inspect.iscoroutinefunction(handler):
+        awaits = inspect.iscoroutinefunction(handler)
+        handle = processed(handler, self._consumer, awaited=awaits)
+        if awaits:
 
             @functools.wraps(handler)
             async def awaited(message: Message | UUID | str) -> Any:
@@ -162,7 +165,7 @@ class Inbox:
                     async with self._scopes.abegin("requires_new") as session:
                         if await self.aonce(session, message):
                             with _kept_open(session.sync_session):
-                                return _kept(await handler(session, message))
+                                return _kept(await handle(session, message))
                 except _Undone as undone:
                     return undone.verdict
 
@@ -174,7 +177,7 @@ class Inbox:
                 with self._scopes.begin("requires_new") as session:
                     if self.once(session, message):
                         with _kept_open(session):
-                            return _kept(handler(session, message))
+                            return _kept(handle(session, message))
             except _Undone as undone:
                 return undone.verdict
 

@@ -16,25 +16,44 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
-def trace_headers() -> Mapping[str, str]:
-    """Return the headers of W3C Trace Context for the current span: `traceparent` and perhaps `tracestate`.
+def trace_headers(topic: str, number: int = 1) -> Mapping[str, str]:
+    """Return the headers of W3C Trace Context for messages that are written: `traceparent`, perhaps `tracestate`.
 
-    Empty without a span. A process that has not imported OpenTelemetry's API has no span, and the call costs one look
+    They name a span `create`, whose parent is the current span; without an SDK, the current span itself; without any
+    span they are empty. A process that has not imported OpenTelemetry's API has no span, and the call costs one look
     into a dict. Never raises, because a message matters more than its trace.
     """
     if "opentelemetry.trace" not in sys.modules:
         return _NONE
     carrier: dict[str, str] = {}
     try:
-        _propagator().inject(carrier)
+        _inject(carrier, topic, number)
     except Exception:
         _log.debug("the trace context could not be captured", exc_info=True)
         return _NONE
     return carrier
 
 
+def _inject(carrier: dict[str, str], topic: str, number: int) -> None:
+    from opentelemetry.trace import SpanKind, set_span_in_context
+
+    tracer, propagator = tracer_and_propagator()
+    attributes = {
+        "messaging.system": "outbox",
+        "messaging.operation.name": "create",
+        "messaging.operation.type": "create",
+        "messaging.destination.name": topic,
+        "messaging.batch.message_count": number,
+    }
+    span = tracer.start_span(f"create {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+    propagator.inject(carrier, set_span_in_context(span))
+    span.end()
+
+
 @lru_cache(maxsize=1)
-def _propagator() -> Any:
+def tracer_and_propagator() -> tuple[Any, Any]:
+    """Return the tracer of this process, and the writer of headers."""
+    from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    return TraceContextTextMapPropagator()
+    return trace.get_tracer("outbox"), TraceContextTextMapPropagator()

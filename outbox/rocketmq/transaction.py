@@ -103,7 +103,7 @@ class Transaction:
             raise self._left_behind()
         own = {**message.headers, TRANSACTION_ID: self.id}
         checked_headers(own)
-        headers = stored_headers(traced(own, trace_headers()))
+        headers = stored_headers(traced(own, trace_headers(message.topic)))
         slot = slot_of(message.key, self._broker.database.slots)
         restored = self._restored
         try:

@@ -134,7 +134,7 @@ _REFUSALS = (
 _NO_RIGHT = "permission denied for"
 _RIGHTS = (
     "; have its owner GRANT SELECT ON outbox_message, outbox_meta TO this role; registering, other tables and purging"
-    " need more, see Rights in docs/spark.md"
+    " need more, see Rights in docs/spark-cluster.md"
 )
 
 

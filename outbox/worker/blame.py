@@ -61,9 +61,12 @@ class Findings:
         return self.errors.get(message.id, "not accepted, and there was nothing else to try")
 
     def error_of_all(self, errors: Iterable[str]) -> str | None:
-        """Return why the destination accepts nothing at all, if several topics have one and the same error."""
+        """Return why the destination accepts nothing at all: as the destination says, or if several topics have one and
+        the same error. `errors`: of the topics; without errors the answer is None.
+        """
         found = list(errors)
-        return found[0] if len(found) > 1 and len(set(found)) == 1 and not self.some_accepted else None
+        alike = len(found) > 1 and len(set(found)) == 1 and not self.some_accepted
+        return (self.away or (found[0] if alike else None)) if found else None
 
 
 class Blame:

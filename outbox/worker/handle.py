@@ -1,50 +1,37 @@
-"""Calls the handler with messages, and decides for each: done, parked, or open because the cause is not known yet."""
+"""Calls the handler with the messages of a batch, until each has an outcome or a stop is asked."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from typing import Any
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.retry import seconds_to_wait
-from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
+from outbox.model.verdict import Verdict, describe
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.stop import Stop
-from outbox.runtime.text import counted
 from outbox.telemetry.events import HandedOver, Teller
 from outbox.worker.batch_size import BatchSize
 from outbox.worker.blame import Blame
-from outbox.worker.calls import Call, Caller, Handler, HeldLease, StrangeAnswerError, verdicts_of
-from outbox.worker.hung import HungCall, HungCalls
-from outbox.worker.known import identity_of
+from outbox.worker.calls import Call, Caller, Handler, HeldLease, verdicts_of
+from outbox.worker.choosing import Chooser
+from outbox.worker.hung import HungCalls
+from outbox.worker.judging import Judge
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome, Pending
+from outbox.worker.pace import Pace
 from outbox.worker.policy import HandlerPolicy, Portions
 from outbox.worker.portions import PortionedCall
-from outbox.worker.waiting import Wait
-
-logger = logging.getLogger("outbox")
+from outbox.worker.waiting import Look, Wait
 
 #: How often to look whether a lease was renewed that does not last long enough for a call.
 _RENEWED_SECONDS = 0.02
-
-
-@dataclass(slots=True)
-class Look:
-    """Asks the stepping partition to set `others`: whether other messages could be tried.
-
-    They could show whether the destination is away, or a message crashes its handler.
-    """
-
-    others: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +66,11 @@ class LeasedCaller:
         options: dict[str, Any] = {"needs": self.needs, "until": until, "deadline": self.deadline, "wake": self.wake}
         if self.portions is None:
             call = Call(messages, self.held, **options)
-        else:
-            call = PortionedCall(messages, self.held, portions=self.portions, tell=self._tell, **options)
-        self.caller.begin(call, self._call if self.portions is None else self.handler)
-        return call
+            self.caller.begin(call, self._call)
+            return call
+        portioned = PortionedCall(messages, self.held, portions=self.portions, tell=self._tell, **options)
+        self.caller.begin(portioned, self.handler)
+        return portioned
 
     def _call(self, messages: Sequence[Message]) -> list[Verdict]:
         verdicts: list[Verdict] | None = None
@@ -120,10 +108,11 @@ class BatchHandler:
         outages: Outages,
         part_seconds: float,
         hung: HungCalls,
+        blame: Blame | None = None,
     ) -> None:
         """`stop`: leaves the rest of a batch open. `most`: of messages in a call. `part_seconds`: a batch that takes
         longer comes in parts. `hung`, `outages`: calls that did not come back, and topics that are not accepted, over
-        all leases.
+        all leases. `blame`: the messages that failed alone before.
         """
         self._calls = calls
         self.policy = policy
@@ -131,8 +120,11 @@ class BatchHandler:
         self._part_seconds = part_seconds
         self.hung = hung
         self._outages = outages
-        self._size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
-        self._blame = Blame()
+        size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
+        self._blame = blame = Blame() if blame is None else blame
+        self._chooser = Chooser(policy, calls.caller, hung=hung, blame=blame, size=size)
+        self._judge = Judge(policy, hung=hung, blame=blame, size=size, outages=outages)
+        self._pace = None if policy.rate is None else Pace(policy.rate)
         #: The calls that have not come back, and are not past their deadline.
         self._under_way: list[Call] = []
 
@@ -193,7 +185,7 @@ class BatchHandler:
                 # Every remaining message hangs, or was tried since the destination accepted something: start over.
                 tried = [message for message in batch.messages if message.id in batch.findings.tried]
                 batch.findings.tried.clear()
-            elif call.late or self._judge(batch, call):
+            elif call.late or self._judge.judge(batch, call):
                 self._let_expire(batch)
                 if batch.has_part(after=self._part_seconds):
                     yield self._part(batch)
@@ -264,8 +256,7 @@ class BatchHandler:
             self._tell(batch, refused | waiting)
 
     def _tell(self, batch: Pending, errors: dict[str, str], *, pauses: bool = False) -> None:
-        by_all = (batch.findings.away or batch.findings.error_of_all(errors.values())) if errors else None
-        self._outages.refused(errors, by_all=by_all, pauses=pauses)
+        self._outages.refused(errors, by_all=batch.findings.error_of_all(errors.values()), pauses=pauses)
 
     def _ends(self, batch: Pending) -> bool:
         """Return whether the rest of a batch stays open."""
@@ -278,11 +269,19 @@ class BatchHandler:
 
     def _begin_calls(self, batch: Pending) -> Generator[Wait, None, None]:
         """Begin as many calls as may be under way at once, for messages of different keys; none after a stop."""
-        while (chunk := self._choose(batch)) and not (self._under_way and self._stop.asked):
+        while (chunk := self._chooser.next(batch, self._under_way)) and not (self._under_way and self._stop.asked):
+            if self._pace is not None:
+                while not self._pace.free:
+                    if self._stop.asked or self._under_way:
+                        return
+                    yield Wait(time.monotonic() + self._pace.free_in, stop=self._stop)
+                chunk = chunk[: self._pace.free]
             while not self._calls.may_begin():
                 if self._stop.asked or self._under_way:
                     return
                 yield Wait(time.monotonic() + _RENEWED_SECONDS, stop=self._stop)
+            if self._pace is not None:
+                self._pace.spend(len(chunk))
             self.hung.known.hand_over(chunk, ordered=self.policy.ordered)
             self._under_way.append(self._calls.begin(chunk, until=clock() + batch.seconds_to_expiry(chunk)))
 
@@ -300,7 +299,7 @@ class BatchHandler:
                     caller.withdraw(call)
                 if call.finished or (call.over and call.leave_behind()):
                     if call.left:
-                        self.hung.add(call, self._calls.held.lease, blamed=self._calls.portions is not None)
+                        self.hung.add(call, self._calls.held.lease, blamed=self.policy.in_portions)
                     self._under_way.remove(call)
                     return call
             waits = any(call.started is None for call in self._under_way)
@@ -315,219 +314,12 @@ class BatchHandler:
             if self._calls.caller.withdraw(call):
                 continue
             if isinstance(call, PortionedCall) and call.leave_behind(overdue=False):
-                self._apply(batch, *call.answered)
+                self._judge.apply(batch, *call.answered)
             self.hung.add(call, self._calls.held.lease)
         self._under_way = []
 
-    def _choose(self, batch: Pending) -> list[Message]:
-        """Return the messages of the next call: none that hangs or was tried already, nor a later message of such a
-        key.
-
-        A message that has failed alone is called alone again, because only then can a failure be blamed on the message.
-        All other messages go first, then the suspect that was tried longest ago. So every message is tried some time,
-        although the message in front is never accepted.
-        """
-        if len(self._under_way) >= self._most_calls or len(self._calls.caller.overdue) >= self.policy.max_hung:
-            return []
-        size = self._next_size(batch)
-        calls = self._most_calls - len(self._under_way) if self.policy.ordered else 1
-        if calls == 1 and not (batch.findings.tried or self.hung or self._blame.some_suspects or self._under_way):
-            return batch.messages[:size]
-        suspects: list[Message] = []
-        chunk = list(islice(self._free(batch, suspects), calls * size))
-        if calls > 1:
-            chunk = _share_of_keys(chunk, calls)[:size]
-        return chunk or self._blame.next_suspect(suspects)
-
-    def _free(self, batch: Pending, suspects: list[Message]) -> Iterator[Message]:
-        """Yield the messages that a call may have; add to `suspects` those that it may have alone."""
-        taken = self.hung.ids.union(message.id for call in self._under_way for message in call.messages)
-        held = set(self.hung.keys if self.policy.ordered else ())
-        for message in batch.messages:
-            if message.id in taken or message.id in batch.findings.tried or message.key in held:
-                held |= self._ordered_key(message)
-            elif self._blame.is_suspect(message):
-                suspects.append(message)
-                held |= self._ordered_key(message)
-            else:
-                yield message
-
-    def _next_size(self, batch: Pending) -> int:
-        """Return how many messages the next call may have.
-
-        Calls in portions end by themselves in time. Of several side by side, each has a share, so that all end at about
-        the same time.
-        """
-        if self._calls.portions is None:
-            return self._size.next
-        return max(1, len(batch.messages) // (2 * self._most_calls) if self._most_calls > 1 else len(batch.messages))
-
-    @property
-    def _most_calls(self) -> int:
-        """How many calls for the partition may be under way at once."""
-        return 1 if self._calls.portions is None or self._calls.portions.suspend else self._calls.caller.concurrency
-
-    def _ordered_key(self, message: Message) -> set[str | None]:
-        return {message.key} if self.policy.ordered and message.key is not None else set()
-
-    def _judge(self, batch: Pending, call: Call) -> bool:
-        """Decide about the messages of a call; return False when none got an outcome."""
-        if isinstance(call, PortionedCall):
-            return self._judge_portions(batch, call)
-        if not call.finished:
-            logger.warning("a call with %s did not come back in time", counted(len(call.messages), "message"))
-            self._size.hung()
-            return self._nobody_knows(batch, call.messages, self._no_answer)
-        if call.verdicts is None:
-            if isinstance(call.error, StrangeAnswerError):
-                # The handler is wrong, not a message: log it now, because smaller and smaller calls would not show it.
-                self._tell(batch, {message.topic: describe(call.error) for message in call.messages})
-            return self._nobody_knows(batch, call.messages, describe(call.error))
-        self._size.came_back(len(call.messages), call.seconds)
-        return self._apply(batch, call.messages, call.verdicts)
-
-    def _judge_portions(self, batch: Pending, call: PortionedCall) -> bool:
-        """Decide about the answered messages, and about those of a portion that did not come back: the listener failed.
-
-        Its messages are tried again when the call has come back.
-        """
-        decided = self._apply(batch, *call.answered)
-        if not call.left:
-            return decided
-        logger.warning("a call with %s did not come back in time", counted(len(call.messages), "message"))
-        batch.resolve([], [(message, self.policy.failed(message, self._no_answer)) for message in call.messages])
-        return True
-
-    @property
-    def _no_answer(self) -> str:
-        return f"no answer within {self.policy.deadline.total_seconds()} s"
-
-    def _nobody_knows(self, batch: Pending, messages: Sequence[Message], error: str) -> bool:
-        """Decide about a failure without verdicts; return whether a message got an outcome."""
-        self._size.one()
-        if len(messages) > 1:
-            return False
-        message = messages[0]
-        if self._blame.failed_alone(message):
-            batch.resolve([], [(message, self.policy.failed(message, error))])
-            return True
-        batch.findings.failed(message, error)
-        return False
-
-    def _apply(self, batch: Pending, messages: Sequence[Message], verdicts: Sequence[Verdict]) -> bool:
-        """Give messages the outcomes that the verdicts demand; return False when none got an outcome.
-
-        After the first verdict of a key other than `Done`, later verdicts of the key count only if they are `Done`.
-        """
-        if verdicts and verdicts.count(DONE) == len(messages):
-            self._accepted(batch, len(messages))
-            batch.resolve(messages, [])
-            return True
-        done = [message for message, verdict in zip(messages, verdicts, strict=True) if isinstance(verdict, Done)]
-        if done:
-            self._accepted(batch, len(done))
-        parked: list[tuple[Message, Parking]] = []
-        failed_keys: set[str | None] = set()
-        for message, verdict in zip(messages, verdicts, strict=True):
-            if isinstance(verdict, Done) or message.key in failed_keys:
-                continue
-            failed_keys |= self._ordered_key(message)
-            alone = len(messages) == 1 or self._calls.portions is not None
-            parking = self._parking(batch, message, verdict, alone=alone)
-            if parking is not None:
-                parked.append((message, parking))
-        batch.resolve(done, parked)
-        return bool(done or parked)
-
-    def _parking(self, batch: Pending, message: Message, verdict: Verdict, *, alone: bool) -> Parking | None:
-        match verdict:
-            case Retry(error, after, counts):
-                return self.policy.failed(message, error, after, counts=counts)
-            case Unavailable(error) if self.policy.suspend:
-                return self.policy.failed(message, error, counts=False)
-            case Reject(error):
-                return self.policy.dead(message, error)
-            case Unavailable(error, everything):
-                batch.findings.away = error if everything else None
-                accepts = batch.findings.some_accepted or self._blame.accepted_since_failure(message)
-                if accepts and batch.quota > 0:
-                    batch.quota -= 1
-                    return self.policy.waiting(message, error)
-                self._size.one()
-                batch.findings.errors[message.id] = error
-                if alone:
-                    self._blame.refused_alone(message)
-                    batch.findings.refused_alone(message)
-        return None
-
     def _look_after_hung(self, batch: Pending) -> None:
-        if self._use_late_answers(batch):
+        if self._judge.use_late_answers(batch):
             self._let_expire(batch)
         if not batch.parked:
-            self._leave_hopeless(batch)
-
-    def _use_late_answers(self, batch: Pending) -> bool:
-        """Use the verdicts of hung calls that have come back; return whether there were any.
-
-        For a message alone in a call that still hangs, an attempt is counted when other messages were accepted since;
-        for a portion that an earlier lease began, at the deadline.
-        """
-        known = self.hung.known
-        if known:
-            in_turn = batch.in_turn(known.among(batch.messages, parked=batch.parked), ordered=self.policy.ordered)
-            done, parkings = known.take(in_turn, parked=batch.parked)
-            batch.findings.some_accepted |= bool(done)
-            batch.resolve(done, parkings)
-        finished = self.hung.take_finished()
-        for hung in finished:
-            self._use_answers(batch, hung)
-        for hung in self.hung.unfinished:
-            # Found by id, because a message that was parked meanwhile was read again. One call counts only once.
-            message = None if hung.alone is None else batch.by_id().get(hung.alone.id)
-            if message is None:
-                continue
-            if self._calls.portions is not None and hung.call.over:
-                hung.blamed = True
-                batch.resolve([], [(message, self.policy.failed(message, self._no_answer))])
-            elif self._blame.accepted_since_failure(message):
-                hung.blamed = True
-                batch.resolve([], [(message, self.policy.failed(message, "hangs, while others are accepted"))])
-        return bool(finished)
-
-    def _use_answers(self, batch: Pending, hung: HungCall) -> None:
-        """Use the verdicts of a late call, except for messages behind a message that has to be sent again."""
-        answers = hung.call.answers
-        verdicts = {identity_of(message): verdict for message, verdict in answers}
-        used = batch.in_turn(verdicts, ordered=self.policy.ordered)
-        now = set(map(identity_of, used))
-        self.hung.known.note(m for m, v in answers if isinstance(v, Done) and identity_of(m) not in now)
-        if used:
-            self._apply(batch, used, [verdicts[identity_of(message)] for message in used])
-
-    def _leave_hopeless(self, batch: Pending) -> None:
-        """Park messages that hang for too long, and the rest of their keys, so that the position can pass.
-
-        The messages stay held until the call ends. For a portion the deadline is too long.
-        """
-        portions = self._calls.portions is not None
-        for call in [each.call for each in self.hung.unfinished if (each.call.over if portions else each.call.hangs)]:
-            ids = {message.id for message in call.messages}
-            keys = {message.key for message in call.messages if message.key is not None}
-            stuck = [message for message in batch.messages if message.id in ids or message.key in keys][: batch.quota]
-            if stuck:
-                batch.quota -= len(stuck)
-                why = "its call has not come back; it is held until the call does, or the process is started again"
-                logger.warning("a call with %s hangs for %d s: %s", counted(len(ids), "message"), call.seconds, why)
-                batch.resolve([], [(message, self.policy.waiting(message, why)) for message in stuck])
-
-    def _accepted(self, batch: Pending, count: int) -> None:
-        self._blame.accepted(count)
-        self._size.accepted(count)
-        batch.findings.accepted()
-
-
-def _share_of_keys(messages: list[Message], calls: int) -> list[Message]:
-    """Return the messages of a share of the keys: a call holds its keys, and the other `calls` need some as well."""
-    keys = dict.fromkeys(message.key for message in messages if message.key is not None)
-    own = set(islice(keys, math.ceil(len(keys) / calls)))
-    return [message for message in messages if message.key is None or message.key in own]
+            self._judge.leave_hopeless(batch)

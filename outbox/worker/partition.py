@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.barrier import has_arrived
@@ -20,14 +21,14 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
 from outbox.worker.fetch import Prefetcher
-from outbox.worker.handle import BatchHandler, Look
+from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance, Task
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, newest, sort_out
+from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, HandlerPolicy, newest, sort_out
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
-from outbox.worker.waiting import SOON_SECONDS, Wait
+from outbox.worker.waiting import SOON_SECONDS, Look, Wait
 
 
 @dataclass(slots=True)
@@ -55,6 +56,25 @@ class _Stored:
     passed: Progress | None = None
 
 
+class Handling(Protocol):
+    """What a partition needs of a `BatchHandler`."""
+
+    policy: HandlerPolicy
+    hung: HungCalls
+
+    @property
+    def gave_up(self) -> bool:
+        """True when only a new process helps."""
+
+    def run(
+        self, messages: list[Message], *, quota: int, parked: bool = False, now: datetime | None = None
+    ) -> Generator[Wait | Look | Outcome, None, None]:
+        """Yield the outcomes of a batch, part by part."""
+
+    def keep(self, done: Sequence[Message], parkings: Parkings, *, parked: bool) -> None:
+        """Remember outcomes that could not be settled."""
+
+
 class PartitionWorker:
     """Runs fetch, handle, settle for one partition while its lease holds.
 
@@ -66,7 +86,7 @@ class PartitionWorker:
         channel: Channel,
         lease: Lease,
         reading: Reading,
-        batch_handler: BatchHandler,
+        batch_handler: Handling,
         settings: Settings,
         *,
         teller: Teller,
@@ -89,9 +109,7 @@ class PartitionWorker:
         policy = batch_handler.policy
         parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
         self._hung = hung = batch_handler.hung
-        self._parked_queue = ParkedQueue(
-            parked, self._settlement, hung, settings, teller, finished, suspends=policy.suspend
-        )
+        self._parked_queue = ParkedQueue(parked, self._settlement, hung, settings, teller, finished, policy=policy)
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
         self._compact, self._suspends = policy.compact, policy.suspend
@@ -120,9 +138,9 @@ class PartitionWorker:
 
     @property
     def due_in(self) -> float:
-        """Seconds until messages are due that are parked, wait for their grace, or are not settled."""
+        """Seconds until messages are due that are parked, wait for their grace, or are not settled; or maintenance."""
         settle_in = max(0.0, self._handled.settle_at - time.monotonic())
-        return min(self._parked_queue.due_in, self._prefetcher.due_in, settle_in)
+        return min(self._parked_queue.due_in, self._prefetcher.due_in, self._maintenance.due_in, settle_in)
 
     def awaits_grace(self) -> bool:
         """Return whether messages from before the first step still wait for their grace, or for one that failed; called
@@ -154,7 +172,7 @@ class PartitionWorker:
             yield from self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             self._store_in_passing(batch)
-        self._maintenance.step(self._stored.progress.base)
+        self._maintenance.step(self._stored.progress.base, behind=batch.end.target is not None)
         return worked + batch.seen
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:

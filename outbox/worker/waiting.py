@@ -1,4 +1,4 @@
-"""Waits: a generator of the worker yields a wait instead of blocking the thread that steps it."""
+"""Waits and looks: a generator of the worker yields one instead of blocking, or asking, the thread that steps it."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ class Wait:
     def at_most(self, seconds: float) -> Wait:
         """Return a wait that is not longer than so many seconds."""
         return replace(self, until=min(self.until, time.monotonic() + seconds))
+
+
+@dataclass(slots=True)
+class Look:
+    """Asks the stepping partition to set `others`: whether other messages could be tried.
+
+    They could show whether the destination is away, or a message crashes its handler.
+    """
+
+    others: bool = False

@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from outbox import Message, Outbox, Relay
-from outbox.cli.routes import routes_of_file
+from outbox.cli.config import read
+from outbox.cli.routes import pace_of_file
 from outbox.store.log.limits import Limits
 from tests.cli.test_cli_relay_several import QUICK, running
 from tests.support.command_line import outbox
@@ -135,6 +136,7 @@ def test_a_process_whose_routes_cannot_begin_is_told_by_status_and_names_each_ro
 
 
 SINGLE = """
+[relay]
 attempts = 3
 batch_size = 2
 batch_bytes = 1000
@@ -153,8 +155,8 @@ def test_a_file_with_one_route_says_all_about_a_single_destination(shop, tmp_pat
 
     ended = outbox(shop, "relay", "--config", str(file), "--until-empty")
 
-    found = routes_of_file(file)
-    assert (found.retry.attempts, found.limits) == (3, Limits(rows=2, bytes=1000))
+    retry, limits = pace_of_file(read(file))
+    assert (retry.attempts, limits) == (3, Limits(rows=2, bytes=1000))
     assert (ended.code, topics(out)) == (0, ["shop.orders.placed", "shop.people", "shop.orders.paid", "shop.mail"])
     assert {json.loads(line)["content_type"] for line in out.read_text().splitlines()} == {
         "application/cloudevents+json"
@@ -167,7 +169,6 @@ WRONG = {
     "no URL": (["--route", "orders.*"], "--route: write a topic or a pattern, = and a URL"),
     "twice": (["--route", "a=stdout:", "--route", "a=stdout:"], "--route: 'a' is given twice"),
     "beside a destination": ([*ROUTE, "--to", "stdout:"], "--to and --route exclude each other"),
-    "beside a file": ([*ROUTE, "--config", "x"], "--route and --config exclude each other"),
     "beside topics": ([*ROUTE, "--topics", "a"], "--route and --topics exclude each other"),
     "a password": (["--route", "*=nats://u:secret@h"], "set OUTBOX_RELAY_ROUTE instead, or write routes to a file"),
     "an unknown scheme": (["--route", "*=nowhere://h"], "there is no sender for nowhere: URLs"),
@@ -202,14 +203,20 @@ OF_FILES = {
         "[routes.orders.*]\nto='stdout:'",
         'key part (at line 1, column 16); quote the pattern: [routes."orders.*"]',
     ),
-    "nothing": ("", "FILE: it has no routes; write tables such as"),
-    "another table": ("[relay]", "FILE: 'relay' is unknown; there are attempts, batch_size, batch_bytes and tables"),
+    "nothing": ("", "no destination: give --to URL"),
+    "no route": ("[routes]", "FILE: it has no routes; write tables such as"),
     "too large a batch": (
-        "batch_size=100001\n[routes.'*']\nto='stdout:'",
-        "FILE: batch_size is at most 100000, not 100001",
+        "[relay]\nbatch_size=100001\n[routes.'*']\nto='stdout:'",
+        "FILE: [relay] batch_size: is at most 100000, not 100001",
     ),
-    "no attempts": ("attempts=0\n[routes.'*']\nto='stdout:'", "FILE: attempts must be a whole number from 1 on"),
-    "a size in words": ("batch_size='all'\n[routes.'*']\nto='stdout:'", "FILE: batch_size must be a whole number"),
+    "no attempts": (
+        "[relay]\nattempts=0\n[routes.'*']\nto='stdout:'",
+        "FILE: [relay] attempts: must be a whole number from 1 on",
+    ),
+    "a size in words": (
+        "[relay]\nbatch_size='all'\n[routes.'*']\nto='stdout:'",
+        "FILE: [relay] batch_size: must be a whole number",
+    ),
     "no table": ("[routes]\n'*' = 'stdout:'", 'FILE: [routes."*"] must be a table'),
     "an unknown field": (
         "[routes.'*']\nto='stdout:'\ntopics=1",

@@ -7,7 +7,7 @@ PAGE = (TOP / "docs" / "metrics.md").read_text()
 
 
 def test_every_metric_is_there():
-    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    rows = [line for line in PAGE.splitlines() if line.startswith(("| `messaging", "| `outbox"))]
 
     assert rows == [
         f"| `{each.name}` | `{each.prometheus_name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)}"

@@ -17,9 +17,11 @@ from sqlalchemy import text
 
 from outbox import Outbox, Reject, Relay, RetryPolicy, Settings, errors, migrate
 from outbox.cli import main
+from outbox.cli.config import options_of
 from outbox.errors import OutboxError
 from outbox.model import limits
 from outbox.testing.servers import PostgresServer
+from tests.support.command_line import outbox
 from tests.support.pages import TOP, blocks, run
 
 DOCS = TOP / "docs"
@@ -126,7 +128,8 @@ def test_the_limits_are_those_of_the_library():
 
 
 def test_the_variables_are_those_of_the_commands():
-    rows = re.findall(r"^\| `(OUTBOX_\w+)` \| `(?:outbox (\w+) )?(--[\w-]+)` \|", page("configuration"), re.MULTILINE)
+    pattern = r"^\| `(OUTBOX_\w+)` \| `(?:outbox (\w+) )?(--[\w-]+)` \| (?:`(?:\[(\w+)\] )?(\w+)` )?\|"
+    rows = re.findall(pattern, page("configuration"), re.MULTILINE)
 
     context = click.Context(main, info_name="outbox", auto_envvar_prefix="OUTBOX")
     relay = main.get_command(context, "relay")
@@ -134,8 +137,23 @@ def test_the_variables_are_those_of_the_commands():
     inner = click.Context(relay, info_name="relay", parent=context)
     options = [each for each in relay.params if isinstance(each, click.Option)]
     variables = {name: each.get_help_extra(inner)["envvars"] for each in options for name in each.opts}
+    settings = {each.opts[-1]: name for name, each in options_of(relay).items()}
     assert len(rows) >= 7
     assert [row for row in rows if row[0] not in variables[row[2]]] == []
+    assert [row for row in rows if (row[1], settings.get(row[2], "")) != row[3:]] == []
+
+
+def test_the_settings_file_is_read_by_the_commands_that_it_names(tmp_path, monkeypatch):
+    """Each is told what it lacks, and has no setting to complain of."""
+    (file,) = blocks(page("configuration"), "toml")
+    monkeypatch.chdir(tmp_path)
+    Path("outbox.toml").write_text(file)
+
+    told = [outbox(None, *command.split(), NATS_HOST="nats").err for command in (
+        "relay --database x --schema x", "purge --database x", "subscriptions list --database x",
+    )]  # fmt: skip
+
+    assert {each.partition(";")[0] for each in told} == {"Error: the database is not given as a URL"}, told
 
 
 def test_every_error_is_on_its_page():

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from outbox import Message, Route, migrate
-from outbox.cli.routes import routes_of_file
+from outbox.cli.config import read
+from outbox.cli.routes import pace_of_file, routes_of_file
 from outbox.senders.opening import open_sender
 from outbox.store.log.limits import Limits
 from tests.support.destination import Destination
@@ -30,16 +31,16 @@ def test_the_file_is_read(tmp_path, monkeypatch):
     monkeypatch.setenv("KAFKA_URL", "kafka://kafka:9092")
     file.write_text(routes)
 
-    found = routes_of_file(file)
+    found, (retry, limits) = routes_of_file(read(file)), pace_of_file(read(file))
     file.write_text(single)
-    alone = routes_of_file(file)
+    alone = routes_of_file(read(file))
 
-    assert (found.retry.attempts, found.limits) == (20, Limits(rows=500))
-    assert [(pattern, route.to) for pattern, route in found.table.items()] == [
+    assert (retry.attempts, limits) == (20, Limits(rows=500))
+    assert [(pattern, route.to) for pattern, route in found.items()] == [
         ("orders.*", "kafka://kafka:9092"), ("*", "nats://nats:4222"),
     ]  # fmt: skip
-    assert found.table["*"] == Route(to="nats://nats:4222")
-    assert alone.table == {
+    assert found["*"] == Route(to="nats://nats:4222")
+    assert alone == {
         "*": Route(to="nats://nats:4222", prefix="shop.", rename={"orders": "placed-orders"}),
     }
 

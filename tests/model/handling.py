@@ -16,10 +16,11 @@ from outbox.runtime.stop import Stop
 from outbox.telemetry.events import Listeners
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call
-from outbox.worker.handle import BatchHandler, Look
+from outbox.worker.handle import BatchHandler
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
+from outbox.worker.waiting import Look
 from tests.support.stage import outages_told_to
 
 _NEVER = Stop()
@@ -63,9 +64,8 @@ class Handler:
             outages=outages_told_to(Listeners()),
             part_seconds=math.inf,
             hung=HungCalls(),
+            blame=blame,
         )
-        if blame is not None:
-            self._handler._blame = blame
 
     def steps(
         self, items: Sequence[Item], *, parked: bool, others: Callable[[], bool]
@@ -115,7 +115,6 @@ class _Calls:
     """The calls of a lease that is good for ever: each is under way until somebody finishes it."""
 
     held = SimpleNamespace(lease=None)
-    portions = None
     overdue: tuple[Call, ...] = ()
 
     @property

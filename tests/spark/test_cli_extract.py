@@ -193,6 +193,7 @@ def test_cleaning_needs_no_database_and_says_what_it_did(outbox, path, database)
     [
         (["--until-empty", "--follow"], "--until-empty and --follow exclude each other"),
         (["--master", "local", "--remote", "sc://x"], "--master and --remote exclude each other"),
+        (["--conf", "executor.memory=4g"], "write spark.name=value, such as spark.executor.memory=4g"),
         (["--hold", "7d"], "--hold says how long retention waits for --register NAME"),
         (["--topics", "a b"], "topics: one"),
         (["--topics", "orders.*"], "is a pattern or an exception; here topics are whole names"),

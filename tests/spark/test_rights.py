@@ -1,4 +1,4 @@
-"""The rights that docs/spark.md names are enough to read and to extract, and one that is missing is told."""
+"""The rights that docs/spark-cluster.md names are enough to read and to extract, and one that is missing is told."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.spark.streams import Stream
 from tests.support.command_line import outbox as typed
 from tests.support.guests import owner_and_guest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "spark-cluster.md").read_text()
 TO_READ, *TO_REGISTER = re.findall(r"^GRANT .* TO reader;$", PAGE, re.MULTILINE)
 
 

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import outbox
+from outbox.telemetry import metrics
 
 TOP = Path(__file__).parents[2]
 
@@ -40,14 +42,16 @@ def names(page: str) -> Iterable[str]:
 
 
 def resolve(name: str) -> None:
-    """Find a name: of the module, or of an `Outbox`, which the pages call by the same name."""
+    """Find a name: of a metric, of the module, or of an `Outbox`, which the pages call by the same name."""
+    if name in {each.name for each in vars(metrics).values() if isinstance(each, metrics.Metric)}:
+        return
     first, *rest = name.split(".")[1:]
-    if hasattr(outbox.Outbox, first):
-        found: Any = getattr(outbox.Outbox, first)
-    elif hasattr(outbox, first):
-        found = getattr(outbox, first)
-    else:
-        found = import_module(f"outbox.{first}")
+    found: Any = getattr(outbox.Outbox, first, None) or getattr(outbox, first, None)
+    if isinstance(found, cached_property) and rest:
+        # Its class has its name; a folder of the package may have the name as well.
+        found = getattr(outbox, first.title())
+        found = found if hasattr(found, rest[0]) else None
+    found = found or import_module(f"outbox.{first}")
     for attribute in rest:
         found = getattr(found, attribute, None) or import_module(f"{found.__name__}.{attribute}")
 

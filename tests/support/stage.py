@@ -16,14 +16,14 @@ from outbox.model.lease import Lease
 from outbox.model.verdict import DONE
 from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
-from outbox.telemetry.events import Listeners, Teller
+from outbox.telemetry.events import HandedOver, Listeners, Teller
 from outbox.worker.calls import Caller, HeldLease
-from outbox.worker.handle import BatchHandler, LeasedCaller, Look
+from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.waiting import Wait
+from outbox.worker.waiting import Look, Wait
 
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)
@@ -33,6 +33,9 @@ DESTINATION = "nats://h:4222"
 NO_DATABASE: Any = None
 #: For handlers that take their time.
 HASTY = replace(POLICY, deadline=timedelta(seconds=0.1))
+#: Each message alone with the listener, so that a failure is its own.
+ONE = replace(POLICY, portion=1)
+HASTY_ONE = replace(HASTY, portion=1)
 EARLIER = Unavailable("an earlier message of its key was not stored")
 
 
@@ -216,6 +219,19 @@ class Stage:
 def ids(messages: Sequence[Message]) -> list[int]:
     """Their numbers."""
     return [message.id or 0 for message in messages]
+
+
+def handed_over(stage: Stage, given: Sequence[Message], **options: Any) -> list[list[int]]:
+    """Those of each call, while the stage handles the messages."""
+    heard = list[list[int]]()
+
+    @stage.listeners.listen
+    def hears(event: Any) -> None:
+        if isinstance(event, HandedOver):
+            heard.append(ids(event.messages))
+
+    stage.run(given, **options)
+    return heard
 
 
 def seen(outcome: Outcome) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from outbox.model.verdict import DONE
 from outbox.runtime.stop import Stop
 from outbox.telemetry.events import Listeners
 from outbox.worker.calls import Call
-from outbox.worker.handle import BatchHandler, LeasedCaller, Look
+from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import BLOCKED, HandlerPolicy
-from outbox.worker.waiting import Wait
+from outbox.worker.waiting import Look, Wait
 from tests.support.stage import EARLIER, again, messages, outages_told_to
 
 POLICY = HandlerPolicy(
@@ -69,8 +69,6 @@ class ScriptedCall(Call):
 
 class Line:
     """The way of the handler to the destination, under one lease."""
-
-    portions = None
 
     def __init__(self, machine: Machine, lease: Lease) -> None:
         self._machine = machine

@@ -1,17 +1,12 @@
-"""Handing over in portions, without a database: each is answered for itself, and several are under way at once."""
+"""A call that hands over in portions, without a database: each portion is answered for itself."""
 
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tenacity import wait_fixed
 
 from outbox import Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
@@ -19,28 +14,25 @@ from outbox.runtime.clock import clock
 from outbox.telemetry.events import HandedOver
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCalls
-from outbox.worker.outcome import Outcome
-from outbox.worker.policy import Portions, newest
+from outbox.worker.policy import Portions
 from outbox.worker.portions import PortionedCall
-from outbox.worker.waiting import Wait
-from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, raising, seen
+from tests.support.stage import (
+    HASTY_ONE,
+    ONE,
+    POLICY,
+    Handler,
+    Held,
+    Stage,
+    again,
+    handed_over,
+    hanging,
+    ids,
+    messages,
+    only,
+    raising,
+    seen,
+)
 from tests.support.waiting import eventually
-
-ONE = replace(POLICY, portion=1)
-HASTY_ONE = replace(HASTY, portion=1)
-
-
-def handed_over(stage: Stage, given: Sequence[Message], **options: Any) -> list[list[int]]:
-    """Handle the messages, and return those of each call."""
-    heard = list[list[int]]()
-
-    @stage.listeners.listen
-    def hears(event: Any) -> None:
-        if isinstance(event, HandedOver):
-            heard.append(ids(event.messages))
-
-    stage.run(given, **options)
-    return heard
 
 
 def test_each_portion_is_a_list_of_its_own():
@@ -200,6 +192,22 @@ def test_a_late_answer_counts_when_the_message_is_read_again():
 
     assert handler.calls == [[1], [2]]
     assert seen(retried) == {"done": [1], "parked": [], "open": []}
+
+
+def test_without_order_a_late_answer_counts_whatever_else_of_its_key_is_handed_over():
+    """With order the messages of a key from there on would be handed over again."""
+    handler, given = Handler(), messages("a", "a")
+    stage = Stage(handler, replace(HASTY_ONE, ordered=False))
+    with hanging(handler, 2) as released:
+        stage.run(given)
+        released.set()
+        assert eventually(lambda: not stage.batch_handler.hung.held().ids, 10)
+
+    stage.run(messages("a", first=3))
+    outcome = stage.run([again(messages("a", first=0)[0], 2), again(given[1], 2)], parked=True, quota=0)
+
+    assert handler.calls == [[1], [2], [3], [0]]
+    assert sorted(ids(outcome.done)) == [0, 2]
 
 
 def test_a_late_failure_is_tried_again():
@@ -467,277 +475,3 @@ def test_a_stop_is_followed_between_two_portions():
     stage = Stage(handler, ONE, held=held)
 
     assert seen(stage.run(messages("a", "b", "c"))) == {"done": [1, 2], "parked": [], "open": [3]}
-
-
-# Side by side
-
-
-class Watched:
-    """A handler that knows which messages are with it at once."""
-
-    def __init__(self, verdicts: dict[int, Verdict], slow: frozenset[int] = frozenset()) -> None:
-        self.verdicts = verdicts
-        self.slow = slow
-        self.lock = threading.Lock()
-        self.present: list[Message] = []
-        self.most = 0
-        self.together: set[str] = set()
-        self.arrived: dict[str | None, list[int]] = defaultdict(list)
-
-    def __call__(self, given: Sequence[Message]) -> list[Verdict]:
-        """Sleep a little, so that others come meanwhile."""
-        (message,) = given
-        with self.lock:
-            if message.key is not None and message.key in {each.key for each in self.present}:
-                self.together.add(message.key)
-            self.present.append(message)
-            self.most = max(self.most, len(self.present))
-            self.arrived[message.key].append(message.id or 0)
-        time.sleep(0.02 if message.id in self.slow else 0.0002)
-        with self.lock:
-            self.present.remove(message)
-        return [self.verdicts.get(message.id or 0, DONE)]
-
-
-def test_several_are_handled_at_once_and_never_two_of_a_key():
-    handler = Watched({}, slow=frozenset(range(1, 13)))
-
-    outcome = Stage(handler, ONE, concurrency=4).run(messages(*"abcdabcdabcd"))
-
-    assert (handler.most, handler.together) == (4, set())
-    assert dict(handler.arrived) == {"a": [1, 5, 9], "b": [2, 6, 10], "c": [3, 7, 11], "d": [4, 8, 12]}
-    assert sorted(ids(outcome.done)) == list(range(1, 13))
-
-
-def test_without_order_a_late_answer_counts_whatever_else_of_its_key_is_handed_over():
-    """With order the messages of a key from there on would be handed over again."""
-    handler, given = Handler(), messages("a", "a")
-    stage = Stage(handler, replace(HASTY_ONE, ordered=False))
-    with hanging(handler, 2) as released:
-        stage.run(given)
-        released.set()
-        assert eventually(lambda: not stage.batch_handler.hung.held().ids, 10)
-
-    stage.run(messages("a", first=3))
-    outcome = stage.run([again(messages("a", first=0)[0], 2), again(given[1], 2)], parked=True, quota=0)
-
-    assert handler.calls == [[1], [2], [3], [0]]
-    assert sorted(ids(outcome.done)) == [0, 2]
-
-
-def test_messages_without_a_key_are_handled_at_once():
-    handler = Watched({}, slow=frozenset(range(1, 9)))
-
-    Stage(handler, ONE, concurrency=4).run(messages(*[None] * 8))
-
-    assert handler.most == 4
-
-
-def test_without_order_messages_of_a_key_are_handled_at_once():
-    handler = Watched({}, slow=frozenset(range(1, 9)))
-
-    Stage(handler, replace(ONE, ordered=False), concurrency=4).run(messages(*"aaaaaaaa"))
-
-    assert (handler.most, handler.together) == (4, {"a"})
-
-
-def test_a_call_leaves_some_keys_to_the_others():
-    """The keys alternate in the log."""
-    stage = Stage(Watched({}, slow=frozenset(range(1, 17))), ONE, concurrency=2)
-
-    assert sorted(handed_over(stage, messages(*"ab" * 8))[:2]) == [[1, 3, 5, 7], [2, 4, 6, 8]]
-
-
-def test_another_call_goes_on_while_what_one_had_is_unavailable():
-    """Only when none is under way is there a pause."""
-    away = {1}
-
-    def answer(message: Message) -> Verdict:
-        time.sleep(0.3 if message.id == 2 else 0)
-        verdict: Verdict = Unavailable("away") if message.id in away else DONE
-        away.discard(message.id or 0)
-        return verdict
-
-    stage = Stage(Handler(answer), replace(ONE, pause=wait_fixed(30)), concurrency=2)
-    began = time.monotonic()
-    outcome = stage.run(messages("a", "b"), quota=0)
-
-    assert ids(outcome.done) == [2, 1]
-    assert time.monotonic() - began < 30
-
-
-def test_too_many_portions_that_hang_end_it_and_what_they_have_is_parked():
-    """More calls may be under way than may hang."""
-    handler = Handler()
-    stage = Stage(handler, HASTY_ONE, concurrency=12)
-    with hanging(handler, *range(1, 13)) as released:
-        outcome = stage.run(messages(*"abcdefghijklmn"))
-        released.set()
-
-    assert len(handler.calls) == 12 + len(outcome.done)
-    assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(n, "retry", 1) for n in range(1, 13)]
-    assert sorted(ids(outcome.done) + ids(outcome.open)) == [13, 14]
-    assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
-
-
-def test_one_that_hangs_does_not_stop_those_beside_it():
-    handler = Handler()
-    stage = Stage(handler, HASTY_ONE, concurrency=2)
-    with hanging(handler, 1) as released:
-        outcome = stage.run(messages("a", "b", "a", "c", "d"))
-        released.set()
-
-    assert sorted(ids(outcome.done)) == [2, 4, 5]
-    assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(1, "retry", 1), (3, "blocked", 0)]
-    assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
-
-
-def test_the_first_call_that_comes_back_is_settled_first():
-    released = threading.Event()
-
-    def slow(message: Message) -> Verdict:
-        if message.id == 1:
-            assert released.wait(30)
-        time.sleep(0.2)
-        return DONE
-
-    parts = Stage(Handler(slow), ONE, concurrency=2, part_seconds=0.0).parts(messages("a", "b"))
-    first = next(parts)
-    released.set()
-
-    assert (ids(first.done), [ids(part.done) for part in parts]) == ([2], [[1]])
-
-
-def test_no_call_begins_after_a_stop_beside_those_under_way():
-    """Not even when another one has come back."""
-    released = threading.Event()
-
-    def stops(message: Message) -> Verdict:
-        if message.id == 2:
-            stage.stop.looks = 0
-        else:
-            released.wait(0.3)
-        return DONE
-
-    handler = Handler(stops)
-    stage = Stage(handler, ONE, concurrency=2)
-    outcome = stage.run(messages("a", "b", "c", "d"))
-
-    assert sorted(handler.calls) == [[1], [2]]
-    assert (sorted(ids(outcome.done)), ids(outcome.open)) == ([1, 2], [3, 4])
-
-
-def test_a_call_that_waits_for_its_turn_is_withdrawn_by_a_stop():
-    """The wait for it ends with the stop; the wait for a call that has begun does not."""
-    stage, others = Stage(Handler(), ONE), threading.Event()
-    stage.caller.begin(Call(messages("x")), lambda _: [DONE] if others.wait(5) else [])
-    handling = stage.batch_handler.run(messages("a"), quota=0)
-
-    wait = next(handling)
-    assert isinstance(wait, Wait)
-    stops, stage.stop.looks = wait.stop, 0
-    (end,) = handling
-    others.set()
-
-    assert (stops, isinstance(end, Outcome) and ids(end.open)) == (stage.stop, [1])
-
-
-def test_calls_under_way_are_looked_after_while_the_lease_is_too_short_for_another():
-    handler, good = Handler(), [True, False]
-
-    class Short(Held):
-        def require(self, seconds: float) -> bool:
-            """Good for the first call, and then again after a look."""
-            return good.pop(0) if good else True
-
-    parts = Stage(handler, ONE, concurrency=2, held=Short(), part_seconds=0.0).parts(messages("a", "b"))
-
-    assert (ids(next(parts).done), handler.calls) == ([1], [[1]])
-    assert [ids(part.done) for part in parts] == [[2]]
-
-
-def test_a_message_does_not_expire_while_a_call_has_it():
-    """The call beside comes back when its time is over."""
-    found = messages("a", "b")
-    found[0].expires_at = datetime.now(UTC) + timedelta(seconds=1)
-
-    def slow(message: Message) -> Verdict:
-        time.sleep(1.6 if message.id == 1 else 1.2)
-        return DONE
-
-    outcome = Stage(Handler(slow), ONE, concurrency=2).run(found, now=datetime.now(UTC))
-
-    assert (sorted(ids(outcome.done)), outcome.parked) == ([1, 2], [])
-
-
-def test_a_lease_that_is_lost_holds_what_is_under_way():
-    held = Held()
-    held.calls = 2
-    handler = Handler()
-
-    def answer(message: Message) -> Verdict:
-        assert message.id == 1 or eventually(lambda: [1] in handler.calls)
-        return DONE
-
-    handler.answer = answer
-    stage = Stage(handler, ONE, held=held, concurrency=2, part_seconds=0.0)
-
-    with hanging(handler, 1) as released:
-        with pytest.raises(Exception, match="lost"):
-            stage.run(messages(*"abcdefgh"))
-        assert 1 in stage.batch_handler.hung.ids
-        released.set()
-
-
-@given(
-    keys=st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=24),
-    bad=st.sets(st.integers(1, 24), max_size=6),
-    slow=st.sets(st.integers(1, 24), max_size=3),
-    concurrency=st.integers(1, 4),
-    ordered=st.booleans(),
-)
-@settings(deadline=None, max_examples=60)
-def test_every_message_has_one_outcome_and_keys_keep_their_order(keys, bad, slow, concurrency, ordered):
-    given = messages(*keys)
-    handler = Watched({id: Retry("no") for id in bad}, frozenset(slow))
-    policy = replace(ONE, ordered=ordered)
-
-    outcome = Stage(handler, policy, concurrency=concurrency, part_seconds=0.005).run(given)
-
-    with_outcome = ids(outcome.done) + ids([message for message, _ in outcome.parked])
-    assert sorted(with_outcome) == ids(given)
-    assert all(len(each) == len(set(each)) for each in handler.arrived.values())
-    if ordered:
-        assert handler.together == set()
-        for key, arrived in handler.arrived.items():
-            of_key = [message.id for message in given if message.key == key]
-            stopped = next((at for at, id in enumerate(of_key) if id in bad), len(of_key) - 1)
-            assert key is None or arrived == of_key[: stopped + 1]
-    else:
-        assert set(ids(outcome.done)) == set(ids(given)) - bad
-
-
-# The newest of a key
-
-
-def test_the_newest_of_each_topic_and_key_stands_for_the_earlier():
-    found = [
-        *messages("a", "b", None, "a"),
-        *messages("a", "b", first=5, topic="prices"),
-        *messages(None, "a", first=7),
-    ]
-
-    newer, replaced = newest(found)
-
-    assert (ids(newer), ids(replaced)) == ([2, 3, 5, 6, 7, 8], [1, 4])
-
-
-def test_a_message_that_may_expire_stands_for_no_other():
-    """Otherwise none of the key would be handled when it expires before it is handed over."""
-    found = messages("a", "a", "b", "a", "b", "b", "c")
-    for message in found[1], found[5], found[6]:
-        message.expires_at = datetime.now(UTC)
-
-    newer, replaced = newest(found)
-
-    assert (ids(newer), ids(replaced)) == ([4, 5, 6, 7], [1, 2, 3])

@@ -373,7 +373,8 @@ def test_who_works_until_nothing_is_left_does_so_although_a_command_wants_the_le
         nonlocal steps
         steps += 1
         if steps == 1:
-            self._batch_handler._stop.ask()
+            handler: Any = self._batch_handler
+            handler._stop.ask()
         return (yield from step(self, postpone=postpone))
 
     monkeypatch.setattr(PartitionWorker, "step", asked)

@@ -33,7 +33,7 @@ def remote() -> Iterator[None]:
 
 @pytest.mark.usefixtures("remote")
 def test_the_current_span_is_what_a_message_carries():
-    assert trace_headers() == {"traceparent": PARENT, "tracestate": "vendor=a,other=b"}
+    assert trace_headers("orders") == {"traceparent": PARENT, "tracestate": "vendor=a,other=b"}
 
 
 def test_a_span_of_the_sdk_is_carried_by_its_ids():
@@ -41,18 +41,18 @@ def test_a_span_of_the_sdk_is_carried_by_its_ids():
         context = span.get_span_context()
 
         ids = f"{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-        assert trace_headers() == {"traceparent": f"00-{ids}"}
+        assert trace_headers("orders") == {"traceparent": f"00-{ids}"}
 
 
 def test_without_a_span_there_is_nothing_to_carry():
-    assert trace_headers() == {}
+    assert trace_headers("orders") == {}
 
 
 def test_without_opentelemetry_it_is_not_loaded():
     script = """
 import sys
 from outbox.model.trace_context import trace_headers
-assert trace_headers() == {}
+assert trace_headers("orders") == {}
 print([name for name in sys.modules if name.startswith("opentelemetry")])
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
@@ -66,7 +66,7 @@ def test_a_trace_that_cannot_be_captured_costs_no_message(monkeypatch):
 
     monkeypatch.setattr("opentelemetry.trace.propagation.tracecontext.TraceContextTextMapPropagator.inject", broken)
 
-    assert trace_headers() == {}
+    assert trace_headers("orders") == {}
 
 
 def test_a_trace_travels_beside_the_headers_of_the_user():

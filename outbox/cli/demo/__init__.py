@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from outbox.cli.options import option
+from outbox.cli.options import configured, option
 
 if TYPE_CHECKING:
     from outbox.cli.demo.judge import Judgement
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @option("--orders", type=click.IntRange(4, 100_000), default=2000, help="Orders to place.")
 @option("--light", is_flag=True, help="No servers: SQLite and a file.")
 @option("--keep", is_flag=True, help="Leave it running afterwards, to play with.")
+@configured
 def demo(*, orders: int, light: bool, keep: bool) -> int:
     """See transactions become messages, with crashes in the middle.
 

@@ -41,7 +41,7 @@ class Site:
     def environment(self) -> dict[str, str]:
         """The environment of the demo's processes, without the user's own settings of an outbox."""
         mine = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
-        return mine | {"OUTBOX_DATABASE": self.database_url}
+        return mine | {"OUTBOX_DATABASE": self.database_url, "OUTBOX_CONFIG": os.devnull}
 
 
 class Books:

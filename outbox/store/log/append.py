@@ -89,7 +89,7 @@ class Writing:
         return written
 
     def _insert(self, messages: Sequence[Message], direct: Direct | None, written: Appended) -> Script[None]:
-        slots, trace = self._database.slots, trace_headers()
+        slots, trace = self._database.slots, trace_headers(messages[0].topic, len(messages))
         taken = [direct is not None and direct.takes(message) for message in messages]
         name = None if direct is None else direct.subscription
         compensation = None if name is None or not any(taken) else compensation_of(name)

@@ -221,8 +221,8 @@ class Run:
     def _relay(self) -> _Relay:
         log = self._folder / f"relay-{len(list(self._folder.glob('relay-*')))}.log"
         routes = self._folder / "routes.toml"
-        routes.write_text(f'batch_size = {self._plan.batch}\n[routes."*"]\nto = "${{DESTINATION}}"\n')
-        environment = {"OUTBOX_DATABASE": self._url, "DESTINATION": self._there.url, "OUTBOX_RELAY_CONFIG": str(routes)}
+        routes.write_text(f'[relay]\nbatch_size = {self._plan.batch}\n[routes."*"]\nto = "${{DESTINATION}}"\n')
+        environment = {"OUTBOX_DATABASE": self._url, "DESTINATION": self._there.url, "OUTBOX_CONFIG": str(routes)}
         return _Relay(self._plan, log, {**environment, relays.TWIN: self._plan.twin or ""})
 
     def _said(self) -> str:

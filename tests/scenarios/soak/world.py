@@ -128,7 +128,7 @@ class World:
     def write_routes(self) -> None:
         """Write the file that relays read when they start."""
         tables = (f'[routes."{pattern}"]\nto = "{self.url_of(to)}"\n' for pattern, to in self.routes.items())
-        self._routes.write_text(f"batch_size = {BATCH}\n{''.join(tables)}")
+        self._routes.write_text(f"[relay]\nbatch_size = {BATCH}\n{''.join(tables)}")
 
     # Commands
 

@@ -1,0 +1,129 @@
+"""OpenTelemetry: the metrics and the spans of a process, by its API. Without an SDK they go nowhere.
+
+A span `create` is made where a message is written, and its context travels in the headers of the message. `send` and
+`settle` are made of events, after a call; `process` is around the function that handles a message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from outbox.errors import MissingExtraError
+from outbox.model.message import Message
+from outbox.model.verdict import Done
+from outbox.telemetry.events import EVERYWHERE, Event, HandedOver, Settled
+from outbox.telemetry.metrics import BUCKETS, Metric, Metrics
+
+try:
+    from opentelemetry.metrics import Meter, get_meter
+    from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, get_current_span, get_tracer
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:
+    raise MissingExtraError("metrics and traces need an extra: pip install 'outbox-log[metrics]'") from error
+
+#: A span has links to at most so many messages; the SDK keeps no more by default.
+_MOST_LINKS = 128
+_propagator = TraceContextTextMapPropagator()
+
+
+class OpenTelemetryExporter:
+    """Makes the metrics: `EVERYWHERE.listen(Metrics(OpenTelemetryExporter()).told)`."""
+
+    def __init__(self, meter: Meter | None = None) -> None:
+        """`meter`: None: one of the global provider."""
+        self._meter = get_meter("outbox") if meter is None else meter
+
+    def instrument(self, metric: Metric) -> Callable[..., object]:
+        """Do as `Exporter.instrument`."""
+        about: dict[str, Any] = {"name": metric.name, "unit": metric.unit, "description": metric.about}
+        put: Callable[..., object]
+        if metric.kind == "counter":
+            put = self._meter.create_counter(**about).add
+        elif metric.kind == "gauge":
+            put = self._meter.create_gauge(**about).set
+        else:
+            put = self._meter.create_histogram(**about, explicit_bucket_boundaries_advisory=BUCKETS).record
+        names = metric.labels
+        # A label without a text is no attribute.
+        return lambda value, *given: put(value, {name: text for name, text in zip(names, given, strict=True) if text})
+
+
+class Traces:
+    """Makes spans of calls and settles: `EVERYWHERE.listen(Traces().told)`."""
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        """`tracer`: None: one of the global provider."""
+        self._tracer = get_tracer("outbox") if tracer is None else tracer
+
+    def told(self, event: Event) -> None:
+        """Make a span of a call that has come back, or of a settle."""
+        if isinstance(event, HandedOver) and event.destination is not None:
+            self._send(event, event.destination)
+        elif isinstance(event, Settled):
+            self._span("settle", "outbox", event, SpanKind.CLIENT)
+
+    def _send(self, event: HandedOver, destination: str) -> None:
+        failed = next((each.error for each in event.verdicts or () if not isinstance(each, Done)), event.error)
+        self._span(f"send {destination}", destination.partition(":")[0], event, SpanKind.PRODUCER, failed)
+
+    def _span(
+        self, name: str, system: str, event: HandedOver | Settled, kind: SpanKind, failed: str | None = None
+    ) -> None:
+        """Make a span that ends now, with links to the spans in which its messages were created."""
+        end = time.time_ns()
+        attributes: dict[str, str | int] = {
+            "messaging.system": system,
+            "messaging.operation.name": name.partition(" ")[0],
+            "messaging.destination.subscription.name": event.subscription,
+            "messaging.batch.message_count": len(event.messages),
+        }
+        begin = end - round(event.seconds * 1_000_000_000)
+        span = self._tracer.start_span(name, kind=kind, attributes=attributes, start_time=begin)
+        if span.is_recording():
+            for link in _links(event.messages):
+                span.add_link(link.context)
+            if failed is not None:
+                span.set_status(StatusCode.ERROR, failed)
+        span.end(end)
+
+
+@contextmanager
+def processing(consumer: str, messages: Sequence[Message]) -> Iterator[None]:
+    """Run the block in a span `process`: a child of the current span, else of the span that created a lone message."""
+    about = messages[0].topic if messages else consumer
+    alone = len(messages) == 1 and not get_current_span().get_span_context().is_valid
+    attributes: dict[str, str | int] = {
+        "messaging.system": "outbox",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": about,
+        "messaging.consumer.group.name": consumer,
+        "messaging.batch.message_count": len(messages),
+    }
+    with get_tracer("outbox").start_as_current_span(
+        f"process {about}",
+        context=_propagator.extract(dict(messages[0].headers)) if alone else None,
+        kind=SpanKind.CONSUMER,
+        links=list(_links(messages)),
+        attributes=attributes,
+    ):
+        yield
+
+
+@cache
+def export() -> None:
+    """Send metrics and spans of this process to OpenTelemetry's global providers from now on; again: do nothing."""
+    EVERYWHERE.listen(Metrics(OpenTelemetryExporter()).told)
+    EVERYWHERE.listen(Traces().told)
+
+
+def _links(messages: Sequence[Message]) -> Iterator[Link]:
+    """Yield links to the spans in which the first messages were created."""
+    for message in messages[:_MOST_LINKS]:
+        context = get_current_span(_propagator.extract(dict(message.headers))).get_span_context()
+        if context.is_valid:
+            yield Link(context)
