@@ -13,6 +13,7 @@ from outbox.admin.results import Finding, Look, Status, Thresholds, Transactions
 from outbox.admin.statuses import rounded, status_of
 from outbox.store.database import Channel, Database
 from outbox.store.operations.half_status import HalfStatus, half_standings
+from outbox.store.operations.log_status import log_status
 from outbox.store.operations.status import standings, unread
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -87,13 +88,20 @@ class Admin:
 
 def _look(channel: Channel, thresholds: Thresholds) -> Look:
     now, found = standings(channel)
-    facts = Facts(now=now, standings=found, refused=refused_workers(channel), unread=unread(channel, found))
+    facts = Facts(
+        now=now,
+        standings=found,
+        refused=refused_workers(channel),
+        unread=unread(channel, found),
+        log=log_status(channel, now),
+    )
     halves = half_standings(channel, now, found)
     return Look(
         at=now,
         findings=tuple(findings_of(facts, thresholds)),
         subscriptions=tuple(map(status_of, found)),
         transactions=tuple(map(_of_transactions, halves)),
+        log=facts.log,
         latencies=_latencies(halves),
     )
 

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
+from outbox.model.log_status import LogStatus
 from outbox.model.pausing import Pauses
 from outbox.runtime.text import age, labelled
 
 Kind = Literal[
     "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "blocked", "not_run", "behind", "held",
-    "released",
+    "released", "unpurged", "held_back",
 ]  # fmt: skip
 
 #: Kinds without dead letters that RocketMQ's metric could count.
@@ -43,7 +44,8 @@ class Finding:
             messages failed, and are tried again. `dead`: dead letters. `given_up`: transactions wait for a person.
             `blocked`: messages wait behind an earlier message of their key. `not_run`: a subscription has no worker.
             `behind`: a limit of `Thresholds` is exceeded. `held`: an extract makes no progress; `released`: retention
-            no longer waits for the extract.
+            no longer waits for the extract. `unpurged`: old messages are kept, and nothing purges the log. `held_back`:
+            a purge keeps messages past their retention for a subscription.
         subscription: the name; None: the log as a whole.
         what: the fact in words.
         since: the moment of the database's clock when the problem began; None: unknown.
@@ -198,6 +200,7 @@ class Look:
         findings: problems, since when, and what to do.
         subscriptions: sorted by name.
         transactions: by producer group and real topic; empty without half messages.
+        log: the log's size and age, the last purge, and what is held back; None: there is no log.
         latencies: seconds from the half message to its commit, by real topic: `count`, `sum` and `max` of the newest.
     """
 
@@ -205,6 +208,7 @@ class Look:
     findings: tuple[Finding, ...] = ()
     subscriptions: tuple[Status, ...] = ()
     transactions: tuple[TransactionsStatus, ...] = ()
+    log: LogStatus | None = None
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property

@@ -39,7 +39,7 @@ def test_nothing_is_shown_where_there_was_never_a_transaction(engine):
     assert (halves(engine), "HALF" in shown.out, set(json)) == (
         {},
         False,
-        {"version", "more", "at", "findings", "subscriptions"},
+        {"version", "more", "at", "findings", "subscriptions", "log"},
     )
 
 
