@@ -11,7 +11,7 @@ import click
 
 from outbox.cli.connection import checked_label, open_channel_of, open_database, open_outbox
 from outbox.cli.failures import UNFINISHED, report_failure
-from outbox.cli.options import Target, me
+from outbox.cli.options import Target
 from outbox.cli.output import age, say
 from outbox.cli.probes import Probes, run_probed
 from outbox.cli.standings import selected
@@ -22,6 +22,7 @@ from outbox.model.verdict import Done, Unavailable
 from outbox.relay.relay import Relay
 from outbox.relay.routes import Plan, opened
 from outbox.relay.supervisor import AGAIN, Supervisor
+from outbox.runtime.process import user_and_host
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import labelled
@@ -208,7 +209,7 @@ class Relaying:
     def _announce(self, channel: Channel) -> None:
         """Tell once the topics, the destination and the begin."""
         if not self._spoke:
-            with self._refusal_notice.noted(channel, me()):
+            with self._refusal_notice.noted(channel, user_and_host()):
                 Subscriptions(channel).check(self._declared)
             begin = beginning(channel, self.name, self._pace.start)
             self._say(f"{self.name}: {selected(self._declared)} to {self._sender.destination}, {begin}")
