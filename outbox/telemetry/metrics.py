@@ -117,7 +117,7 @@ class Metrics:
     def __init__(self, exporter: Exporter) -> None:
         self._put = {metric: exporter.instrument(metric) for metric in OF_EVENTS}
         self._lags: dict[str, Lag] = defaultdict(Lag)
-        #: Destinations that were shown as up once; from then on, events of outages tell.
+        #: The subscriptions whose destination is shown as up.
         self._up: set[tuple[str, ...]] = set()
         self._count: Mapping[type, Callable[[Any], None]] = {
             BatchRead: self._read,
@@ -156,9 +156,8 @@ class Metrics:
         for outcome, number in outcomes.items():
             self._put[SENT if sends else CONSUMED](number, *labels, outcome)
         self._put[OPERATION if sends else PROCESS](event.seconds, *labels, next(iter(outcomes), ""))
-        if sends and done and labels not in self._up:
-            self._up.add(labels)
-            self._put[UP](1, *_where(event), event.destination)
+        if sends and done:
+            self._show_up(event, str(event.destination))
 
     def _settled(self, event: Settled) -> None:
         where, lag = _where(event), self._lags[event.database.label].of(event.messages)
@@ -180,11 +179,18 @@ class Metrics:
 
     def _away(self, event: DestinationAway) -> None:
         if any(each.topic is None for each in event.outages):
+            self._up.discard(_where(event))
             self._put[UP](0, *_where(event), event.destination)
 
     def _back(self, event: DestinationBack) -> None:
         if event.outage.topic is None:
-            self._put[UP](1, *_where(event), event.destination)
+            self._show_up(event, event.destination)
+
+    def _show_up(self, event: Worked, destination: str) -> None:
+        where = _where(event)
+        if where not in self._up:
+            self._up.add(where)
+            self._put[UP](1, *where, destination)
 
     def _sent(self, event: SentDirectly) -> None:
         self._put[DIRECT](len(event.messages), *_where(event))
