@@ -9,8 +9,10 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from outbox.model.log_status import LogStatus
+from outbox.model.message import Message
 from outbox.model.pausing import Pauses
 from outbox.runtime.text import age, labelled
+from outbox.store.subscriptions.parked_messages import ParkedMessage
 
 Kind = Literal[
     "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "blocked", "not_run", "behind", "held",
@@ -253,3 +255,29 @@ class Look:
                 each.name: each.parked["dead"] for each in self.subscriptions if each.kind not in _NO_LETTERS
             },
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedDetail:
+    """A parked message with its contents. `behind`: so many blocked messages go on when this message is gone."""
+
+    parked: ParkedMessage
+    message: Message
+    behind: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The result of a replay or a discard for one subscription.
+
+    Attributes:
+        name: of the subscription.
+        messages: so many were decided on.
+        behind: so many blocked messages go on when these are gone; counted up to 10 000.
+        worker: the live worker that carries the decision out; None: the decision is carried out.
+    """
+
+    name: str
+    messages: int
+    behind: int
+    worker: str | None

@@ -23,9 +23,9 @@ ALL = {"version": "number", "more": "boolean"}
 BESIDES = "What `status` has besides"
 COMMANDS = {
     "status": [],
-    "dead list": [],
-    "dead replay": ["--all", "--topic", "bad", "--yes"],
-    "dead discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],
+    "parked list": [],
+    "parked replay": ["--all", "--topic", "bad", "--yes"],
+    "parked discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],
     "subscriptions list": [],
     "subscriptions alter": ["relay", "--on-dead", "continue"],
     "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
