@@ -58,10 +58,16 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     if arguments[:2] in (["subscriptions", "split"], ["subscriptions", "backfill"]) or "--on-dead" in arguments:
         Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared
 
+    if arguments[:2] == ["subscriptions", "resume"]:
+        CliRunner().invoke(main, ["subscriptions", "pause", *arguments[2:]])
     if arguments[0] == "consumers":
         consumer = Outbox(engine).consumer("billing")
         consumer.on("orders")(print)
         consumer.once()
+
+    if arguments[0] == "subscriptions" and "resume" in arguments:
+        paused = ["pause" if word == "resume" else word for word in arguments]
+        assert CliRunner().invoke(main, paused).exit_code == 0
 
     assert parsed(main, list(arguments)).args == []
     if (
@@ -70,8 +76,8 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
         or (arguments[0] == "relay" and "--until-empty" not in arguments)
     ):
         return  # they run until they are interrupted
-    if arguments[0] in ("extract", "report", "demo") or "--archive" in arguments:
-        return  # they start Spark or servers: tests of their own run them
+    if arguments[0] in ("extract", "report", "demo") or not {"--archive", "--writer"}.isdisjoint(arguments):
+        return  # they start Spark or servers, or are about roles: tests of their own run them
     with the_tests_own_process():
         ended = CliRunner().invoke(main, arguments)
 

@@ -230,6 +230,8 @@ class Driving:
     blocking_url: Callable[[URL], URL]
     #: The drivers of SQLAlchemy that the next three functions know.
     names: frozenset[str]
+    #: The modules whose own connections may be handles, without SQLAlchemy.
+    own: frozenset[str]
     #: Return whether a driver's connection commits every statement by itself; and whether COMMIT will roll back.
     commits_every_statement: Callable[[Any], bool]
     is_aborted: Callable[[Any], bool]
@@ -306,6 +308,8 @@ class Home:
     #: Returns why no outbox can be on the server, and the fix; None: it can. Given what reads the value of a query, and
     #: the name of the log.
     why_foreign: Callable[[Callable[[str], Any], str], tuple[str, str] | None]
+    #: An SQL expression of the bytes of the log `{log}` with its indexes, or of the whole file.
+    size: str
     #: Reads the process of the server that has the connection; None where there is no server.
     backend: str | None
     #: Finds what is wrong with the server, its settings and other sessions.

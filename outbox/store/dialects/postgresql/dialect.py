@@ -459,6 +459,7 @@ DIALECT = Dialect(
     driving=Driving(
         blocking_url=drivers.blocking_url,
         names=drivers.NAMES,
+        own=frozenset(("psycopg", "asyncpg")),
         commits_every_statement=drivers.commits_every_statement,
         is_aborted=drivers.is_aborted,
         commit=drivers.commit,
@@ -488,6 +489,7 @@ DIALECT = Dialect(
         ),
         restore=RESTORE,
         why_foreign=why_foreign,
+        size="pg_total_relation_size(CAST({log} AS regclass))",
         backend="SELECT pg_backend_pid()",
         check_server=check_server,
         check_rights=check_rights,
