@@ -11,6 +11,7 @@ from typing import Literal
 from outbox.admin.results import Finding, Thresholds
 from outbox.model.filter.tags import tag_expression
 from outbox.model.log_status import LogStatus
+from outbox.model.parking import State
 from outbox.model.subscription import base_of, place_of
 from outbox.runtime.text import age, counted, without_server
 from outbox.store.operations.parked_status import Count, Trouble
@@ -166,6 +167,8 @@ class _Diagnosis:
             since=since,
             seconds=self._seconds(since),
             evidence=_errors(troubles, place),
+            advice=None if is_check else "to see them, run",
+            next_command=None if is_check else _list_of(subscription.name, state),
         )
 
     def _of_dead(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -191,7 +194,7 @@ class _Diagnosis:
             else "to decide, run",
             next_command=f"outbox half list --given-up{group_option}"
             if is_check
-            else f"outbox dead list --name {quote(subscription.name)}",
+            else _list_of(subscription.name, "dead"),
         )
 
     def _of_blocked(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -202,6 +205,8 @@ class _Diagnosis:
                 kind="blocked",
                 subscription=name,
                 what=f"{counted(blocked, 'message', ('is', 'are'))} blocked behind an earlier message of the same key",
+                advice="to see the earlier messages, run",
+                next_command=_list_of(name, "blocked"),
             )
 
     def _of_limits(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -298,6 +303,10 @@ class _Diagnosis:
         """Return whether another subscription is in use, besides those that follow this one."""
         others = [each.subscription for each in self.facts.standings if each.subscription.name != name]
         return any(each.is_used and each.follows != name for each in others if each.kind != "check")
+
+
+def _list_of(name: str, state: State) -> str:
+    return f"outbox parked list --name {quote(name)} --state {state}"
 
 
 def _share(trouble: Trouble, troubles: Sequence[Trouble]) -> float:

@@ -9,8 +9,10 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from outbox.model.log_status import LogStatus
+from outbox.model.message import Message
 from outbox.model.pausing import Pauses
 from outbox.runtime.text import age, labelled
+from outbox.store.subscriptions.parked_messages import ParkedMessage
 
 Kind = Literal[
     "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "blocked", "not_run", "behind", "held",
@@ -253,3 +255,91 @@ class Look:
                 each.name: each.parked["dead"] for each in self.subscriptions if each.kind not in _NO_LETTERS
             },
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedDetail:
+    """A parked message with its contents. `behind`: so many blocked messages go on when this message is gone."""
+
+    parked: ParkedMessage
+    message: Message
+    behind: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The result of a replay or a discard for one subscription.
+
+    Attributes:
+        name: of the subscription.
+        messages: so many were decided on.
+        behind: so many blocked messages go on when these are gone; counted up to 10 000.
+        worker: the live worker that carries the decision out; None: the decision is carried out.
+    """
+
+    name: str
+    messages: int
+    behind: int
+    worker: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionDetails:
+    """The stored properties of a subscription, and its workers.
+
+    Attributes:
+        name, kind, topics, tags, filter, destination: as in `Status`.
+        on_dead: `block`: a dead letter holds back its key; `continue`. None: no worker has declared it yet.
+        grace_seconds: from the commit until a message may be read.
+        partitions, next_partitions: their number, and the number after a change that is under way.
+        ordered: a message waits for earlier messages of its key.
+        compact: only the newest of a key's waiting messages is handled.
+        created_at: by the database's clock.
+        live: each partition has a worker.
+        workers: of each partition; None: nobody.
+        pauses: the orders of people to hold messages back.
+        hold_seconds, held_since, held_until, released: of an extract: for how long retention waits after its last
+            progress, which was when, until when, and whether that is over.
+    """
+
+    name: str
+    kind: str
+    topics: tuple[str, ...] | None
+    tags: tuple[str, ...] | None
+    filter: str | None
+    destination: str | None
+    on_dead: str | None
+    grace_seconds: float
+    partitions: int
+    next_partitions: int | None
+    ordered: bool
+    compact: bool
+    created_at: datetime
+    live: bool
+    workers: tuple[str | None, ...]
+    pauses: Pauses
+    hold_seconds: float | None
+    held_since: datetime | None
+    held_until: datetime | None
+    released: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitResult:
+    """The split subscription, the new subscription, and how many parked messages moved."""
+
+    split: SubscriptionDetails
+    made: SubscriptionDetails
+    moved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """The result of a reset or a drop: names of the subscriptions, and by state the parked messages that go.
+
+    `kind`: of the subscription that was named. Before the change the numbers are counted up to 10 000.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    parked: Mapping[str, int]

@@ -6,14 +6,12 @@ Names are those of OpenTelemetry's conventions for messaging, where there is one
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from outbox.model.subscription import compensation_of, subscription_of
 from outbox.model.verdict import DONE
-from outbox.store.label import label_of
 from outbox.telemetry.events import (
     BatchRead,
     DestinationAway,
@@ -22,7 +20,6 @@ from outbox.telemetry.events import (
     HandedOver,
     LeaseLost,
     LeaseTaken,
-    Origin,
     Parked,
     Repeated,
     SentDirectly,
@@ -70,8 +67,38 @@ DIRECT = Metric("outbox.direct.sent", "counter", "{message}", _WHERE, "Messages 
 LEFT = Metric("outbox.direct.left_behind", "counter", "{message}", _WHERE, "Messages sent in place of their writers.")
 REPEATS = Metric("outbox.inbox.repeats", "counter", "{message}", ("database", "consumer"), "Repetitions not handled.")
 
+UNSENT = Metric("outbox.unsent.messages", "gauge", "{message}", (*_WHERE, "state"), "Messages that wait, by state.")
+UNSENT_AGE = Metric("outbox.unsent.age", "gauge", "s", _WHERE, "For how long the oldest message could have been sent.")
+DEAD = Metric("outbox.dead", "gauge", "{message}", _WHERE, "Dead letters.")
+FINDINGS = Metric("outbox.findings", "gauge", "{finding}", (*_WHERE, "kind"), "Findings of `outbox status`, by kind.")
+LOG_ROWS = Metric("outbox.log.rows", "gauge", "{row}", ("database",), "Rows of the log, at most.")
+LOG_BYTES = Metric("outbox.log.bytes", "gauge", "By", ("database",), "Size of the log with its indexes.")
+LOG_AGE = Metric("outbox.log.oldest.age", "gauge", "s", ("database",), "Age of the oldest row of the log.")
+_TOPIC = ("database", "topic")
+HALF = Metric("rocketmq_half_messages", "gauge", "{message}", _TOPIC, "Half messages without a verdict.")
+HALF_COMMITTED = Metric(
+    "rocketmq_commit_messages_total",
+    "gauge",
+    "{message}",
+    _TOPIC,
+    "Half messages with a commit, in the log.",
+)
+HALF_ROLLED_BACK = Metric(
+    "rocketmq_rollback_messages_total", "gauge", "{message}", _TOPIC, "Half messages with a rollback, in the log."
+)
+
 #: Metrics of events.
 OF_EVENTS = (SENT, CONSUMED, OPERATION, PROCESS, LAG, RETRIES, UP, HELD, TAKEOVERS, DIRECT, LEFT, REPEATS)
+#: Metrics of looks at a database.
+OF_STATE = (UNSENT, UNSENT_AGE, DEAD, FINDINGS, LOG_ROWS, LOG_BYTES, LOG_AGE, HALF, HALF_COMMITTED, HALF_ROLLED_BACK)
+
+
+class Sample(NamedTuple):
+    """The value of a gauge, with a text for each label."""
+
+    metric: Metric
+    value: float
+    labels: tuple[str, ...]
 
 
 class Exporter(Protocol):
@@ -80,6 +107,9 @@ class Exporter(Protocol):
     def instrument(self, metric: Metric) -> Callable[..., object]:
         """Return a function of a value and of a text for each label: counts, sets or records, after the kind."""
 
+    def observe(self, metrics: Sequence[Metric], samples: Callable[[], Iterable[Sample]]) -> None:
+        """Ask for the values of gauges whenever somebody reads metrics."""
+
 
 class Metrics:
     """Counts events: `EVERYWHERE.listen(Metrics(exporter).told)`. Costs a few look-ups for a batch."""
@@ -87,6 +117,8 @@ class Metrics:
     def __init__(self, exporter: Exporter) -> None:
         self._put = {metric: exporter.instrument(metric) for metric in OF_EVENTS}
         self._lags: dict[str, Lag] = defaultdict(Lag)
+        #: The subscriptions whose destination is shown as up.
+        self._up: set[tuple[str, ...]] = set()
         self._count: Mapping[type, Callable[[Any], None]] = {
             BatchRead: self._read,
             HandedOver: self._call,
@@ -107,7 +139,7 @@ class Metrics:
             count(event)
 
     def _read(self, event: BatchRead) -> None:
-        self._lags[label_of_database(event.database)].read(event.now)
+        self._lags[event.database.label].read(event.now)
 
     def _call(self, event: HandedOver) -> None:
         """Count the messages of a call by outcome, and its time."""
@@ -116,19 +148,19 @@ class Metrics:
         labels = (system, "send" if sends else "process", *_where(event))
         # The only `Done` is found without a look at each verdict.
         done = 0 if verdicts is None else verdicts.count(DONE)
-        outcomes = Counter({"": done} if done else {})
+        outcomes = {"": done} if done else {}
         if verdicts is None:
             outcomes["Exception"] = len(event.messages)
         elif done < len(verdicts):
-            outcomes.update(type(each).__name__ for each in verdicts if each is not DONE)
+            outcomes |= Counter(type(each).__name__ for each in verdicts if each is not DONE)
         for outcome, number in outcomes.items():
             self._put[SENT if sends else CONSUMED](number, *labels, outcome)
         self._put[OPERATION if sends else PROCESS](event.seconds, *labels, next(iter(outcomes), ""))
         if sends and done:
-            self._put[UP](1, *_where(event), event.destination)
+            self._show_up(event, str(event.destination))
 
     def _settled(self, event: Settled) -> None:
-        where, lag = _where(event), self._lags[label_of_database(event.database)].of(event.messages)
+        where, lag = _where(event), self._lags[event.database.label].of(event.messages)
         self._put[OPERATION](event.seconds, "outbox", "settle", *where, "")
         if lag is not None:
             self._put[LAG](lag, *where)
@@ -147,26 +179,25 @@ class Metrics:
 
     def _away(self, event: DestinationAway) -> None:
         if any(each.topic is None for each in event.outages):
+            self._up.discard(_where(event))
             self._put[UP](0, *_where(event), event.destination)
 
     def _back(self, event: DestinationBack) -> None:
         if event.outage.topic is None:
-            self._put[UP](1, *_where(event), event.destination)
+            self._show_up(event, event.destination)
+
+    def _show_up(self, event: Worked, destination: str) -> None:
+        where = _where(event)
+        if where not in self._up:
+            self._up.add(where)
+            self._put[UP](1, *where, destination)
 
     def _sent(self, event: SentDirectly) -> None:
         self._put[DIRECT](len(event.messages), *_where(event))
 
     def _repeated(self, event: Repeated) -> None:
-        self._put[REPEATS](1, label_of_database(event.database), event.consumer)
+        self._put[REPEATS](1, event.database.label, event.consumer)
 
 
 def _where(event: Worked) -> tuple[str, str]:
-    return label_of_database(event.database), event.subscription
-
-
-def label_of_database(database: Origin) -> str:
-    """Return host, name and schema of a database, without secrets."""
-    return _label_of(database.engine.url, database.schema)
-
-
-_label_of = lru_cache(maxsize=256)(label_of)
+    return event.database.label, event.subscription

@@ -20,9 +20,11 @@ from outbox.cli import main
 from outbox.cli.config import options_of
 from outbox.errors import OutboxError
 from outbox.model import limits
+from outbox.senders import headers, nats, redis, webhook_format, webhook_signature
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox
 from tests.support.pages import TOP, blocks, run
+from tests.support.site_search import SiteSearch
 
 DOCS = TOP / "docs"
 MILLISECOND = timedelta(milliseconds=1)
@@ -40,6 +42,13 @@ RUN = {
     "from-a-table": [],
     "configuration": [],
 }
+
+#: What a user types into the search of the site, and the page with the answer.
+SEARCHED = {
+    "crash lose": "faq", "Kafka down": "faq", "delete person": "retention", "rights": "rights", "alert": "monitoring",
+    "test": "testing", "cost write": "faq", "asyncpg": "faq", "check-back": "check-back",
+    "several databases": "tenants",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -105,10 +114,12 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path):
     assert hasattr(PostgresServer, "create_database")
 
 
-def test_what_the_tutorial_shows_is_in_the_files():
+def test_what_the_tutorials_show_is_in_the_files():
     files = (TOP / "examples" / "fastapi_orders.py").read_text() + page("kafka")
+    shop = "".join(path.read_text() for path in sorted((TOP / "examples" / "django_shop").rglob("*.py")))
 
     assert [block for block in blocks(page("fastapi"), "python") if block not in files] == []
+    assert [block for block in blocks(page("django"), "python") if block not in shop] == []
 
 
 def test_the_limits_are_those_of_the_library():
@@ -123,6 +134,13 @@ def test_the_limits_are_those_of_the_library():
     ]  # fmt: skip
     assert [number for number in numbers if number not in named] == []
     assert (settings.limits.bytes, settings.poll[1].total_seconds()) == (8 * 1024 * 1024, 1)
+
+
+def test_the_fields_on_the_wire_are_those_of_the_senders():
+    named = set(re.findall(r"`((?:Outbox|Nats|webhook)-[\w-]+)`", page("wire-formats")))
+
+    written = {headers.ID, headers.KEY, headers.TAGS, headers.CREATED_AT, nats.MESSAGE_ID, redis.BODY}
+    assert named == written | {webhook_signature.ID, webhook_format.TOPIC, webhook_format.OWN_HEADERS}
 
 
 def test_the_variables_are_those_of_the_commands():
@@ -207,6 +225,13 @@ def test_the_list_for_machines_has_each_page_with_a_sentence(site):
     lines = re.findall(r"^- \[[^]]+\]\(https://[^)]*/([\w-]+)\.md\): \S", (site / "llms.txt").read_text(), re.MULTILINE)
 
     assert lines == ["index", *listed()]
+
+
+def test_the_search_of_the_site_answers_ten_questions(site):
+    """Among the first three pages that the search shows."""
+    search = SiteSearch(site)
+
+    assert {words: page for words, page in SEARCHED.items() if page not in search.pages(words)[:3]} == {}
 
 
 def test_the_reference_has_every_command_and_every_name(site):

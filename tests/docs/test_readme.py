@@ -58,10 +58,16 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     if arguments[:2] in (["subscriptions", "split"], ["subscriptions", "backfill"]) or "--on-dead" in arguments:
         Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared
 
+    if arguments[:2] == ["subscriptions", "resume"]:
+        CliRunner().invoke(main, ["subscriptions", "pause", *arguments[2:]])
     if arguments[0] == "consumers":
         consumer = Outbox(engine).consumer("billing")
         consumer.on("orders")(print)
         consumer.once()
+
+    if arguments[0] == "subscriptions" and "resume" in arguments:
+        paused = ["pause" if word == "resume" else word for word in arguments]
+        assert CliRunner().invoke(main, paused).exit_code == 0
 
     assert parsed(main, list(arguments)).args == []
     if (
@@ -75,8 +81,8 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     with the_tests_own_process():
         ended = CliRunner().invoke(main, arguments)
 
-    # 1: there are no dead letters and no such transactions to decide on; nobody reads the log.
-    expected = [(1, "dead"), (1, "half"), (1, "status")]
+    # 1: there are no parked messages and no such transactions to decide on; nobody reads the log.
+    expected = [(1, "parked"), (1, "half"), (1, "status")]
     assert ended.exit_code == 0 or (ended.exit_code, arguments[0]) in expected, ended.output
 
 
