@@ -1,7 +1,8 @@
-"""The JSON of each command is what docs/json.md says: each field is there, of its type, and no other."""
+"""The JSON of each command is what the pages of docs/ say: each field is there, of its type, and no other."""
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,25 +10,28 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Done, Message, Outbox, Reject, Relay, Unavailable, Verdict
+from outbox.admin import pausing
 from tests.rocketmq.halves import ask, begun
 from tests.support.command_line import outbox
 
-PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / f"{name}.md").read_text() for name in ("json", "json-half", "json-subscriptions"))
 #: Objects whose names are data.
-OPEN = ("parked", "headers", "again", "waiting")
+OPEN = ("parked", "headers", "again", "waiting", "held_back")
 METRICS = "rocketmq_"
 ALL = {"version": "number", "more": "boolean"}
 BESIDES = "What `status` has besides"
 COMMANDS = {
     "status": [],
-    "dead list": [],
-    "dead replay": ["--all", "--topic", "bad", "--yes"],
-    "dead discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],
+    "parked list": [],
+    "parked replay": ["--all", "--topic", "bad", "--yes"],
+    "parked discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],
     "subscriptions list": [],
     "subscriptions alter": ["relay", "--on-dead", "continue"],
     "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
     "subscriptions reset": ["relay", "--to", "earliest", "--yes"],
     "subscriptions backfill": ["relay", "--topics", "fine"],
+    "subscriptions pause": ["relay", "--rate", "1/s"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
     "doctor": [],
@@ -48,7 +52,7 @@ KINDS = {str: "text", bool: "boolean", int: "number", float: "number", list: "li
 
 def documented(command: str) -> dict[str, str]:
     """The fields of a command and their types, with those that all have."""
-    sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
+    sections = re.split(r"^## ", PAGES, flags=re.MULTILINE)
     (own,) = [each for each in sections[1:] if f"`outbox {command}`" in each.splitlines()[0]]
     return table(sections[0] + own)
 
@@ -92,6 +96,8 @@ def shop(engine):
         for topic in ("fine", "away", "bad"):
             sender.send(session, topic, b"1", key=topic)
     Relay(sender, Destination()).until_empty()
+    with closing(sender.database.open()) as channel:
+        pausing.pause(channel, "relay", by="ops", rate=1.0)
     with engine.begin() as connection:
         connection.execute(text("DROP INDEX outbox_parked_request"))
     return engine
@@ -123,10 +129,10 @@ def test_the_page_and_a_command_about_consumers_agree(shop, command):
         return Reject("never")
 
     consumer.until_empty()
+    with closing(Outbox(shop).database.open()) as channel:
+        pausing.pause(channel, "billing", by="ops", rate=1.0)
 
-    (command_of_fields,) = re.findall(
-        r"fields of each are those of `subscriptions\[\]` in `outbox (\w+)`", PAGE.read_text()
-    )
+    (command_of_fields,) = re.findall(r"fields of each are those of `subscriptions\[\]` in `outbox (\w+)`", PAGES)
     said = {
         f"consumers{path.removeprefix('subscriptions')}": kind
         for path, kind in documented(command_of_fields).items()
@@ -143,11 +149,11 @@ def test_the_page_and_a_command_about_transactions_agree(engine, transactions, c
 
 
 def test_the_page_and_status_agree_where_there_are_half_messages(engine, transactions):
-    (besides,) = re.findall(f"^## {BESIDES}.*?^## ", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    (besides,) = re.findall(f"^## {BESIDES}.*?^## ", PAGES, flags=re.MULTILINE | re.DOTALL)
 
     document = outbox(engine, "status", "--json").json
 
-    own = {path.partition("[")[0] for path in documented("status")} - {"version", "more"}
+    own = {re.split(r"[.[]", path)[0] for path in documented("status")} - {"version", "more"}
     agree_on(ALL | table(besides), {name: value for name, value in document.items() if name not in own})
 
 

@@ -27,13 +27,14 @@ Trouble = Literal["kill", "stop", "freeze"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much of what. `least`: messages, if `seconds` are not enough. `fails`, `hangs`: shares of the calls.
-    `every`: seconds between two troubles.
+    """How much of what. `least`: messages, if `seconds` are not enough. `crowd`: how many consumers there are at first,
+    and after each trouble: some join, or some are told to stop. `fails`, `hangs`: shares of the calls. `every`: seconds
+    between two troubles.
     """
 
     seconds: float
     least: int
-    consumers: int = 8
+    crowd: tuple[int, ...] = (4, 1, 10, 2)
     partitions: int = 16
     keys: int = 300
     writers: int = 3
@@ -85,6 +86,7 @@ class Storm:
         #: On SQLite its transactions wait for no writer, which those of an outbox's engine do.
         self._reading = create_engine(engine.url, poolclass=NullPool)
         self._consumers: list[Child] = []
+        self._wanted = plan.crowd[0]
         self._faults: list[str] = []
         self._over = threading.Event()
         #: About so many messages; writers that count at the same moment may miss some.
@@ -97,7 +99,7 @@ class Storm:
             connection.execute(text("CREATE TABLE effect (name text NOT NULL)"))
         writers = [threading.Thread(target=self._write, args=(number,)) for number in range(self._plan.writers)]
         try:
-            self._consumers = [self._consumer() for _ in range(self._plan.consumers)]
+            self._fill()
             for writer in writers:
                 writer.start()
             self._make_trouble(writers)
@@ -153,8 +155,10 @@ class Storm:
             if kind == "freeze":
                 self._freeze(self._random.sample(self._consumers, len(self._consumers) // 2))
             else:
-                self._end(kind, self._random.choice(self._consumers))
-            self._replace_ended()
+                self._end(kind, [self._random.choice(self._consumers)])
+            self._wanted = self._plan.crowd[(number + 1) % len(self._plan.crowd)]
+            self._end("stop", self._random.sample(self._consumers, max(0, len(self._consumers) - self._wanted)))
+            self._fill()
             number += 1
 
     def _freeze(self, victims: Sequence[Child]) -> None:
@@ -166,22 +170,25 @@ class Storm:
         for victim in victims:
             victim.send_signal(signal.SIGCONT)
 
-    def _end(self, kind: Trouble, victim: Child) -> None:
-        """Kill a process, or tell it to stop: then it finishes its calls, and hands its partitions over."""
-        self._journal.write(Entry("fault", victim.pid))
-        if kind == "stop":
-            victim.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                victim.wait(30)
-        victim.kill()
-        victim.wait()
+    def _end(self, kind: Trouble, victims: Sequence[Child]) -> None:
+        """Kill processes, or tell them to stop: then they finish their calls, and hand their partitions over."""
+        for victim in victims:
+            self._journal.write(Entry("fault", victim.pid))
+            if kind == "stop":
+                victim.terminate()
+        for victim in victims:
+            if kind == "stop":
+                with suppress(subprocess.TimeoutExpired):
+                    victim.wait(30)
+            victim.kill()
+            victim.wait()
 
-    def _replace_ended(self) -> None:
-        """Start another process for each that has ended, as one does whose calls hang."""
+    def _fill(self) -> None:
+        """Start processes until there are as many as wanted; some have ended, as one does whose calls hang."""
         for ended in [each for each in self._consumers if not each.running]:
             self._journal.write(Entry("fault", ended.pid))
             self._consumers.remove(ended)
-            self._consumers.append(self._consumer())
+        self._consumers += [self._consumer() for _ in range(self._wanted - len(self._consumers))]
 
     def _parked(self) -> dict[str, str]:
         with self._reading.connect() as connection:
@@ -200,14 +207,14 @@ class Storm:
         while (missing := self._missing()) and time.monotonic() - since < self._plan.patience:
             if missing != last:
                 last, since = missing, time.monotonic()
-            self._replace_ended()
+            self._fill()
             time.sleep(0.3)
 
     def _excess(self, entries: Sequence[Entry]) -> dict[str, list[str]]:
         """Return the copies, if there are more than the faults excuse."""
         plan, done = self._plan, [entry.name for entry in entries if entry.what == "done"]
         # While another one is away, a process has more partitions than its share.
-        owned = 2 * -(-plan.partitions // plan.consumers)
+        owned = min(plan.partitions, 2 * -(-plan.partitions // min(plan.crowd)))
         excused = plan.rows * owned * sum(entry.what in ("fault", "lost", "hang") for entry in entries)
         copies = len(done) - len(set(done))
         return {"excess": [f"{copies} copies, and the faults excuse {excused}"]} if copies > excused else {}

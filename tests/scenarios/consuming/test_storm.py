@@ -1,6 +1,6 @@
 """A group in a storm: each committed message is handled or waits for a person, each key in order and in one hand.
 
-Consumers, as processes, fail, hang, are killed and told to stop; the judge is in `journal.py`.
+Consumers, as processes, join, fail, hang, are killed and told to stop; the judge is in `journal.py`.
 """
 
 import random
@@ -14,10 +14,11 @@ from tests.scenarios.consuming.journal import Entry, judge
 from tests.scenarios.consuming.storm import Plan, Report, Storm
 from tests.scenarios.exactness.history import Fact
 
-SMALL, FULL = Plan(seconds=10, least=300), Plan(seconds=60, least=2_000, a_second=120)
+SMALL = Plan(seconds=10, least=300)
+FULL = Plan(seconds=60, least=2_000, a_second=120, crowd=(8, 1, 32, 8, 3, 16))
 ON_SQLITE, ON_SQLITE_FULL = (
-    replace(SMALL, least=100, consumers=3, partitions=4, a_second=30),
-    replace(FULL, least=1_000, consumers=4, a_second=40),
+    replace(SMALL, least=100, crowd=(3, 1, 4, 2), partitions=4, a_second=30),
+    replace(FULL, least=1_000, crowd=(4, 1, 6, 2), a_second=40),
 )
 
 
@@ -31,7 +32,7 @@ def performed(engine: Engine, folder: Path, plan: Plan) -> Report:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("inbox", [False, True], ids=["plain", "inbox"])
-def test_eight_consumers_on_postgresql(pg_engine: Engine, tmp_path: Path, full: bool, inbox: bool) -> None:
+def test_a_group_grows_and_shrinks_on_postgresql(pg_engine: Engine, tmp_path: Path, full: bool, inbox: bool) -> None:
     """Effects in the database come exactly once where there is an inbox."""
     report = performed(pg_engine, tmp_path, replace(FULL if full else SMALL, inbox=inbox))
 
@@ -42,7 +43,7 @@ def test_eight_consumers_on_postgresql(pg_engine: Engine, tmp_path: Path, full: 
 
 
 @pytest.mark.timeout(900)
-def test_three_consumers_with_an_inbox_on_sqlite(sqlite_engine: Engine, tmp_path: Path, full: bool) -> None:
+def test_a_group_with_an_inbox_grows_and_shrinks_on_sqlite(sqlite_engine: Engine, tmp_path: Path, full: bool) -> None:
     """Where one process writes at a time, the transactions of handlers among them."""
     report = performed(sqlite_engine, tmp_path, replace(ON_SQLITE_FULL if full else ON_SQLITE, inbox=True))
 
@@ -54,7 +55,7 @@ def test_three_consumers_with_an_inbox_on_sqlite(sqlite_engine: Engine, tmp_path
 FROZEN = replace(
     SMALL,
     seconds=15,
-    consumers=4,
+    crowd=(4,),
     partitions=4,
     keys=60,
     a_second=90,
