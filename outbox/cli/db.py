@@ -126,12 +126,14 @@ def sql(*, dialect: str, schema: str | None, slots: int | None, function: bool) 
 
     if function:
         from outbox.store.database import require_schema_name
-        from outbox.store.dialects.postgresql.function import send_function
+        from outbox.store.dialects import part_of
+        from outbox.store.dialects.dialect import Dialect
 
-        if dialect != "postgresql":
+        made = part_of(dialect, Dialect).home.send_function
+        if made is None:
             raise click.UsageError(f"--function is for PostgreSQL; {KINDS[dialect]} has no functions in SQL")
         require_schema_name(schema)
-        click.echo(send_function(schema, slots or SLOTS), nl=False)
+        click.echo(made(schema, slots or SLOTS), nl=False)
         return
     click.echo(migrate.sql(dialect, schema, slots or SLOTS), nl=False)
 

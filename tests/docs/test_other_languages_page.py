@@ -23,7 +23,8 @@ from tests.support.pages import TOP, blocks
 from tests.support.servers.maven import class_path
 
 PAGE = (TOP / "docs" / "other-languages.md").read_text()
-IN_SQL, TRIGGER, ON_SQLITE = blocks(PAGE, "sql")
+IN_SQL, ON_SQLITE = blocks(PAGE, "sql")
+(TRIGGER,) = blocks(PAGE, "postgresql")
 VECTORS = json.loads(blocks(PAGE, "json")[0])
 JDBC = "org.postgresql:postgresql:42.7.7"
 ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, status text)"
