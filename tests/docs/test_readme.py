@@ -65,6 +65,10 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
         consumer.on("orders")(print)
         consumer.once()
 
+    if arguments[0] == "subscriptions" and "resume" in arguments:
+        paused = ["pause" if word == "resume" else word for word in arguments]
+        assert CliRunner().invoke(main, paused).exit_code == 0
+
     assert parsed(main, list(arguments)).args == []
     if (
         line.endswith("--watch")
