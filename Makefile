@@ -27,24 +27,22 @@ help:
 demo: .venv/.demo
 	$(BIN)/outbox demo $(ARGS)
 
-# More workers than cores, because most tests wait for something. The slow tests are in a few files next to each
-# other; with `worksteal` a worker that has finished its own share takes over some of them.
-PYTEST = $(BIN)/python -m pytest --dist worksteal
-
+# More workers than cores, because most tests wait for something. Files are given out in the order of tests/conftest.py.
 test: .venv/.dev
-	$(PYTEST) -n 6 $(ARGS)
+	$(BIN)/python -m pytest -n 8 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-unit: .venv/.dev
 	$(BIN)/python -m pytest tests/unit tests/model/test_explorer.py tests/model/test_worlds.py -m 'not large' $(ARGS)
 
 # Some tests at full scale want the machine for themselves: they count seconds, or fill the disk with gigabytes.
-# The others keep two cores busy with three workers. pytest ends with 5 where an area has no tests of a kind.
+# The others keep two cores busy with three workers: one that has finished takes tests over, since a file may take long.
+# pytest ends with 5 where an area has no tests of a kind.
 AREAS = $(wildcard $(AREA:%=tests/%) $(AREA:%=tests/scenarios/%))
 
 test-full: .venv/.dev
 	@test -z '$(AREA)' -o -n '$(AREAS)' || { echo 'there is no tests/$(AREA), and no tests/scenarios/$(AREA)' >&2; exit 1; }
 	$(BIN)/python -m pytest --full -m alone $(AREAS) $(ARGS) || test $$? -eq 5
-	$(PYTEST) -n 3 --full -m 'not alone' $(AREAS) $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -n 3 --dist worksteal --full -m 'not alone' $(AREAS) $(ARGS) || test $$? -eq 5
 
 model: .venv/.dev
 	$(BIN)/python -m tests.model $(ARGS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -129,16 +127,14 @@ def _session() -> Iterator[SparkSession]:
 
 
 def _driver(folder: Path) -> Path:
-    """PostgreSQL's JDBC driver, out of Maven's repository."""
-    # A session that was stopped leaves its Java process, whose class path is that of the first.
-    kept = Path(tempfile.gettempdir()) / f"outbox-bench-{os.getpid()}"
-    found = list(kept.glob("*.jar"))
-    if not found:
-        atexit.register(shutil.rmtree, kept, ignore_errors=True)
-        command = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={_DRIVER}", f"-DoutputDirectory={kept}"]
+    """PostgreSQL's JDBC driver, which Maven fetches at the first time."""
+    group, name, version = _DRIVER.split(":")
+    repository = Path.home() / ".m2" / "repository"
+    driver = repository / group.replace(".", "/") / name / version / f"{name}-{version}.jar"
+    if not driver.exists():
+        command = ["mvn", "-q", "-B", "dependency:get", f"-Dartifact={_DRIVER}", f"-Dmaven.repo.local={repository}"]
         subprocess.run(command, check=True, cwd=folder)
-        found = list(kept.glob("*.jar"))
-    return found[0]
+    return driver
 
 
 # Readers

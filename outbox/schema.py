@@ -208,6 +208,7 @@ def _subscription(metadata: MetaData) -> Table:
         Column("next_partitions", Integer, comment="their number after that"),
         Column("ordered", Boolean, nullable=False, server_default=text("true"), comment="keeps keys in order"),
         Column("compact", Boolean, nullable=False, server_default=text("false"), comment="newest of a key"),
+        Column("pauses", Text, comment="JSON list of what people have paused; null: nothing"),
         comment="readers of the log; shrinks by hand",
     )
 
@@ -376,6 +377,8 @@ def _meta(metadata: MetaData) -> Table:
         Column("database_oid", BigInteger),
         Column("purged", Text, comment="position below which rows may be gone"),
         Column("purged_id", BigInteger, nullable=False, server_default=text("0")),
+        Column("purged_at", _Moment, comment="end of the last purge"),
+        Column("keep_ms", BigInteger, comment="messages older than this went with the last purge"),
         Column("installation", Text, comment="random id of the outbox, drawn with the tables"),
         CheckConstraint("one = 1", name="outbox_meta_one"),
         comment="a single row, written by migrations, CLI and purge",

@@ -9,11 +9,12 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy
 from sqlalchemy import Engine, text
+from xdist.scheduler import LoadGroupScheduling
 
 from outbox import Outbox, create_engine, migrate
 from outbox.store.database import Channel
@@ -27,6 +28,8 @@ from tests.support.servers.rabbitmq import RabbitServer
 TEMPLATE = "outbox_template"
 #: How long a test may take at full scale.
 _FULL_SECONDS = 1800
+#: Servers that take seconds of processor time to start: the tests that need one of them are given to one worker.
+_SLOW_TO_START = frozenset({"spark", "kafka", "rabbitmq"})
 
 Server = TypeVar("Server")
 
@@ -41,13 +44,42 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class OneWorkerAFile(LoadGroupScheduling):  # type: ignore[misc]  # the package has no types
+    """Gives all tests of a file to one worker, which makes once what the file shares, and a group of tests likewise."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        unit: str = super()._split_scope(nodeid)
+        return unit.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneWorkerAFile | None:
+    """Give files to workers, in the order of collection."""
+    return OneWorkerAFile(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+def slow_servers(item: pytest.Item) -> frozenset[str]:
+    """Return the names of the servers that a test needs and that take long to start."""
+    return _SLOW_TO_START & {*getattr(item, "fixturenames", ()), *item.path.stem.split("_")}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """At full scale some tests need more than five minutes, even more beside others; they say themselves if not.
 
-    Those with Spark begin first, in one worker, which others take the last tests from: each worker would start a Java.
-    Then come those that want the machine for themselves there. They take longest here.
+    What takes longest begins first, so that all workers end at about the same time: tests with slow servers, tests that
+    want the machine for themselves at full scale, and scenarios.
     """
-    items.sort(key=lambda item: (item.path.parent.name != "spark", item.get_closest_marker("alone") is None))
+    items.sort(
+        key=lambda item: (
+            not slow_servers(item),
+            item.get_closest_marker("alone") is None,
+            "scenarios" not in item.path.parts,
+        )
+    )
+    if getattr(config.option, "loadgroup", False):
+        for item in items:
+            if found := slow_servers(item):
+                item.add_marker(pytest.mark.xdist_group(min(found)))
     if not config.getoption("--full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]

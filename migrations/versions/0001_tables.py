@@ -76,6 +76,7 @@ def create_subscription() -> None:
         sa.Column("next_partitions", sa.Integer, comment="their number after that"),
         sa.Column("ordered", sa.Boolean, nullable=False, server_default=sa.text("true"), comment="keeps keys in order"),
         sa.Column("compact", sa.Boolean, nullable=False, server_default=sa.text("false"), comment="newest of a key"),
+        sa.Column("pauses", sa.Text, comment="JSON list of what people have paused; null: nothing"),
         comment="readers of the log; shrinks by hand",
     )
 
@@ -226,6 +227,8 @@ def create_meta() -> None:
         sa.Column("database_oid", sa.BigInteger),
         sa.Column("purged", sa.Text, comment="position below which rows may be gone"),
         sa.Column("purged_id", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+        sa.Column("purged_at", moment(), comment="end of the last purge"),
+        sa.Column("keep_ms", sa.BigInteger, comment="messages older than this went with the last purge"),
         sa.Column("installation", sa.Text, comment="random id of the outbox, drawn with the tables"),
         sa.CheckConstraint("one = 1", name="outbox_meta_one"),
         comment="a single row, written by migrations, CLI and purge",

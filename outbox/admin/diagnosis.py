@@ -14,8 +14,8 @@ from outbox.model.subscription import base_of, place_of
 from outbox.runtime.text import age, counted, without_server
 from outbox.store.operations.parked_status import Count, Trouble
 from outbox.store.operations.status import SubscriptionStatus
+from outbox.store.subscriptions.holds import Hold
 from outbox.store.subscriptions.notices import Refused
-from outbox.store.subscriptions.readers import Hold
 
 #: A subscription that nobody runs, and messages that fail, cause a finding after so many seconds; less is a restart.
 _IDLE_SECONDS = 60.0
@@ -103,7 +103,7 @@ class _Diagnosis:
         """Yield the reasons of workers for not working."""
         name, holder = standing.subscription.name, standing.holder
         yield from (self._of_refused(each) for each in self.facts.refused if each.name == name)
-        if holder is not None and holder.notice is not None:
+        if holder is not None and holder.notice is not None and not standing.subscription.is_paused:
             yield Finding(
                 kind="stuck",
                 subscription=name,
@@ -118,7 +118,7 @@ class _Diagnosis:
     def _of_unsent(self, standing: SubscriptionStatus, state: Literal["waiting", "retry"]) -> Iterator[Finding]:
         """Yield that messages wait for their destination, or fail and are tried again."""
         troubles = [each for each in standing.troubles if each.state == state]
-        if not troubles:
+        if not troubles or standing.subscription.is_paused:
             return
         subscription, since = standing.subscription, min(each.since for each in troubles)
         is_check, number = subscription.kind == "check", standing.parked[state]
@@ -175,8 +175,8 @@ class _Diagnosis:
 
     def _of_limits(self, standing: SubscriptionStatus) -> Iterator[Finding]:
         """Yield the limits that a healthy subscription exceeds: more messages come than are handled."""
-        # An extract reads when a person starts it, and has a limit of its own.
-        if standing.hold is not None:
+        # An extract reads when a person starts it, and has a limit of its own; a person has slowed a paused one down.
+        if standing.hold is not None or standing.subscription.pause is not None:
             return
         exceeded, limits = list[str](), self.limits
         if standing.behind > limits.max_lag:
@@ -204,7 +204,7 @@ class _Diagnosis:
         if standing.hold is not None:
             yield from self._of_extract(name, standing.hold, standing.idle or 0.0)
             return
-        if standing.is_run:
+        if standing.is_run or subscription.is_paused:
             return
         if not subscription.is_used:
             unneeded = self._others_are_used(name) and not self._is_refused(name)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
+from outbox.model.pausing import Pauses
 from outbox.runtime.text import age, labelled
 
 Kind = Literal[
@@ -122,6 +123,7 @@ class Status:
         parked: numbers of parked messages by state; there are more of the states in `parked_is_minimum`.
         held_since, held_until, released: of an extract: its last progress, and until when retention waits.
         troubles: messages without success, by state and error, the most frequent error first.
+        pauses: what people hold back, since when, by whom and why.
     """
 
     name: str
@@ -149,6 +151,12 @@ class Status:
     held_until: datetime | None
     released: bool | None
     troubles: tuple[TroubleStatus, ...]
+    pauses: Pauses
+
+    @property
+    def paused(self) -> bool:
+        """True while no message is handed over, by order of a person."""
+        return any(each.key is None and each.rate is None for each in self.pauses)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -198,6 +206,17 @@ class Look:
     subscriptions: tuple[Status, ...] = ()
     transactions: tuple[TransactionsStatus, ...] = ()
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people have paused, in words: no problem, but to be known."""
+        return tuple(
+            f"{labelled(status.name, status.name, each.in_words())} since"
+            f" {age(max(0.0, (self.at - each.since).total_seconds()))}; to go on, run: {each.resume(status.name)}"
+            for status in self.subscriptions
+            if status.kind not in ("compensation", "backfill")
+            for each in status.pauses
+        )
 
     def document(self) -> dict[str, object]:
         """Return all fields for JSON, with RocketMQ's metrics where there are half messages."""

@@ -37,6 +37,7 @@ def status_of(standing: stored.SubscriptionStatus) -> Status:
         held_until=None if hold is None else hold.until,
         released=None if hold is None else hold.released,
         troubles=tuple(map(_of_trouble, standing.troubles)),
+        pauses=subscription.pauses,
     )
 
 

@@ -77,6 +77,21 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
             self.fail(f"{value!r} is longer than anybody will wait", param, ctx)
 
 
+class Rate(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A rate: `500/s`, `30/m` or `10/h`; a number of messages a second."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number for a second."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)/([smh])", value)
+        if found is None:
+            self.fail(f"{value!r} is not a rate; write 500/s, 30/m or 10/h", param, ctx)
+        return float(found[1]) / float(_UNITS[found[2]])
+
+
 class StartAt(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
     """The begin of a subscription: `earliest`, `latest`, or a moment with a zone."""
 
@@ -129,7 +144,7 @@ class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versi
         return [url for url in re.split(r"\s+(?=[A-Za-z][A-Za-z0-9+.-]*://)", rv.strip()) if url]
 
 
-DURATION, START, NAMES, URLS = Duration(), StartAt(), Names(), Urls()
+DURATION, RATE, START, NAMES, URLS = Duration(), Rate(), StartAt(), Names(), Urls()
 
 #: The rest of a selection, besides topics.
 by_content = together(

@@ -80,6 +80,7 @@ class Reading:
     default="60s",
     help="With --until-empty: end with exit code 4 when nothing could be sent for so long.",
 )
+@option("--keep", type=DURATION, help="Delete messages that are older, once every subscription has passed them.")
 @option("--lease", type=DURATION, default="10s", help="Time until another worker takes over from a killed worker.")
 @probed
 def relay(
@@ -90,6 +91,7 @@ def relay(
     reading: Reading,
     until_empty: bool,
     give_up_after: timedelta,
+    keep: timedelta | None,
     lease: timedelta,
     probes: Probes,
 ) -> None:
@@ -98,6 +100,9 @@ def relay(
     Runs until SIGTERM or SIGINT; calls under way end first, and a second signal ends the process at once. Several
     processes may run under one name: they share the partitions, and processes without a partition stand by. A new
     subscription has one partition, unless --partitions says otherwise.
+
+    With --keep 7d the worker deletes older messages in small batches, while no more messages wait than one read takes.
+    Messages that a subscription or an extract has not passed stay.
 
     With several databases or schemas there is a relay for each schema of each database; a database that is down delays
     no other. With --until-empty the exit code is 4 when a relay gave up.
@@ -108,6 +113,8 @@ def relay(
     """
     if not reading.name or not reading.name.isprintable():
         raise click.UsageError("--name must be one or more characters that can be printed")
+    if keep is not None and keep <= timedelta(0):
+        raise click.UsageError("--keep must be longer than 0s; without the option every message is kept")
     if lease < timedelta(seconds=1):
         raise click.UsageError("--lease must be at least 1s: a shorter lease would be lost before the first renewal")
     if until_empty:
@@ -154,6 +161,7 @@ def relay(
         retry=retry,
         settings=Settings(limits=limits, lease=lease, renew_every=renew_every),
         patience=give_up_after if until_empty else timedelta.max,
+        keep=keep,
     )
     collect_rarely()
     click.get_current_context().exit(run_relays(targets, plan, pace, probes))

@@ -47,13 +47,15 @@ class Pace:
     """How the relays of a command work.
 
     `start`: where a new subscription begins. `retry`: how often a message is tried. `patience`: a relay that ends when
-    the log is empty gives up after so long without an answer of its destination.
+    the log is empty gives up after so long without an answer of its destination. `keep`: the relay of all topics, or of
+    the last route, deletes messages that are older.
     """
 
     start: Start
     retry: RetryPolicy
     settings: Settings
     patience: timedelta
+    keep: timedelta | None = None
 
     @property
     def until(self) -> Until:
@@ -146,7 +148,13 @@ class Relaying:
         outbox.listeners.listen(self._told)
         pace = self._pace
         return Relay(
-            outbox, self._sender, declared=self._declared, start=pace.start, retry=pace.retry, settings=pace.settings
+            outbox,
+            self._sender,
+            declared=self._declared,
+            start=pace.start,
+            retry=pace.retry,
+            settings=pace.settings,
+            keep=pace.keep if self._declared.split_from is None else None,
         )
 
     def _told(self, event: Event) -> None:

@@ -45,6 +45,8 @@ def number(count: int, *, about: bool) -> str:
 
 def _row(status: Status) -> tuple[object, ...]:
     worker = ", ".join(map(host_and_pid, status.workers)) or Alarm("nobody")
+    if status.paused:
+        worker = "paused"
     if status.held_since is not None:
         worker = Alarm("released") if status.released else f"held since {moment(status.held_since)}"
     *parked, dead = (number(each, about=state in status.parked_is_minimum) for state, each in status.parked.items())

@@ -53,6 +53,8 @@ def status(
     reach back as far as the log. --json also has RocketMQ's metrics, by RocketMQ's names, with
     rocketmq_finish_message_latency in seconds.
 
+    A line below the tables says what a person has paused, since when and why; that is no finding.
+
     An extract to an archive has no worker: the last column says since when retention waits for the next progress, or
     that the extract is released.
     """
@@ -113,6 +115,8 @@ def _show_table(look: Look) -> None:
     if look.transactions:
         click.echo()
         show_table(_HALF_HEADERS, map(_half_row, look.transactions), numbers=_HALF_HEADERS[2:])
+    for note in look.notes:
+        say(note)
     for finding in look.findings:
         warn(str(finding))
 

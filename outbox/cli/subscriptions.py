@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from outbox.cli.groups import Group
 from outbox.cli.options import (
     DURATION,
     NAMES,
+    RATE,
     START,
     Target,
     about_a_database,
@@ -20,6 +21,7 @@ from outbox.cli.options import (
     as_value,
     by_content,
     confirmed,
+    me,
     option,
     to_a_destination,
 )
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from outbox.model.subscription import OnDead, Start, Subscription
     from outbox.store.database import Channel
     from outbox.store.operations.parked_status import Count
-    from outbox.store.subscriptions.readers import Hold
+    from outbox.store.subscriptions.holds import Hold
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
 
@@ -42,7 +44,7 @@ _wait_for_lease = option(
 
 @click.group(cls=Group, no_args_is_help=True)
 def subscriptions() -> None:
-    """List, alter, split, reset, backfill and drop the readers of the log."""
+    """List, alter, split, pause, resume, reset, backfill and drop the readers of the log."""
 
 
 @subscriptions.command("list")
@@ -50,13 +52,13 @@ def subscriptions() -> None:
 @as_json
 def list_(*, target: Target, json: bool) -> None:
     """List the subscriptions: topics, destination, policy, worker."""
+    from outbox.store.subscriptions.holds import hold_of
     from outbox.store.subscriptions.leases import Leases
-    from outbox.store.subscriptions.readers import Readers
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     with target.open_outbox() as channel:
         found = [
-            (each, Leases(channel).look_all(each.all_partitions()), Readers(channel).hold(each))
+            (each, Leases(channel).look_all(each.all_partitions()), hold_of(channel, each))
             for each in Subscriptions(channel).all()
         ]
     if json:
@@ -225,6 +227,54 @@ def split(
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
+@option("--key", help="Hold back only the messages of this key.")
+@option("--rate", type=RATE, help="Hand over at most so many messages, as 500/s, 30/m or 10/h.")
+@option("--reason", help="Why; outbox status shows the reason.")
+@as_json
+def pause(*, target: Target, name: str, key: str | None, rate: float | None, reason: str | None, json: bool) -> None:
+    """Let the workers of a subscription hand nothing over, or less, until outbox subscriptions resume.
+
+    Workers go on to run. All follow within a second: a call under way ends, and the outcome is settled. A paused
+    subscription keeps its position, so nothing after that is purged. Writers that send directly go on.
+
+    With --key other keys go on. The messages of the key are parked as blocked, and go out in their order at the resume.
+
+    A --rate counts for the subscription; each partition has an equal share.
+    """
+    from outbox.admin.pausing import pause as order
+
+    with target.open_outbox() as channel:
+        found = order(channel, name, key=key, rate=rate, by=me(), reason=reason)
+    _tell_pauses(found, json=json)
+
+
+@subscriptions.command()
+@about_a_database
+@click.argument("name")
+@option("--key", help="Only the messages of this key go on.")
+@as_json
+def resume(*, target: Target, name: str, key: str | None, json: bool) -> None:
+    """Let the workers of a paused or slowed-down subscription go on.
+
+    Without --key, keys that were paused by themselves stay paused.
+    """
+    from outbox.admin.pausing import resume as order
+
+    with target.open_outbox() as channel:
+        found = order(channel, name, key=key)
+    _tell_pauses(found, json=json)
+
+
+def _tell_pauses(found: Sequence[Subscription], *, json: bool) -> None:
+    names, pauses = " and ".join(each.name for each in found), found[0].pauses
+    paused = "; ".join(each.in_words() for each in pauses)
+    told = {"subscriptions": [each.name for each in found], "pauses": [asdict(each) for each in pauses]}
+    tell(f"{names}: {paused or 'nothing is paused'}", told, json=json)
+
+
+@subscriptions.command()
+@about_a_database
+@click.argument("name")
 @option("--to", type=START, required=True, help="Where to begin again.")
 @option("--force", is_flag=True, help="Ask a worker at work for its lease.")
 @option("--yes", is_flag=True, help="Do not ask.")
@@ -371,7 +421,7 @@ def _partitions(subscription: Subscription) -> str:
 def _destination(subscription: Subscription) -> str:
     if subscription.kind == "check":
         return "(check-back)"
-    if subscription.hold is not None:
+    if subscription.hold is not None and "/" in (subscription.destination or ""):
         return f"archive {subscription.destination}"
     # Without a destination a backfill is that of a consumer.
     if subscription.destination is None and (subscription.is_used or subscription.kind == "backfill"):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
+from outbox.model.pausing import Pause, Pauses
 from outbox.model.position import Position
 
 OnDead = Literal["block", "continue"]
@@ -120,6 +121,7 @@ class Subscription:
     `hold`: for how long an extract holds retention back after its last progress. `stop_at`: the partitions handle the
     log up to this position; when all have arrived, their number becomes `next_partitions`. Both are None while no other
     number is ordered. A backfill has no other number: it ends at `stop_at`. `ordered`, `compact`: as in `Declaration`.
+    `pauses`: what people hold back.
     """
 
     name: str
@@ -138,6 +140,17 @@ class Subscription:
     next_partitions: int | None = None
     ordered: bool = True
     compact: bool = False
+    pauses: Pauses = ()
+
+    @property
+    def pause(self) -> Pause | None:
+        """The order to handle no message, or fewer a second; None: there is no such order."""
+        return next((each for each in self.pauses if each.key is None), None)
+
+    @property
+    def is_paused(self) -> bool:
+        """True while no message is handled, by order of a person."""
+        return self.pause is not None and self.pause.rate is None
 
     @property
     def is_used(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from functools import cached_property
 from typing import Unpack, cast
 
 from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
+from outbox.model.limits import require_window
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, require_own_name
 from outbox.model.topics import chosen_topics
@@ -29,6 +31,7 @@ class RelayOptions(SenderOptions, total=False):
     filter: str | None
     partitions: int | None
     compact: bool | None
+    keep: timedelta | None
 
 
 class Relay(LifeCycle):
@@ -51,7 +54,8 @@ class Relay(LifeCycle):
         options: `tags`, an expression such as "TagA || TagB", and `filter`, a condition in SQL92 such as "price > 100";
             None: all. Topics, tags and filter have to be true. `partitions`, how many relays may share a new
             subscription. `compact`: of a key's messages that are read together only the newest is sent; None: as
-            stored, else all. `deadline`, of one call of the sender; without a value the sender's own, or 5 s. `rename`,
+            stored, else all. `keep`: messages of the log that are older are deleted, once every subscription has passed
+            them; None: none. `deadline`, of one call of the sender; without a value the sender's own, or 5 s. `rename`,
             `prefix` and `envelope`, the topics and the form of sent messages; see `open_sender`. Direct sends keep
             topic and form, unless the writer's sender was opened with another form.
 
@@ -82,6 +86,9 @@ class Relay(LifeCycle):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         partitions, compact = options.pop("partitions", None), options.pop("compact", None)
         tags, filter = options.pop("tags", None), options.pop("filter", None)
+        self._keep = options.pop("keep", None)
+        if self._keep is not None:
+            require_window("keep", self._keep)
         self._sender = open_sender(sender, **cast("SenderOptions", options))
         self._caller = caller_of(sender, self._sender)
         destination = self._sender.destination
@@ -104,7 +111,9 @@ class Relay(LifeCycle):
     @cached_property
     def _worker(self) -> Worker:
         send, caller, policy = self._sender.send, self._caller, self._policy
-        job = Job(declared=self._declared, handler=send, caller=caller, policy=policy, start=self._start)
+        job = Job(
+            declared=self._declared, handler=send, caller=caller, policy=policy, start=self._start, keep=self._keep
+        )
         return Worker.of(self.outbox, with_followers(job), self.settings, stop=self._stop)
 
     def close(self) -> None:
@@ -120,6 +129,7 @@ def routes(
     start: Start = "earliest",
     retry: RetryPolicy | None = None,
     settings: Settings | None = None,
+    keep: timedelta | None = None,
     **shared: Unpack[RouteOptions],
 ) -> list[Relay]:
     """Return a relay for each route: `Relays(routes(outbox, {"orders.*": "kafka://…", "*": "nats://…"})).run()`.
@@ -132,6 +142,7 @@ def routes(
         table: destinations, or `Route` objects, by topic or pattern. The order counts.
         name: of the subscription of the route `*`.
         start, retry, settings: of each relay, as `Relay` has them.
+        keep: as `Relay` has it; the relay of the route `*` deletes.
         shared: fields of a `Route`, for routes without them.
 
     Raises:
@@ -139,6 +150,14 @@ def routes(
     """
     given = {pattern: to if isinstance(to, Route) else Route(to=to) for pattern, to in table.items()}
     return [
-        Relay(outbox, sender, declared=declared, start=start, retry=retry, settings=settings)
+        Relay(
+            outbox,
+            sender,
+            declared=declared,
+            start=start,
+            retry=retry,
+            settings=settings,
+            keep=keep if declared.split_from is None else None,
+        )
         for sender, declared in opened(planned(given, name, **shared))
     ]

@@ -25,7 +25,7 @@ Start = Literal["earliest", "latest"]
 NAMES = (
     "url", "plannerUrl", "schema", "table", "columns", "topics", "keys", "createdFrom", "createdTo", "filter", "halves",
     "since", "until", "startingPosition", "partitions", "rowsPerPartition", "maxRowsPerTrigger", "pollIntervalMs",
-    "retries", "onIdentityChange", "onSelectionChange", "failOnDataLoss",
+    "retries", "onIdentityChange", "onSelectionChange", "failOnDataLoss", "reader",
 )  # fmt: skip
 _WHERE = "where."
 #: The properties that Spark itself gives to a table of `create table`. Spark hands them over together with the options,
@@ -38,7 +38,9 @@ _OF_TABLES = (
 )
 #: Options that only batch reads have, and those that only streams have.
 _OF_BATCHES = ("since", "until")
-_OF_STREAMS = ("startingPosition", "maxRowsPerTrigger", "pollIntervalMs", "onIdentityChange", "onSelectionChange")
+_OF_STREAMS = (
+    "startingPosition", "maxRowsPerTrigger", "pollIntervalMs", "onIdentityChange", "onSelectionChange", "reader",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class Options:
     on_identity_change: OnIdentityChange
     on_selection_change: OnSelectionChange
     fail_on_data_loss: bool
+    reader: str | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
@@ -111,6 +114,7 @@ class _Parser:
             "on_identity_change": self._choice("onIdentityChange", "fail", get_args(OnIdentityChange)),
             "on_selection_change": self._choice("onSelectionChange", "fail", get_args(OnSelectionChange)),
             "fail_on_data_loss": self._flag("failOnDataLoss", default=True),
+            "reader": self._given.get("reader"),
         }
 
     def _place(self) -> Place:

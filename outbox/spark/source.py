@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from outbox.model.position import Position, Window
     from outbox.spark.offset import Mark, Offset
     from outbox.spark.options import Options
+    from outbox.spark.registration import StreamRegistration
     from outbox.spark.stream import Follower
     from outbox.store.log.stamp import Stamp
 
@@ -164,7 +165,11 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: only Spark's checkpoint keeps the progress of the stream."""
+        """Tell retention how far a registered stream is. Only Spark's checkpoint keeps the stream's own progress."""
+        from outbox.spark.offset import Offset
+
+        if self._settings.reader is not None:
+            self._registration(self._settings.reader).advance(Offset.from_dict(end).progress.base)
 
     def stop(self) -> None:
         """Close the connection."""
@@ -182,9 +187,16 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._made is None:
             self._settings.require_stream()
             _columns_of(self._settings, self._schema)
+            if self._settings.reader is not None:
+                self._registration(self._settings.reader).begin()
             planner = Planner(self._settings.place, retries=self._settings.retries)
             self._made = Follower(self._settings, planner)
         return self._made
+
+    def _registration(self, name: str) -> StreamRegistration:
+        from outbox.spark.registration import StreamRegistration
+
+        return StreamRegistration(name, self._settings.place, self._settings.narrowing.topics)
 
 
 def _freeze(settings: Options) -> Frozen | None:

@@ -25,6 +25,7 @@ from outbox.worker.hung import HungCalls
 from outbox.worker.judging import Judge
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome, Pending
+from outbox.worker.pace import Pace
 from outbox.worker.policy import HandlerPolicy, Portions
 from outbox.worker.portions import PortionedCall
 from outbox.worker.waiting import Look, Wait
@@ -123,6 +124,7 @@ class BatchHandler:
         self._blame = blame = Blame() if blame is None else blame
         self._chooser = Chooser(policy, calls.caller, hung=hung, blame=blame, size=size)
         self._judge = Judge(policy, hung=hung, blame=blame, size=size, outages=outages)
+        self._pace = None if policy.rate is None else Pace(policy.rate)
         #: The calls that have not come back, and are not past their deadline.
         self._under_way: list[Call] = []
 
@@ -268,10 +270,18 @@ class BatchHandler:
     def _begin_calls(self, batch: Pending) -> Generator[Wait, None, None]:
         """Begin as many calls as may be under way at once, for messages of different keys; none after a stop."""
         while (chunk := self._chooser.next(batch, self._under_way)) and not (self._under_way and self._stop.asked):
+            if self._pace is not None:
+                while not self._pace.free:
+                    if self._stop.asked or self._under_way:
+                        return
+                    yield Wait(time.monotonic() + self._pace.free_in, stop=self._stop)
+                chunk = chunk[: self._pace.free]
             while not self._calls.may_begin():
                 if self._stop.asked or self._under_way:
                     return
                 yield Wait(time.monotonic() + _RENEWED_SECONDS, stop=self._stop)
+            if self._pace is not None:
+                self._pace.spend(len(chunk))
             self.hung.known.hand_over(chunk, ordered=self.policy.ordered)
             self._under_way.append(self._calls.begin(chunk, until=clock() + batch.seconds_to_expiry(chunk)))
 

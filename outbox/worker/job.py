@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 from outbox.model.subscription import Declaration, Start, backfill_of, compensation_of
 from outbox.worker.calls import Caller, Handler
@@ -16,7 +17,8 @@ class Job:
 
     `caller`: makes the calls; jobs for the same destination share a caller. `start`: where a new subscription begins;
     None: another process creates the subscription, and its errors do not end the worker. `known`: an earlier worker has
-    found the subscription. `deferral`: by which the handler leaves the lease to other processes.
+    found the subscription. `deferral`: by which the handler leaves the lease to other processes. `keep`: the worker
+    deletes messages that are older, once every subscription has passed them; None: none.
     """
 
     declared: Declaration
@@ -26,6 +28,7 @@ class Job:
     start: Start | None = "earliest"
     known: bool = False
     deferral: Deferral | None = None
+    keep: timedelta | None = None
 
 
 def with_followers(job: Job) -> list[Job]:
@@ -41,4 +44,4 @@ def with_followers(job: Job) -> list[Job]:
     if own.kind != "broadcast":
         name = backfill_of(own.name)
         followers.append(Declaration(name=name, destination=own.destination, kind="backfill"))
-    return [job, *(replace(job, declared=each, start=None) for each in followers)]
+    return [job, *(replace(job, declared=each, start=None, keep=None) for each in followers)]

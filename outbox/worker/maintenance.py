@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,12 +22,17 @@ from outbox.worker.settle import Settlement
 
 @dataclass(slots=True)
 class Task:
-    """A task: done at `at`, then `every` so many seconds, or soon again when `do` returns True."""
+    """A task: done at `at`, then `every` so many seconds, or soon again when `do` returns True.
+
+    `waits`: not done while messages of the log wait for the next read. `begun`: there is more to do.
+    """
 
     name: str
     every: float
     at: float
     do: Callable[[Position], bool]
+    waits: bool = False
+    begun: bool = False
 
 
 class Maintenance:
@@ -67,13 +73,20 @@ class Maintenance:
                 Task("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))
             )
 
-    def step(self, stored_base: Position) -> None:
-        """Do the tasks that are due; `stored_base`: the base in the database."""
-        now = time.monotonic()
+    @property
+    def due_in(self) -> float:
+        """Seconds until a task goes on that was begun; infinite without any."""
+        return max(0.0, min((task.at for task in self._tasks if task.begun), default=math.inf) - time.monotonic())
+
+    def step(self, stored_base: Position, *, behind: bool = False) -> None:
+        """Do the tasks that are due; `stored_base`: the base in the database. `behind`: more than one batch waits."""
         for task in self._tasks:
-            if now >= task.at:
-                more = self._done(task, stored_base)
-                task.at = time.monotonic() + (self._again if more else task.every)
+            began = time.monotonic()
+            if began >= task.at and not (behind and task.waits):
+                task.begun = self._done(task, stored_base)
+                now = time.monotonic()
+                # So tasks never take more than a fifth of the worker's time.
+                task.at = now + (max(self._again, 4 * (now - began)) if task.begun else task.every)
 
     def _done(self, task: Task, stored_base: Position) -> bool:
         """Do a task; return whether there is more to do. When a task is refused, messages are sent all the same."""

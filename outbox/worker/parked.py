@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tenacity.wait import wait_exponential
 
 from outbox.model.message import Message
+from outbox.model.parking import Held
 from outbox.model.retry import seconds_to_wait
 from outbox.runtime.text import one_line
 from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.telemetry.events import Teller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Finished, Outcome
-from outbox.worker.policy import BLOCKED, EXPIRED
+from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
 
@@ -36,20 +37,23 @@ _REFUSED_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
 class ParkedKeys:
     """The held keys, in memory: only the lease holder changes parked rows."""
 
-    def __init__(self, parked: Parked, most: int) -> None:
-        """`most`: so many keys are kept in memory; if there are more, the database is asked."""
+    def __init__(self, parked: Parked, most: int, paused: Collection[str | None] = ()) -> None:
+        """`most`: so many keys are kept in memory; if there are more, the database is asked. `paused`: keys that are
+        held back by order of a person.
+        """
         self._parked = parked
         self._most = most
+        self.paused = frozenset(key for key in paused if key is not None)
         keys = parked.keys(most)
         #: Keys that nothing holds back any more, but whose parked messages have to go first.
         self.released = parked.released_keys()
-        self._keys: set[str] | None = None if keys is None else keys | self.released
+        self._keys: set[str] | None = None if keys is None else keys | self.released | self.paused
 
     def among(self, messages: Sequence[Message]) -> Collection[str | None]:
         """Return the held keys, at least those of these messages."""
         if self._keys is not None:
             return self._keys
-        return self._parked.held_among({m.key for m in messages if m.key is not None})
+        return self.paused | self._parked.held_among({m.key for m in messages if m.key is not None})
 
     def hold(self, keys: Iterable[str | None]) -> None:
         """Hold keys back from now on."""
@@ -71,7 +75,7 @@ class ParkedKeys:
 
     def reconsider(self, keys: Collection[str]) -> None:
         """Ask the database which keys are still held, after messages were done, discarded or replayed."""
-        still = self._parked.held_among(keys) if keys else set()
+        still = self._parked.held_among(keys) | self.paused.intersection(keys) if keys else set()
         if self._keys is not None:
             self._keys -= set(keys) - still
         self.released -= set(keys)
@@ -118,13 +122,10 @@ class ParkedQueue:
         teller: Teller,
         finished: Finished | None = None,
         *,
-        suspends: bool = False,
+        policy: HandlerPolicy,
     ) -> None:
-        """`hung`: calls that did not come back. `finished`: knows which messages are done already.
-
-        `suspends`: everything waits for a message that failed.
-        """
-        self._suspends = suspends
+        """`hung`: calls that did not come back. `finished`: knows which messages are done already."""
+        self._suspends = policy.suspend
         self._parked = parked
         self._settlement = settlement
         self._hung = hung
@@ -132,7 +133,7 @@ class ParkedQueue:
         self._teller = teller
         self._finished = finished
         self._done_at = 0.0
-        self.keys = ParkedKeys(parked, settings.upkeep.most_keys)
+        self.keys = ParkedKeys(parked, settings.upkeep.most_keys, policy.paused)
         self._refused: dict[str, _Refusal] = {}
         self._look_at = 0.0
         #: Whether messages may wait for their destination, with or without keys.
@@ -178,11 +179,11 @@ class ParkedQueue:
         worked = self._carry_out_requests() + self._remove_done() + self._fall_due() > 0
         self._round = _Round(worked)
         ready = self._parked.ready(
-            self.keys.released,
+            self.keys.released - self.keys.paused,
             self._refused_topics(),
             self._limits.rows,
             self._limits.bytes,
-            held=self._hung.held(),
+            held=self._held(),
             retries=self.suspended,
         )
         return self._sorted_out(ready) if ready else None
@@ -273,6 +274,11 @@ class ParkedQueue:
         for key in keys:
             self.keys.fell_due(key)
         return len(keys)
+
+    def _held(self) -> Held:
+        """Return which messages are not to be tried: calls have them, or a person has paused their key."""
+        held = self._hung.held()
+        return replace(held, keys={*held.keys, *self.keys.paused}) if self.keys.paused else held
 
     def _refused_topics(self) -> list[str]:
         return [topic for topic, refusal in self._refused.items() if refusal.until > time.monotonic()]

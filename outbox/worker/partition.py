@@ -109,9 +109,7 @@ class PartitionWorker:
         policy = batch_handler.policy
         parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
         self._hung = hung = batch_handler.hung
-        self._parked_queue = ParkedQueue(
-            parked, self._settlement, hung, settings, teller, finished, suspends=policy.suspend
-        )
+        self._parked_queue = ParkedQueue(parked, self._settlement, hung, settings, teller, finished, policy=policy)
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
         self._compact, self._suspends = policy.compact, policy.suspend
@@ -140,9 +138,9 @@ class PartitionWorker:
 
     @property
     def due_in(self) -> float:
-        """Seconds until messages are due that are parked, wait for their grace, or are not settled."""
+        """Seconds until messages are due that are parked, wait for their grace, or are not settled; or maintenance."""
         settle_in = max(0.0, self._handled.settle_at - time.monotonic())
-        return min(self._parked_queue.due_in, self._prefetcher.due_in, settle_in)
+        return min(self._parked_queue.due_in, self._prefetcher.due_in, self._maintenance.due_in, settle_in)
 
     def awaits_grace(self) -> bool:
         """Return whether messages from before the first step still wait for their grace, or for one that failed; called
@@ -174,7 +172,7 @@ class PartitionWorker:
             yield from self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             self._store_in_passing(batch)
-        self._maintenance.step(self._stored.progress.base)
+        self._maintenance.step(self._stored.progress.base, behind=batch.end.target is not None)
         return worked + batch.seen
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:

@@ -32,6 +32,8 @@ class Upkeep:
     prune_progress: float = 600.0
     prune_expired: float = 600.0
     prune_done: float = 10.0
+    #: Messages past their retention are looked for so often.
+    purge: float = 60.0
     #: After a portion when there is more to delete, so that messages are handled between the portions.
     prune_again: float = 0.1
     #: The log gets a line about the messages that were sent so often.

@@ -9,9 +9,10 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
-from outbox.errors import HungHandlerError, LeaseLostError
+from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
 from outbox.model.lease import Lease, Partition
 from outbox.model.position import Position
 from outbox.model.subscription import AT, Subscription, place_of
@@ -25,6 +26,7 @@ from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
+from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.leases import Leases
@@ -72,6 +74,8 @@ class SubscriptionWorker:
         self.turns: dict[Partition, Turn] = {}
         #: When to look for leases again, by `time.monotonic`.
         self.look_at = 0.0
+        #: When to look for pauses again.
+        self._pauses_at = 0.0
         self._settings = settings
         self._hung = hung
         self._declaring = Declaring(declared, job.start, known=job.known)
@@ -106,6 +110,7 @@ class SubscriptionWorker:
 
     def look(self, connection: Connection) -> None:
         """Declare the subscription and take free leases, when it is time to look; wait for nothing."""
+        self._look_for_pauses(connection)
         if time.monotonic() < self.look_at:
             return
         self.look_at, taken = math.inf, dict[Lease, float]()
@@ -119,6 +124,9 @@ class SubscriptionWorker:
                 self._failures.tries().finished = True
                 self.look_at = time.monotonic() + self._settings.upkeep.find_compensation
                 return
+            if self._stored.is_paused:
+                self._stand_still(connection, self._stored)
+                return
             taken = self._take_leases(connection, self._stored)
         try:
             while taken:
@@ -128,6 +136,55 @@ class SubscriptionWorker:
         finally:
             for lease in taken:
                 self._release(connection, lease)
+
+    def _look_for_pauses(self, connection: Connection) -> None:
+        """Look, once in the longest pause between two polls, what people have paused or resumed.
+
+        A turn that began under other orders ends: its calls come back, and everything is settled. So a turn never has
+        to ask whether a message may be handed over.
+        """
+        known, now = self._stored, time.monotonic()
+        if known is None or now < self._pauses_at:
+            return
+        self._pauses_at = now + self._settings.poll[1].total_seconds()
+        with self._tried(connection, None):
+            stored = Subscriptions(connection.channel).find(known.name)
+            if stored is None:
+                return
+            if stored.pauses != known.pauses:
+                self._stored, self.look_at = replace(known, pauses=stored.pauses), 0.0
+                self._tell_pauses(known, stored)
+            for partition, turn in list(self.turns.items()):
+                if not (stored.is_paused or turn.began_under != stored.pauses):
+                    continue
+                if hung_calls_of(self._hung, partition, connection.channel.database.slots).unfinished:
+                    # Such a turn keeps its lease when it is asked for it, and goes on with other messages.
+                    self._end(connection, partition)
+                else:
+                    turn.held.stop.ask()
+
+    def _tell_pauses(self, known: Subscription, stored: Subscription) -> None:
+        for pause in stored.pauses:
+            if pause not in known.pauses:
+                logger.info("subscription %s: %s", stored.name, pause.in_words())
+        for pause in known.pauses:
+            if pause.key not in {each.key for each in stored.pauses}:
+                key = "" if pause.key is None else f" key {pause.key!r}"
+                logger.info("subscription %s:%s resumed", stored.name, key)
+
+    def _stand_still(self, connection: Connection, stored: Subscription) -> None:
+        """Take no lease of a paused subscription; look again with the next poll.
+
+        Raises:
+            SubscriptionError: the work was to end when everything is handled.
+        """
+        if connection.until == "empty" and not connection.stop.asked:
+            assert stored.pause is not None
+            why, command = stored.pause.in_words(), stored.pause.resume(stored.follows or stored.name)
+            raise SubscriptionError(f"{stored.name} is {why}; to go on, run: {command}")
+        for partition in stored.all_partitions():
+            self._failures.tries(partition).finished = connection.until == "once"
+        self.look_at = self._pauses_at
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
         """Take the free leases of this worker's share; return each with a moment before."""
@@ -212,6 +269,8 @@ class SubscriptionWorker:
         number = turn.held.lease.partition.partition
         if turn.arrived:
             return f"partition {number} has come to where all partitions meet"
+        if self._stored is not None and turn.began_under != self._stored.pauses:
+            return f"what is paused has changed, which concerns partition {number}"
         if turn.held.lease.partition not in self._search.own:
             return f"another worker is to have partition {number}"
         return f"a command wants the lease of partition {number}"
@@ -279,13 +338,21 @@ class SubscriptionWorker:
 
     def _turn(self, connection: Connection, held: HeldLease, hung: HungCalls, subscription: Subscription) -> Turn:
         settings, grace, partition = self._settings, subscription.grace, held.lease.partition
+        number = partition.partition
         ProgressLog(connection.channel).require_same_ids(subscription.name)
         if not grace:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
             connection.channel.listen()
         block = subscription.on_dead != "continue"
+        pause = subscription.pause
         policy = replace(
-            self.job.policy, block_on_dead=block, ordered=subscription.ordered, compact=subscription.compact
+            self.job.policy,
+            block_on_dead=block,
+            ordered=subscription.ordered,
+            compact=subscription.compact,
+            paused=frozenset(each.key for each in subscription.pauses),
+            # Each partition has its share, whoever holds the others.
+            rate=None if pause is None or pause.rate is None else pause.rate / subscription.partitions,
         )
         hung.ordered = subscription.ordered
         calls = LeasedCaller(
@@ -322,7 +389,7 @@ class SubscriptionWorker:
             finished=_finished_of(connection.channel, subscription),
             unsettled=self._failures.tries(partition).unsettled,
             teller=self._teller.of_partition(partition.partition),
-            tasks=_tasks_of(connection.channel, subscription, settings.upkeep),
+            tasks=_tasks_of(connection.channel, subscription, settings.upkeep, None if number else self.job.keep),
         )
         # A consumer that asks again and again takes the lease each time.
         level = logging.INFO if connection.until == "stopped" else logging.DEBUG
@@ -330,7 +397,8 @@ class SubscriptionWorker:
         if self.job.deferral is not None:
             self.job.deferral.begin(held.stop if connection.until == "stopped" else None)
         polling = Polling(*(pause.total_seconds() for pause in settings.poll))
-        return Turn(held, partition_worker, hung, polling, until=connection.until, hears=not grace)
+        until, pauses = connection.until, subscription.pauses
+        return Turn(held, partition_worker, hung, polling, until=until, hears=not grace, began_under=pauses)
 
     def _take_back_if_hung(self, connection: Connection, stored: Subscription) -> bool:
         """Take the order of another number of partitions back if a call hangs; return whether the order was taken back.
@@ -379,8 +447,8 @@ def _finished_of(channel: Channel, subscription: Subscription) -> Finished | Non
     return None if subscription.direct is None else Acks(channel, subscription.direct)
 
 
-def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep) -> list[Task]:
-    """Return the tasks of the maintenance that concern other subscriptions."""
+def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep, keep: timedelta | None) -> list[Task]:
+    """Return the tasks of the maintenance that concern the log, or other subscriptions."""
     consumer, at, _instance = subscription.name.partition(AT)
 
     def gone(_base: Position) -> bool:
@@ -389,4 +457,19 @@ def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep) -> l
 
     # Not at once: where all slept or stood still together for days, each is given time to show that it is there.
     every = upkeep.prune_progress
-    return [Task("instances that are gone", every, time.monotonic() + every, gone)] if at else []
+    tasks = [Task("instances that are gone", every, time.monotonic() + every, gone)] if at else []
+    return tasks if keep is None else [*tasks, retention_task(channel, keep, upkeep)]
+
+
+def retention_task(channel: Channel, keep: timedelta, upkeep: Upkeep) -> Task:
+    """Return the task to delete messages older than `keep` that every subscription has passed, a batch at a time."""
+    purge = Purge(channel)
+    batches = purge.batches(keep)
+
+    def purged(_base: Position) -> bool:
+        nonlocal batches
+        goes_on = next(batches, None) is not None
+        batches = batches if goes_on else purge.batches(keep)
+        return goes_on
+
+    return Task("messages past their retention", upkeep.purge, time.monotonic(), purged, waits=True)

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from typing import Protocol
 
 from outbox.errors import HungHandlerError, LeaseLostError
+from outbox.model.pausing import Pauses
 from outbox.store.dialects.dialect import Hint
 from outbox.worker.calls import HeldLease
 from outbox.worker.hung import HungCalls
@@ -53,9 +54,14 @@ class Turn:
         *,
         until: Until,
         hears: bool,
+        began_under: Pauses = (),
     ) -> None:
-        """`hung`: calls for this partition that did not come back. `hears`: looks for more when a hint comes."""
+        """`hung`: calls for this partition that did not come back. `hears`: looks for more when a hint comes.
+
+        `began_under`: what people held back at the beginning, which counts until the end.
+        """
         self.held = held
+        self.began_under = began_under
         self.wait = _NOW
         #: True between two steps. `pauses`: the step under way waits for its destination, and not for a call alone.
         self.between, self.pauses = True, False

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Done, Message, Outbox, Reject, Relay, Unavailable, Verdict
+from outbox.admin import pausing
 from tests.rocketmq.halves import ask, begun
 from tests.support.command_line import outbox
 
@@ -28,6 +30,7 @@ COMMANDS = {
     "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
     "subscriptions reset": ["relay", "--to", "earliest", "--yes"],
     "subscriptions backfill": ["relay", "--topics", "fine"],
+    "subscriptions pause": ["relay", "--rate", "1/s"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
     "doctor": [],
@@ -92,6 +95,8 @@ def shop(engine):
         for topic in ("fine", "away", "bad"):
             sender.send(session, topic, b"1", key=topic)
     Relay(sender, Destination()).until_empty()
+    with closing(sender.database.open()) as channel:
+        pausing.pause(channel, "relay", by="ops", rate=1.0)
     with engine.begin() as connection:
         connection.execute(text("DROP INDEX outbox_parked_request"))
     return engine
@@ -123,6 +128,8 @@ def test_the_page_and_a_command_about_consumers_agree(shop, command):
         return Reject("never")
 
     consumer.until_empty()
+    with closing(Outbox(shop).database.open()) as channel:
+        pausing.pause(channel, "billing", by="ops", rate=1.0)
 
     (command_of_fields,) = re.findall(
         r"fields of each are those of `subscriptions\[\]` in `outbox (\w+)`", PAGE.read_text()

@@ -61,6 +61,9 @@ def settings(folder: Path) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "1",
         "spark.default.parallelism": "2",
         "spark.sql.adaptive.enabled": "false",
+        # A few rows are read sooner than code for them is compiled.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),

@@ -2,7 +2,8 @@
 
 import json
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from datetime import timedelta
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -10,6 +11,9 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from sqlalchemy import text
 
 from outbox import Outbox
+from outbox.admin import commands
+from outbox.store.operations.purge import Purge
+from outbox.store.operations.status import standings
 from tests.support.waiting import eventually
 
 
@@ -103,6 +107,34 @@ def test_a_stream_from_latest_begins_with_its_first_run(spark, pg_engine, tmp_pa
     job = Job(spark, pg_engine, tmp_path, startingPosition="latest")
 
     assert (job.drain(), job.bodies()) == ([1], [b"after"])
+
+
+def kept(engine):
+    """Purge what may be purged; return what is left."""
+    with closing(Outbox(engine).database.open()) as channel:
+        Purge(channel).run(timedelta(0))
+    with engine.connect() as connection:
+        return [bytes(body) for (body,) in connection.execute(text("SELECT body FROM outbox_message ORDER BY id"))]
+
+
+def test_retention_waits_for_a_registered_stream(spark, pg_engine, tmp_path):
+    """From the first batch on, although the relay is further; a committed batch goes, and a drop ends the wait."""
+    job = Job(spark, pg_engine, tmp_path, reader="nightly", maxRowsPerTrigger=1)
+    send(pg_engine, "a")
+    with job.running():
+        assert eventually(lambda: job.bodies() == [b"a"])
+        send(pg_engine, "b")
+        assert eventually(lambda: job.bodies() == [b"a", b"b"])
+    send(pg_engine, "c")
+    with Outbox(pg_engine).running(lambda message: None):
+        assert eventually(lambda: kept(pg_engine)[-1:] == [b"c"] and b"a" not in kept(pg_engine))
+    with closing(Outbox(pg_engine).database.open()) as channel:
+        (stream,) = [each for each in standings(channel)[1] if each.subscription.kind == "extract"]
+        commands.drop(channel, "nightly")
+
+    assert (stream.subscription.name, stream.subscription.destination) == ("nightly", "a stream of Spark")
+    assert stream.backlog.number in (1, 2)
+    assert kept(pg_engine) == []
 
 
 def test_an_error_of_the_stream_is_shown_as_it_is(spark, pg_engine, tmp_path):

@@ -9,6 +9,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox, SubscriptionError
 from outbox.admin import commands
 from outbox.model.position import Position, Progress, Window
+from outbox.store.subscriptions.holds import hold_of
 from outbox.store.subscriptions.readers import Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.store.test_purge import WEEK, aged, kept, meta, now, purge
@@ -46,7 +47,7 @@ def long_ago(outbox, days: int) -> None:
 
 def hold(outbox, name="nightly"):
     with closing(outbox.database.open()) as channel:
-        return Readers(channel).hold(Subscriptions(channel).get(name))
+        return hold_of(channel, Subscriptions(channel).get(name))
 
 
 def positions(outbox) -> list[tuple[int, int, str]]:

@@ -6,6 +6,7 @@ A reader outside of the database counts as a subscription as long as the hold la
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,8 +20,8 @@ from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.half_messages.op import IS_UNRESTORED
 from outbox.store.log.log import ids_before
+from outbox.store.subscriptions.holds import hold_of
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.store.subscriptions.readers import Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 BATCH = 2_000
@@ -57,6 +58,9 @@ _LOCK = "UPDATE {meta} SET purged_id = purged_id"
 _PURGED = "SELECT purged, purged_id FROM {meta}"
 _RECORD = "UPDATE {meta} SET purged = :purged, purged_id = :id"
 _CUTOFF = "SELECT {later}"
+_NOTE = "UPDATE {meta} SET purged_at = {now}, keep_ms = :keep"
+#: The first row that a position does not see; by the index on the number.
+_UNREAD = "SELECT id FROM {message} WHERE {number} >= :head ORDER BY {number}, id LIMIT 1"
 _PURGED_ID = "SELECT purged_id FROM {meta}"
 
 
@@ -115,10 +119,10 @@ def stored_bases(channel: Channel) -> list[tuple[str, Position]]:
     Raises:
         SubscriptionError: there is no subscription.
     """
-    progress, readers = ProgressLog(channel), Readers(channel)
+    progress = ProgressLog(channel)
     found = []
     for each in Subscriptions(channel).all():
-        hold = readers.hold(each)
+        hold = hold_of(channel, each)
         if hold is not None and hold.released:
             continue
         for partition in each.all_partitions():
@@ -153,6 +157,20 @@ class Purge:
             SubscriptionError: there is no subscription, so nobody can tell which rows are still needed.
         """
         return self._go(older_than, kept, rehearsal=False)
+
+    def batches(self, keep: timedelta) -> Iterator[int]:
+        """Delete as `run` does, with a pause for the caller after each batch, which yields the number of rows.
+
+        Rows from the first row on that some subscription has not passed are left to a later call, so that the cost does
+        not grow with the rows that are held back.
+        """
+        identity.verify(self._channel)
+        before, passed = self._moment_before(keep), self._passed_by_all()
+        first, last = ids_before(self._channel, before)
+        unread = self._channel.rows(_UNREAD, head=passed.head)
+        for bounds in self._bounds(first, min([last, *(id for (id,) in unread)]), before):
+            yield self._deleted(bounds)
+        yield from self._delete_ops(before, keep)
 
     def rehearse(self, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
         """Count the rows that `run` would delete, and delete nothing."""
@@ -192,20 +210,22 @@ class Purge:
         self._passed_by_all()
         first, last = ids_before(self._channel, before)
         last = last if kept is None else min(last, kept.old.last_id)
-        rows = 0
-        for after, upto in self._spans(first, last):
-            bounds = {"after": after, "upto": upto, "before": self._database.dialect.clock.bind(before)}
-            count = self._counted if rehearsal else self._deleted
-            rows += count(bounds, kept)
+        count = self._counted if rehearsal else self._deleted
+        rows = sum(count(bounds, kept) for bounds in self._bounds(first, last, before))
         if not rehearsal:
-            self._delete_ops(before)
+            deque(self._delete_ops(before, older_than), maxlen=0)
         return Purged(rows=rows, before=before, held_by=self._holding(last))
 
     def _counted(self, bounds: dict[str, Any], kept: Kept | None) -> int:
         passed = self._passed_by_all(kept)
         return int(self._channel.rows(self._count, **bounds, **self._of(passed))[0][0])
 
-    def _deleted(self, bounds: dict[str, Any], kept: Kept | None) -> int:
+    def _bounds(self, first: int, last: int, before: datetime) -> Iterator[dict[str, Any]]:
+        """Yield the parameters of one batch after the other."""
+        for after, upto in self._spans(first, last):
+            yield {"after": after, "upto": upto, "before": self._database.dialect.clock.bind(before)}
+
+    def _deleted(self, bounds: dict[str, Any], kept: Kept | None = None) -> int:
         """Delete a batch. Positions are read in the transaction, so that a subscription created meanwhile counts."""
         with self._channel.transaction():
             self._channel.run(_LOCK)
@@ -221,15 +241,16 @@ class Purge:
             self._channel.run(_RECORD, purged=str(purged), id=max(purged_id, bounds["upto"]))
         return gone
 
-    def _delete_ops(self, before: datetime) -> None:
-        """Delete old verdicts whose half messages are gone, a batch at a time."""
+    def _delete_ops(self, before: datetime, keep: timedelta) -> Iterator[int]:
+        """Delete old verdicts whose half messages are gone, a batch at a time; then note that there was a purge."""
         after: str | None = ""
         while after is not None:
             found = self._channel.rows(_OPS_SPAN, after=after, rows=self._batch)
             upto = found[0][0] if found else None
             bounds = {"after": after, "upto": upto or "", "before": self._database.dialect.clock.bind(before)}
-            self._channel.run(_DELETE_OPS, **bounds)
+            yield self._channel.run(_DELETE_OPS, **bounds)
             after = upto
+        self._channel.run(_NOTE, keep=keep // timedelta(milliseconds=1))
 
     def _of(self, passed: Position) -> dict[str, Any]:
         return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}

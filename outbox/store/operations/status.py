@@ -19,9 +19,9 @@ from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
 from outbox.store.log.filtering import condition_of
 from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
+from outbox.store.subscriptions.holds import Hold, hold_of
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.store.subscriptions.readers import Hold, Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 #: An estimate reads at so many places of the log, so many rows at each.
@@ -190,7 +190,7 @@ def _standing(channel: Channel, subscription: Subscription, now: datetime) -> Su
         partitions=partitions,
         troubles=parked.troubles,
         unread=unsettled[0].by_topic() if subscription.kind == "check" else {},
-        hold=Readers(channel).hold(subscription),
+        hold=hold_of(channel, subscription),
     )
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from outbox.errors import SubscriptionError
 from outbox.model.position import Position
@@ -30,15 +29,6 @@ _LEASE = """
     {insert_once} {lease} (subscription, generation, partition) VALUES (:name, 1, 0) {unless_there}
 """
 _DECLARE = "UPDATE {subscription} SET topics = :topics, hold_ms = :hold WHERE name = :name AND kind = 'extract'"
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The time for which a reader holds retention back, from the last progress on. `released`: the time is over."""
-
-    since: datetime
-    until: datetime
-    released: bool
 
 
 class Readers:
@@ -97,16 +87,6 @@ class Readers:
         epoch = 0 if stored is None else stored.epoch + (stored.n >= window)
         self._progress.append(partition, epoch, window, position)
         self._progress.prune(partition)
-
-    def hold(self, subscription: Subscription) -> Hold | None:
-        """Return until when a reader holds retention back, by the database's clock; None: it is no such reader."""
-        if subscription.hold is None:
-            return None
-        settled = self._progress.newest(subscription.partition(0))
-        since = subscription.created_at if settled is None else settled.settled_at
-        now = self._channel.now()
-        until = since + subscription.hold
-        return Hold(since, until, released=until <= now)
 
     def _require_free(self, stored: Subscription | None, name: str, archive: str) -> None:
         if stored is None:

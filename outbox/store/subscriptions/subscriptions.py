@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from outbox.errors import SubscriptionError
+from outbox.model.pausing import Pauses, read_form, stored_form
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import (
     AT,
@@ -16,6 +17,7 @@ from outbox.model.subscription import (
     Subscription,
     compensation_of,
     grace_milliseconds,
+    subscription_of,
 )
 from outbox.model.topics import Topics
 from outbox.runtime.failpoints import crash_point
@@ -29,16 +31,16 @@ from outbox.store.subscriptions.refusals import require_fitting, require_partiti
 
 _COLUMNS = (
     "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms, stop_at,"
-    " next_partitions, ordered, compact, filter"
+    " next_partitions, ordered, compact, filter, pauses"
 )
 _FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
 _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
     {insert_once} {subscription}
         (name, topics, tags, filter, destination, on_dead, partitions, generation, created_at, grace_ms, kind, ordered,
-         compact)
+         compact, pauses)
     VALUES (:name, :topics, :tags, :filter, :destination, :on_dead, :partitions, :generation, {now}, :grace_ms, :kind,
-            :ordered, :compact) {unless_there}
+            :ordered, :compact, :pauses) {unless_there}
 """
 _DECLARE = """
     UPDATE {subscription} SET topics = :topics, tags = :tags, filter = :filter, destination = :destination,
@@ -50,6 +52,7 @@ _ALTER = """
            on_dead = :on_dead, grace_ms = :grace_ms, ordered = :ordered, compact = :compact
     WHERE name = :name
 """
+_PAUSE = "UPDATE {subscription} SET pauses = :pauses WHERE name = :name"
 #: Compared with what was read before, so that it never undoes a change that was ordered meanwhile.
 _STORE_HOSTS = """
     UPDATE {subscription} SET destination = :destination WHERE name IN (:name, :follower) AND destination = :stored
@@ -166,6 +169,10 @@ class Subscriptions:
         crash_point("subscription.checked")
         self._channel.run(_ALTER, **_row(changed))
 
+    def pause(self, name: str, pauses: Pauses) -> None:
+        """Store what is paused of a subscription. Call it inside `changing`; workers follow within a poll."""
+        self._channel.run(_PAUSE, name=name, pauses=stored_form(pauses))
+
     def repartition(self, name: str, partitions: int) -> None:
         """Give a subscription another number of partitions, or order it; see `Generations.order`.
 
@@ -241,7 +248,9 @@ class Subscriptions:
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
         # The position is captured first, because a transaction that has written cannot capture.
         place = self.first_progress(start, Log().now(self._channel).position)
-        if self._channel.run(_CREATE, **_row(declared) | {"on_dead": declared.on_dead or "block"}):
+        followed = self.find(subscription_of(declared.name) or "")
+        own = {"on_dead": declared.on_dead or "block", "pauses": stored_form(followed.pauses) if followed else None}
+        if self._channel.run(_CREATE, **_row(declared) | own):
             made = self.get(declared.name)
             Generations(self._channel).begin(made, [place] * made.partitions)
 
@@ -272,6 +281,7 @@ class Subscriptions:
             ordered=bool(row[13]),
             compact=bool(row[14]),
             filter=row[15],
+            pauses=read_form(row[16]),
         )
 
 
@@ -289,4 +299,5 @@ def _row(made: Subscription | Declaration) -> dict[str, object]:
         "generation": made.generation if isinstance(made, Subscription) else 1,
         "ordered": made.ordered is not False,
         "compact": made.compact is True,
+        "pauses": stored_form(made.pauses) if isinstance(made, Subscription) else None,
     }

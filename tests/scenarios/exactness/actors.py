@@ -24,7 +24,7 @@ from outbox.telemetry.events import Listeners, Teller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED
+from outbox.worker.policy import BLOCKED, HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
 from tests.scenarios.exactness.history import Event, delivery_of
@@ -179,7 +179,8 @@ class Holder:
         self.settlement = Settlement(channel, lease, log.now(channel).incarnation)
         hung = cast("HungCalls", self.batch_handler)
         parked, teller = Parked(channel, "relay"), Teller(Listeners(), {})
-        self.parked = ParkedQueue(parked, self.settlement, hung, Settings(limits=LIMITS), teller)
+        settings, policy = Settings(limits=LIMITS), HandlerPolicy()
+        self.parked = ParkedQueue(parked, self.settlement, hung, settings, teller, policy=policy)
         self.cursor, self.place = Cursor(log, newest.progress), model.stored
         self.ahead: list[Fetched] = []
         self.handed: Handed | None = None

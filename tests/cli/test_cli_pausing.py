@@ -1,0 +1,65 @@
+"""`outbox subscriptions pause` and `resume`, and what `outbox status` shows meanwhile."""
+
+import re
+
+import pytest
+from sqlalchemy import text
+
+from outbox import Outbox, Relay
+from tests.support.command_line import outbox
+from tests.support.destination import Destination
+
+
+@pytest.fixture
+def idle(pg_engine):
+    """A relay that was killed two days ago, with a message that waits since then."""
+    sender = Outbox(pg_engine)
+    Relay(sender, Destination()).until_empty()
+    with sender.begin() as session:
+        sender.send(session, "orders", b"1", key="k1")
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_progress SET settled_at = now() - interval '2 days'"))
+        connection.execute(text("UPDATE outbox_message SET created_at = now() - interval '2 days'"))
+    return pg_engine
+
+
+def test_a_paused_subscription_is_shown_as_paused_and_is_no_alarm(idle):
+    before = outbox(idle, "status", "--check")
+    told = outbox(idle, "subscriptions", "pause", "relay", "--reason", "the broker moves")
+    paused = outbox(idle, "status", "--check")
+    (status,) = outbox(idle, "status", "--json").json["subscriptions"]
+    outbox(idle, "subscriptions", "resume", "relay")
+    after = outbox(idle, "status", "--check")
+
+    assert (before.code, paused.code, after.code) == (1, 0, 1)
+    assert re.fullmatch(r"relay: paused by \S+@\S+ \(the broker moves\)\n", told.err)
+    assert re.fullmatch(
+        r"relay: paused by \S+ \(the broker moves\) since [^;]+; to go on, run: outbox subscriptions resume relay\n",
+        paused.err,
+    )
+    assert paused.out.splitlines()[1].split() == ["relay", "1", "2", "d", "0", "0", "0", "0", "0", "paused"]
+    assert (status["backlog"], status["lag_seconds"] > 100_000, status["pauses"][0]["reason"]) == (
+        1,
+        True,
+        "the broker moves",
+    )
+
+
+def test_a_key_and_a_rate_are_told(pg_engine):
+    key = outbox(pg_engine, "subscriptions", "pause", "relay", "--key", "customer 7", "--json").json
+    rate = outbox(pg_engine, "subscriptions", "pause", "relay", "--rate", "30/m", "--json").json
+    shown = outbox(pg_engine, "status").err.splitlines()
+    wrong = outbox(pg_engine, "subscriptions", "pause", "relay", "--rate", "fast")
+    rest = outbox(pg_engine, "subscriptions", "resume", "relay")
+    again = outbox(pg_engine, "subscriptions", "resume", "relay")
+
+    assert [(each["key"], each["rate"]) for each in key["pauses"]] == [("customer 7", None)]
+    assert [(each["key"], each["rate"]) for each in rate["pauses"]] == [("customer 7", None), (None, 0.5)]
+    assert [line.split(" by ")[0] for line in shown[:2]] == [
+        "relay: paused for key 'customer 7'",
+        "relay: slowed down to 0.5 messages a second",
+    ]
+    assert shown[0].endswith("; to go on, run: outbox subscriptions resume relay --key 'customer 7'")
+    assert (wrong.code, "write 500/s, 30/m or 10/h" in wrong.err) == (2, True)
+    assert rest.err.startswith("relay: paused for key 'customer 7' by ")
+    assert (again.code, "relay is not paused; what is paused, shows: outbox status" in again.err) == (2, True)

@@ -1,0 +1,176 @@
+"""A person pauses a subscription, or a key, or slows it down: workers hand nothing over, and go on in order."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from tenacity import wait_fixed
+
+from outbox import InvalidMessageError, Outbox, Relay, Retry, RetryPolicy, SubscriptionError
+from outbox.admin import pausing
+from outbox.model.subscription import Subscription
+from outbox.model.verdict import DONE
+from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.pace import Pace
+from outbox.worker.settings import Settings
+from tests.support.destination import Destination, expected, fill, relay_to
+from tests.support.parked import states
+from tests.support.readers import send
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def outbox(engine: Engine) -> Outbox:
+    """An outbox of which nothing was sent yet."""
+    return Outbox(engine)
+
+
+@contextmanager
+def running(*relays: Relay) -> Iterator[None]:
+    """The relays work meanwhile."""
+    for relay in relays:
+        relay.start()
+    try:
+        yield
+    finally:
+        for relay in relays:
+            relay.stop()
+            relay.join(20)
+
+
+def pause(outbox: Outbox, **options: Any) -> list[Subscription]:
+    with closing(outbox.database.open()) as channel:
+        return pausing.pause(channel, "relay", by="ops@host", **options)
+
+
+def resume(outbox: Outbox, **options: Any) -> list[Subscription]:
+    with closing(outbox.database.open()) as channel:
+        return pausing.resume(channel, "relay", **options)
+
+
+def is_held(outbox: Outbox) -> bool:
+    """Whether a worker has the lease."""
+    with closing(outbox.database.open()) as channel:
+        found = Leases(channel).look(Subscriptions(channel).get("relay").partition(0))
+        return found is not None and found.owner is not None
+
+
+def epoch(outbox: Outbox) -> int:
+    """How often the lease was taken."""
+    with closing(outbox.database.open()) as channel:
+        found = Leases(channel).look(Subscriptions(channel).get("relay").partition(0))
+        assert found is not None
+        return found.epoch
+
+
+def test_workers_of_a_paused_subscription_stand_by_and_go_on_where_they_stood(outbox):
+    """Two relays at work: the one with the lease gives it back, and neither hands anything over until the resume."""
+    destination = Destination()
+    fill(outbox, 400)
+    with running(relay_to(destination, outbox), relay_to(destination, outbox)):
+        assert eventually(lambda: destination.messages)
+        (paused,) = pause(outbox, reason="the broker moves")
+        assert eventually(lambda: not is_held(outbox))
+        before = len(destination.messages)
+        fill(outbox, 200, first=400)
+        time.sleep(1.5)
+        standing_still = len(destination.messages) == before and not is_held(outbox)
+        resume(outbox)
+        assert eventually(lambda: len(destination.messages) >= 600)
+
+    assert paused.pause is not None
+    assert paused.pause.in_words() == "paused by ops@host (the broker moves)"
+    assert standing_still
+    assert all(destination.of_key(f"k{key}") == expected(key, 600) for key in range(20))
+
+
+def test_messages_of_a_paused_key_wait_in_order_and_others_pass(outbox):
+    """The key is paused while its first message waits for another try; the resume releases all of it in order."""
+    destination = Destination(lambda message: Retry("not now") if message.key == "k1" else DONE)
+    fill(outbox, 100)
+    patient = RetryPolicy(attempts=10_000, wait=wait_fixed(0.05))
+    with running(relay_to(destination, outbox, retry=patient)):
+        assert eventually(lambda: len(destination.messages) == 95)
+        before = epoch(outbox)
+        pause(outbox, key="k1")
+        assert eventually(lambda: epoch(outbox) > before)
+        destination.answer = lambda _message: DONE
+        fill(outbox, 100, first=100)
+        assert eventually(lambda: len(destination.messages) == 190 and states(outbox.engine).get("blocked") == 9)
+        time.sleep(1.5)
+        held_back = destination.of_key("k1")
+        resume(outbox, key="k1")
+        assert eventually(lambda: len(destination.messages) == 200)
+
+    assert held_back == []
+    assert all(destination.of_key(f"k{key}") == expected(key, 200) for key in range(20))
+    assert states(outbox.engine) == {}
+
+
+def test_a_paused_key_stays_paused_over_starts_and_the_pause_of_everything(outbox):
+    destination = Destination()
+    pause(outbox, key="k1")
+    pause(outbox, rate=0.5)
+    pause(outbox)
+    fill(outbox, 20)
+    with pytest.raises(SubscriptionError, match=r"relay is paused by ops@host; to go on, run: outbox subscriptions"):
+        relay_to(destination, outbox).until_empty()
+    relay_to(destination, outbox).once()
+    resume(outbox)
+    relay_to(destination, outbox).until_empty()
+    relay_to(destination, outbox).until_empty()
+
+    assert (len(destination.messages), states(outbox.engine)) == (19, {"blocked": 1})
+
+    (resumed,) = resume(outbox, key="k1")
+    relay_to(destination, outbox).until_empty()
+
+    assert (len(destination.messages), resumed.pauses) == (20, ())
+
+
+def test_what_cannot_be_paused_is_refused(outbox):
+    (stored,) = pause(outbox, rate=500.0, reason="the index is rebuilt")
+
+    assert stored.pause is not None
+    assert stored.pause.in_words() == "slowed down to 500 messages a second by ops@host (the index is rebuilt)"
+    with pytest.raises(SubscriptionError, match="rate: must be above 0, not 0"):
+        pause(outbox, rate=0.0)
+    with pytest.raises(SubscriptionError, match="rate: a key has none"):
+        pause(outbox, rate=1.0, key="k1")
+    with pytest.raises(InvalidMessageError, match="key"):
+        pause(outbox, key="")
+    with pytest.raises(SubscriptionError, match="relay is not paused for key 'k1'"):
+        resume(outbox, key="k1")
+    with (
+        pytest.raises(SubscriptionError, match="there is no subscription 'other'"),
+        closing(outbox.database.open()) as channel,
+    ):
+        pausing.pause(channel, "other", by="ops@host")
+
+
+def test_a_slowed_down_relay_sends_at_most_its_rate(outbox):
+    """Of 30 messages at 20 a second the last one comes after 1.4 s at the earliest: two may go at once."""
+    destination = Destination()
+    pause(outbox, rate=20.0)
+    send(outbox, *(str(n) for n in range(30)))
+    began = time.monotonic()
+
+    relay_to(destination, outbox, settings=Settings()).until_empty()
+
+    assert (len(destination.messages), time.monotonic() - began >= 1.3) == (30, True)
+
+
+def test_a_pace_makes_up_for_no_idle_time():
+    now = [0.0]
+    pace = Pace(50.0, clock=lambda: now[0])
+    found = []
+    for seconds, spent in ((0.0, 5), (0.02, 1), (60.0, 5), (0.01, 0)):
+        now[0] += seconds
+        found.append((pace.free, round(pace.free_in, 3)))
+        pace.spend(spent)
+
+    assert found == [(5, 0.0), (1, 0.08), (5, 0.0), (0, 0.09)]
