@@ -1,4 +1,4 @@
-"""The JSON of each command is what docs/json.md says: each field is there, of its type, and no other."""
+"""The JSON of each command is what the pages of docs/ say: each field is there, of its type, and no other."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,8 @@ from outbox.admin import pausing
 from tests.rocketmq.halves import ask, begun
 from tests.support.command_line import outbox
 
-PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / f"{name}.md").read_text() for name in ("json", "json-half", "json-subscriptions"))
 #: Objects whose names are data.
 OPEN = ("parked", "headers", "again", "waiting")
 METRICS = "rocketmq_"
@@ -51,7 +52,7 @@ KINDS = {str: "text", bool: "boolean", int: "number", float: "number", list: "li
 
 def documented(command: str) -> dict[str, str]:
     """The fields of a command and their types, with those that all have."""
-    sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
+    sections = re.split(r"^## ", PAGES, flags=re.MULTILINE)
     (own,) = [each for each in sections[1:] if f"`outbox {command}`" in each.splitlines()[0]]
     return table(sections[0] + own)
 
@@ -131,9 +132,7 @@ def test_the_page_and_a_command_about_consumers_agree(shop, command):
     with closing(Outbox(shop).database.open()) as channel:
         pausing.pause(channel, "billing", by="ops", rate=1.0)
 
-    (command_of_fields,) = re.findall(
-        r"fields of each are those of `subscriptions\[\]` in `outbox (\w+)`", PAGE.read_text()
-    )
+    (command_of_fields,) = re.findall(r"fields of each are those of `subscriptions\[\]` in `outbox (\w+)`", PAGES)
     said = {
         f"consumers{path.removeprefix('subscriptions')}": kind
         for path, kind in documented(command_of_fields).items()
@@ -150,7 +149,7 @@ def test_the_page_and_a_command_about_transactions_agree(engine, transactions, c
 
 
 def test_the_page_and_status_agree_where_there_are_half_messages(engine, transactions):
-    (besides,) = re.findall(f"^## {BESIDES}.*?^## ", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    (besides,) = re.findall(f"^## {BESIDES}.*?^## ", PAGES, flags=re.MULTILINE | re.DOTALL)
 
     document = outbox(engine, "status", "--json").json
 

@@ -70,8 +70,8 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
         or (arguments[0] == "relay" and "--until-empty" not in arguments)
     ):
         return  # they run until they are interrupted
-    if arguments[0] in ("extract", "report", "demo") or "--archive" in arguments:
-        return  # they start Spark or servers: tests of their own run them
+    if arguments[0] in ("extract", "report", "demo") or not {"--archive", "--writer"}.isdisjoint(arguments):
+        return  # they start Spark or servers, or are about roles: tests of their own run them
     with the_tests_own_process():
         ended = CliRunner().invoke(main, arguments)
 

@@ -1,4 +1,4 @@
-"""What `docs/rocketmq.md` says is so; its commands, names and links are tested with those of the README."""
+"""What the pages about RocketMQ say is so; their commands, names and links are tested with those of the README."""
 
 import re
 from dataclasses import asdict
@@ -8,7 +8,9 @@ from outbox import Relay, create_engine, migrate
 from outbox.rocketmq import CheckPolicy
 from tests.support.pages import TOP, run
 
-PAGE = (TOP / "docs" / "rocketmq.md").read_text()
+PAGE, CHECK_BACK, CONSUMERS = (
+    (TOP / "docs" / f"{name}.md").read_text() for name in ("rocketmq", "check-back", "rocketmq-consumers")
+)
 
 
 def test_the_code_runs_from_top_to_bottom_and_its_messages_are_delivered(tmp_path, monkeypatch):
@@ -16,7 +18,7 @@ def test_the_code_runs_from_top_to_bottom_and_its_messages_are_delivered(tmp_pat
     monkeypatch.chdir(tmp_path)
     migrate.upgrade(create_engine("sqlite:///shop.db"))
 
-    page = run(PAGE, "docs/rocketmq.md")
+    page = run(PAGE + CONSUMERS, "the pages about RocketMQ")
 
     delivered: list[str] = []
     Relay(page["outbox"], lambda message: delivered.append(message.text()), name="list").until_empty()
@@ -34,7 +36,7 @@ def test_the_code_runs_from_top_to_bottom_and_its_messages_are_delivered(tmp_pat
 
 
 def test_the_defaults_are_those_of_the_table():
-    told = re.findall(r"^\| `([a-z_]+)` \| (\d+)(?: (s|h))? \|", PAGE, re.MULTILINE)
+    told = re.findall(r"^\| `([a-z_]+)` \| (\d+)(?: (s|h))? \|", CHECK_BACK, re.MULTILINE)
     units = {"s": "seconds", "h": "hours"}
     table = {name: timedelta(**{units[unit]: int(number)}) if unit else int(number) for name, number, unit in told}
 
