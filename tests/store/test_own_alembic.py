@@ -190,7 +190,7 @@ def test_an_application_has_the_tables_in_its_own_migrations(embedding):
     embedding.alembic(command.upgrade, "head")
 
     assert (embedding.tables(), embedding.delivered()) == (OURS, [b"placed"])
-    assert embedding.outbox("db", "check").err == "everything is as it should be\n"
+    assert embedding.outbox("doctor").err == "everything is as it should be\n"
     assert [each["name"] for each in embedding.outbox("status", "--json").json["subscriptions"]] == ["relay"]
     assert "op." not in embedding.autogenerate().read_text()
 
@@ -205,7 +205,7 @@ def test_its_migrations_go_down_and_up_again(embedding):
 
     upgraded = embedding.outbox("db", "upgrade")
     assert upgraded.err == f"the tables are up to date ({migrate.head_revision()})\n"
-    assert (embedding.outbox("db", "check").code, embedding.delivered()) == (0, [b"placed"])
+    assert (embedding.outbox("doctor").code, embedding.delivered()) == (0, [b"placed"])
     assert "op." not in embedding.autogenerate().read_text()
 
 
@@ -213,14 +213,14 @@ def test_its_tables_are_taken_over_where_it_has_not_seeded_them(embedding):
     """As the check advises."""
     add(embedding.autogenerate(), embedding.schema, seed="")
     embedding.alembic(command.upgrade, "head")
-    (finding,) = embedding.outbox("db", "check", "--json").json["findings"]
+    (finding,) = embedding.outbox("doctor", "--json").json["findings"]
     said = (finding["problem"], finding["fix"].partition(",")[0])
     assert said == ("is empty", f"run: outbox db upgrade{' --schema app' if embedding.schema else ''}")
 
     upgraded = embedding.outbox("db", "upgrade")
 
     assert upgraded.err == f"took over the tables that were there, as they are complete ({migrate.head_revision()})\n"
-    assert (embedding.outbox("db", "check").code, embedding.delivered()) == (0, [b"placed"])
+    assert (embedding.outbox("doctor").code, embedding.delivered()) == (0, [b"placed"])
     assert "op." not in embedding.autogenerate().read_text()
 
 
@@ -230,7 +230,7 @@ def test_its_migrations_may_be_written_as_a_script(embedding):
     script = embedding.alembic(command.upgrade, "head", sql=True)
 
     run(embedding.url, script)
-    assert embedding.outbox("db", "check").err == "everything is as it should be\n"
+    assert embedding.outbox("doctor").err == "everything is as it should be\n"
     assert embedding.delivered() == [b"placed"]
 
 
@@ -256,4 +256,4 @@ def test_an_application_leaves_our_tables_alone(neighbour):
     assert "op." not in neighbour.autogenerate().read_text()
     neighbour.alembic(command.upgrade, "head")
     neighbour.alembic(command.downgrade, "base")
-    assert (neighbour.tables(), neighbour.outbox("db", "check").code, neighbour.delivered()) == (OURS, 0, [b"placed"])
+    assert (neighbour.tables(), neighbour.outbox("doctor").code, neighbour.delivered()) == (OURS, 0, [b"placed"])
