@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outbox.admin.admin import Admin
     from outbox.admin.results import (
+        Decision,
         Finding,
         Look,
+        ParkedDetail,
         PartitionStatus,
         Status,
         Thresholds,
@@ -44,16 +46,18 @@ if TYPE_CHECKING:
     from outbox.senders.opening import Destination
     from outbox.senders.port import Sender
     from outbox.store.log.limits import Limits
+    from outbox.store.subscriptions.parked_messages import ParkedMessage
     from outbox.worker.settings import Settings
     from outbox.writing.engines import create_async_engine, create_engine
 
 __all__ = [
-    "Admin", "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "Finding", "HungHandlerError", "Inbox",
-    "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError",
-    "Outbox", "OutboxError", "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy",
-    "Route", "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "Status", "SubscriptionError",
-    "Thresholds", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
-    "create_async_engine", "create_engine", "routes",
+    "Admin", "Consumer", "DatabaseError", "Decision", "Destination", "Done", "FilterError", "Finding",
+    "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message",
+    "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
+    "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError",
+    "Sender", "SenderError", "Settings", "StandbyError", "Status", "SubscriptionError", "Thresholds",
+    "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "create_async_engine",
+    "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
@@ -65,6 +69,7 @@ _HOMES = {
     "Limits": "outbox.store.log.limits",
     "Message": "outbox.model.message",
     "Outbox": "outbox.outbox",
+    "ParkedMessage": "outbox.store.subscriptions.parked_messages",
     "Relay": "outbox.relay.relay",
     "Relays": "outbox.relay.supervisor",
     "RetryPolicy": "outbox.model.retry",
@@ -72,10 +77,8 @@ _HOMES = {
     "Sender": "outbox.senders.port",
     "Settings": "outbox.worker.settings",
     "routes": "outbox.relay.relay",
-    **dict.fromkeys(
-        ("Finding", "Look", "PartitionStatus", "Status", "Thresholds", "TransactionsStatus", "TroubleStatus"),
-        "outbox.admin.results",
-    ),
+    **dict.fromkeys(("Decision", "Finding", "Look", "ParkedDetail", "Thresholds"), "outbox.admin.results"),
+    **dict.fromkeys((name for name in __all__ if name.endswith("Status")), "outbox.admin.results"),
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "outbox.errors"),

@@ -26,7 +26,7 @@ from outbox.worker.settle import Settlement
 
 
 def carry_out_without_worker(channel: Channel, name: str) -> str | None:
-    """Carry out the requests on dead letters of a subscription; if a worker is alive and will, return its name."""
+    """Carry out the requests on parked messages of a subscription; if a worker is alive and will, return its name."""
     identity.verify(channel)
     incarnation = Log().now(channel).incarnation
     try:

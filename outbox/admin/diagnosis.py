@@ -10,6 +10,8 @@ from typing import Literal
 
 from outbox.admin.results import Finding, Thresholds
 from outbox.model.filter.tags import tag_expression
+from outbox.model.log_status import LogStatus
+from outbox.model.parking import State
 from outbox.model.subscription import base_of, place_of
 from outbox.runtime.text import age, counted, without_server
 from outbox.store.operations.parked_status import Count, Trouble
@@ -19,6 +21,8 @@ from outbox.store.subscriptions.notices import Refused
 
 #: A subscription that nobody runs, and messages that fail, cause a finding after so many seconds; less is a restart.
 _IDLE_SECONDS = 60.0
+#: A log with messages of this age is to be purged, at the latest in the second night.
+_UNPURGED, _NIGHTS = timedelta(days=7), timedelta(days=2)
 #: Dead letters have a common cause if there are so many, and one error has such a share.
 _MANY, _COMMON_SHARE = 10, 0.8
 _WAITS = ("waits", "wait")
@@ -35,6 +39,7 @@ class Facts:
     standings: Sequence[SubscriptionStatus]
     refused: Sequence[Refused]
     unread: Count
+    log: LogStatus
 
 
 def findings_of(facts: Facts, thresholds: Thresholds) -> list[Finding]:
@@ -58,10 +63,37 @@ class _Diagnosis:
                 advice="to send them, run",
                 next_command="outbox relay --to URL",
             )
+        yield from self._of_log(self.facts.log)
         known = {each.subscription.name for each in self.facts.standings}
         yield from (self._of_refused(each) for each in self.facts.refused if each.name not in known)
         for standing in self.facts.standings:
             yield from self._of_subscription(standing)
+
+    def _of_log(self, log: LogStatus) -> Iterator[Finding]:
+        """Yield that nothing purges a log with old messages, and for whom a purge keeps more than its retention."""
+        if log.oldest is None:
+            return
+        size, days = f"about {log.rows} messages with {log.bytes / 1e6:.0f} MB", self.facts.now - log.oldest
+        if days > _UNPURGED and (log.purged_at is None or self.facts.now - log.purged_at > _NIGHTS):
+            yield Finding(
+                kind="unpurged",
+                subscription=None,
+                what=f"nothing purges the log: {size}, the oldest from {days.days} days ago",
+                since=log.purged_at,
+                seconds=None if log.purged_at is None else self._seconds(log.purged_at),
+                advice="to delete old messages, run relays with --keep 7d, or every night",
+                next_command="outbox purge --older-than 7d",
+            )
+            return
+        for name, rows in log.held_back.items():
+            yield Finding(
+                kind="held_back",
+                subscription=name,
+                what=f"about {rows} messages older than {age(log.keep_seconds or 0.0)} are kept for this subscription",
+                evidence=f"{size} are in the log, the oldest from {days.days} days ago",
+                advice="let its worker catch up, or drop the subscription; to see all, run",
+                next_command="outbox subscriptions list",
+            )
 
     def _of_subscription(self, standing: SubscriptionStatus) -> Iterator[Finding]:
         told = [
@@ -135,6 +167,8 @@ class _Diagnosis:
             since=since,
             seconds=self._seconds(since),
             evidence=_errors(troubles, place),
+            advice=None if is_check else "to see them, run",
+            next_command=None if is_check else _list_of(subscription.name, state),
         )
 
     def _of_dead(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -160,7 +194,7 @@ class _Diagnosis:
             else "to decide, run",
             next_command=f"outbox half list --given-up{group_option}"
             if is_check
-            else f"outbox dead list --name {quote(subscription.name)}",
+            else _list_of(subscription.name, "dead"),
         )
 
     def _of_blocked(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -171,6 +205,8 @@ class _Diagnosis:
                 kind="blocked",
                 subscription=name,
                 what=f"{counted(blocked, 'message', ('is', 'are'))} blocked behind an earlier message of the same key",
+                advice="to see the earlier messages, run",
+                next_command=_list_of(name, "blocked"),
             )
 
     def _of_limits(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -267,6 +303,10 @@ class _Diagnosis:
         """Return whether another subscription is in use, besides those that follow this one."""
         others = [each.subscription for each in self.facts.standings if each.subscription.name != name]
         return any(each.is_used and each.follows != name for each in others if each.kind != "check")
+
+
+def _list_of(name: str, state: State) -> str:
+    return f"outbox parked list --name {quote(name)} --state {state}"
 
 
 def _share(trouble: Trouble, troubles: Sequence[Trouble]) -> float:

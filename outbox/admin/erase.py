@@ -10,7 +10,7 @@ from outbox.admin.commands import carry_out_without_worker
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.operations.erasure import Erased, Erasure
-from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
+from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 
@@ -40,7 +40,8 @@ def erase(
             dead[name].append(id)
     if not rehearsal:
         for name, ids in dead.items():
-            DeadLetters(channel, name).request(DeadLetterFilter(ids=tuple(ids)), "discard", by, "outbox erase")
+            chosen = ParkedFilter(ids=tuple(ids), states=("dead",))
+            ParkedMessages(channel, name).request(chosen, "discard", by, "outbox erase")
             carry_out_without_worker(channel, name)
     log = erasure.run(rehearsal=rehearsal)
     for name, id, _ in erasure.parked():

@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
+from outbox.model.log_status import LogStatus
+from outbox.model.message import Message
 from outbox.model.pausing import Pauses
 from outbox.runtime.text import age, labelled
+from outbox.store.subscriptions.parked_messages import ParkedMessage
 
 Kind = Literal[
     "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "blocked", "not_run", "behind", "held",
-    "released",
+    "released", "unpurged", "held_back",
 ]  # fmt: skip
 
 #: Kinds without dead letters that RocketMQ's metric could count.
@@ -43,7 +46,8 @@ class Finding:
             messages failed, and are tried again. `dead`: dead letters. `given_up`: transactions wait for a person.
             `blocked`: messages wait behind an earlier message of their key. `not_run`: a subscription has no worker.
             `behind`: a limit of `Thresholds` is exceeded. `held`: an extract makes no progress; `released`: retention
-            no longer waits for the extract.
+            no longer waits for the extract. `unpurged`: old messages are kept, and nothing purges the log. `held_back`:
+            a purge keeps messages past their retention for a subscription.
         subscription: the name; None: the log as a whole.
         what: the fact in words.
         since: the moment of the database's clock when the problem began; None: unknown.
@@ -198,6 +202,7 @@ class Look:
         findings: problems, since when, and what to do.
         subscriptions: sorted by name.
         transactions: by producer group and real topic; empty without half messages.
+        log: the log's size and age, the last purge, and what is held back; None: there is no log.
         latencies: seconds from the half message to its commit, by real topic: `count`, `sum` and `max` of the newest.
     """
 
@@ -205,6 +210,7 @@ class Look:
     findings: tuple[Finding, ...] = ()
     subscriptions: tuple[Status, ...] = ()
     transactions: tuple[TransactionsStatus, ...] = ()
+    log: LogStatus | None = None
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
@@ -249,3 +255,29 @@ class Look:
                 each.name: each.parked["dead"] for each in self.subscriptions if each.kind not in _NO_LETTERS
             },
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedDetail:
+    """A parked message with its contents. `behind`: so many blocked messages go on when this message is gone."""
+
+    parked: ParkedMessage
+    message: Message
+    behind: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The result of a replay or a discard for one subscription.
+
+    Attributes:
+        name: of the subscription.
+        messages: so many were decided on.
+        behind: so many blocked messages go on when these are gone; counted up to 10 000.
+        worker: the live worker that carries the decision out; None: the decision is carried out.
+    """
+
+    name: str
+    messages: int
+    behind: int
+    worker: str | None

@@ -23,7 +23,7 @@ _VERBS = {
     "consume": ("outbox.cli.consume:consume", "Handle messages of the log by functions of an application."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
     "half": ("outbox.cli.half:half", "Look at pending transactions, decide on them, ask about them."),
-    "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
+    "parked": ("outbox.cli.parked:parked", "Look at messages set aside, and decide on them."),
     "subscriptions": (
         "outbox.cli.subscriptions:subscriptions",
         "List, alter, split, reset, backfill and drop the readers of the log.",

@@ -15,6 +15,7 @@ from outbox.cli.output import age, counted, say, warn
 from outbox.cli.probes import Probes, probed, run_probed
 
 if TYPE_CHECKING:
+    from outbox.admin.results import Look
     from outbox.model.subscription import Subscription
     from outbox.rocketmq.listener import Question
     from outbox.rocketmq.service import CheckService
@@ -93,7 +94,7 @@ def check(
             _require_nobody(channel, group)
     with _service(target, group, timeout, policy, question, business) as service:
         say(f"check:{group}: {_asked(listener, business)}, after {age(timeout.total_seconds())}")
-        _run(service, probes, once=once)
+        _run(service, target, probes, once=once)
     say(f"check:{group}: {_left(target, group) if once else 'stopped'}")
 
 
@@ -124,13 +125,19 @@ def _service(
         yield CheckService(broker, group, checks, question, business)
 
 
-def _run(service: CheckService, probes: Probes, *, once: bool) -> None:
+def _run(service: CheckService, target: Target, probes: Probes, *, once: bool) -> None:
+    from outbox.admin.admin import Admin
+    from outbox.cli.connection import checked_label
     from outbox.relay.supervisor import Supervisor
     from outbox.runtime.signals import stopping_on_signals
 
+    def look() -> Look:
+        with target.open_outbox() as channel:
+            return Admin(channel).look()
+
     supervisor = Supervisor([service], pause=None)
     if not once:
-        run_probed(supervisor, probes)
+        run_probed(supervisor, probes, {checked_label(target.url, target.schema): look})
         return
     with stopping_on_signals(supervisor.stop):
         supervisor.until_empty()

@@ -33,6 +33,7 @@ def consume(*, consumer: str, partitions: int | None, concurrency: int | None, p
     processes may run the same consumer: they share the partitions, and processes without a partition stand by. The
     exit code is 4 when calls never come back.
     """
+    from outbox.admin.admin import Admin
     from outbox.cli.failures import UNFINISHED
     from outbox.relay.supervisor import Supervisor
 
@@ -47,7 +48,7 @@ def consume(*, consumer: str, partitions: int | None, concurrency: int | None, p
         found.outbox.listeners.listen(handled.told)
         # Time for a call under way, and for a renewal of the lease.
         supervisor = Supervisor([found], drain=found.deadline + found.settings.lease, pause=None)
-        run_probed(supervisor, probes)
+        run_probed(supervisor, probes, {found.label: Admin(found.outbox.database).look})
     say(f"{found.name}: stopped; {counted(handled.messages, 'message')} handled")
     click.get_current_context().exit(UNFINISHED if supervisor.unfinished else 0)
 

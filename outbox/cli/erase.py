@@ -6,8 +6,9 @@ from uuid import UUID
 
 import click
 
-from outbox.cli.options import Target, about_a_database, as_json, by_whom, me, option
+from outbox.cli.options import Target, about_a_database, as_json, by_whom, option
 from outbox.cli.output import counted, say, show_json
+from outbox.runtime.process import user_and_host
 
 _STAY = ("stays", "stay")
 
@@ -35,7 +36,7 @@ def erase(
     if not keys and not message_ids:
         raise click.UsageError("say whose messages: --key KEY or --message-id UUID")
     with target.open_outbox() as channel:
-        done = erase(channel, keys=keys, message_ids=message_ids, by=by or me(), rehearsal=dry_run)
+        done = erase(channel, keys=keys, message_ids=message_ids, by=by or user_and_host(), rehearsal=dry_run)
     waiting = {name: len(ids) for name, ids in sorted(done.waiting.items())}
     undecided = len(done.undecided)
     if json:

@@ -18,12 +18,12 @@ from outbox.cli.options import (
     as_json,
     at_most,
     by_whom,
-    me,
     option,
     together,
 )
 from outbox.cli.output import age, counted, moment, say, say_the_end, show_json, show_table, tell, warn
 from outbox.cli.tables import Alarm
+from outbox.runtime.process import user_and_host
 
 if TYPE_CHECKING:
     from outbox.model.message import Message
@@ -228,7 +228,7 @@ def _end(target: Target, id: str, op: Op, *, by: str | None, business: str | Non
         if pending is not None and stands is None and pending.verdict == "record" and not unchecked:
             rows = HalfTransactions(channel).messages(id)
             _require_record(channel.database, id, op, business, half_of(rows[0]).recorded_in)
-        is_new = _write_verdict(channel, id, op, f"admin {by or me()}")
+        is_new = _write_verdict(channel, id, op, f"admin {by or user_and_host()}")
         transaction, decided = _found(channel, id)
     number = 0 if transaction is None else transaction.messages
     messages = counted(number, "message")
@@ -302,7 +302,7 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
     """
     from outbox.admin.commands import carry_out_without_worker
     from outbox.model.subscription import check_of
-    from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
+    from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessages
 
     with target.open_outbox() as channel:
         transaction, decided = _found(channel, id)
@@ -312,8 +312,8 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
             due = transaction.next_check_at
             when = "" if due is None else f", the next one at {moment(due)}"
             raise click.ClickException(f"transaction {id} was not given up; its checks go on{when}")
-        group, chosen = transaction.group, DeadLetterFilter(ids=transaction.given_up_ids)
-        DeadLetters(channel, check_of(group)).request(chosen, "replay", by or me(), reason)
+        group, chosen = transaction.group, ParkedFilter(ids=transaction.given_up_ids, states=("dead",))
+        ParkedMessages(channel, check_of(group)).request(chosen, "replay", by or user_and_host(), reason)
         worker = carry_out_without_worker(channel, check_of(group))
         who = _who_could_ask(channel.database, group, [transaction.verdict])
     tell(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import sys
@@ -16,11 +17,13 @@ from urllib.parse import urlsplit
 
 import click
 
-from outbox.cli.output import printable, say, scrubbed
+from outbox.admin.gauges import Looks
+from outbox.cli.output import json_text, printable, say, scrubbed
 from outbox.errors import MissingExtraError
 from outbox.relay.supervisor import Supervisor
+from outbox.store.failure import in_one_line
 from outbox.telemetry.events import EVERYWHERE
-from outbox.telemetry.metrics import Metrics
+from outbox.telemetry.metrics import OF_STATE, Metrics
 
 logger = logging.getLogger("outbox")
 
@@ -34,13 +37,17 @@ Answer = tuple[int, str, bytes]
 
 
 @contextmanager
-def serving(host: str, port: int, supervisor: Supervisor) -> Iterator[int]:
-    """Answer probes about works at an address until the block ends; yield the port, which is a free one for 0."""
+def serving(host: str, port: int, supervisor: Supervisor, looks: Looks) -> Iterator[int]:
+    """Answer probes about works at an address until the block ends; yield the port, which is a free one for 0.
+
+    `looks`: at the databases of the works.
+    """
     with ExitStack() as open:
         routes: dict[str, Callable[[], Answer]] = {
             "/livez": lambda: _livez(supervisor),
             "/readyz": lambda: _readyz(supervisor),
-            "/metrics": _metrics(open),
+            "/metrics": _metrics(open, looks),
+            "/status": lambda: _status(looks),
         }
         try:
             server = open.enter_context(_Server(host, port, routes))
@@ -64,12 +71,27 @@ def _livez(supervisor: Supervisor) -> Answer:
 
 def _readyz(supervisor: Supervisor) -> Answer:
     """Answer whether each work has reached its database, and works or stands by."""
-    troubles = [f"{each.name}: {'stuck' if each.stuck else each.trouble}" for each in supervisor.health
-                if each.stuck or each.trouble is not None]  # fmt: skip
+    health = supervisor.health
+    troubles = [f"{each.name}: {'stuck' if each.stuck else each.trouble}" for each in health if not each.ready]
+    if not health:
+        troubles = ["not begun yet"]
     return _text(503, "\n".join(troubles)) if troubles else _text(200, "ok")
 
 
-def _metrics(open: ExitStack) -> Callable[[], Answer]:
+def _status(looks: Looks) -> Answer:
+    """Answer what `outbox status --json` prints; for several databases, an object with a status for each."""
+    found = looks.all()
+    texts = {
+        label: json_text({"error": scrubbed(in_one_line(look)[0])} if isinstance(look, Exception) else look.document())
+        for label, look in found.items()
+    }
+    inner = ",".join(f"{json.dumps(label)}:{text}" for label, text in texts.items())
+    body = f"{{{inner}}}" if len(texts) > 1 else "".join(texts.values())
+    failed = any(isinstance(each, Exception) for each in found.values())
+    return 503 if failed else 200, "application/json", body.encode()
+
+
+def _metrics(open: ExitStack, looks: Looks) -> Callable[[], Answer]:
     """Count events until the block ends; return the answer to /metrics."""
     try:
         from outbox.telemetry.prometheus import CONTENT_TYPE, PrometheusExporter
@@ -77,6 +99,7 @@ def _metrics(open: ExitStack) -> Callable[[], Answer]:
         missing = str(error)
         return lambda: _text(501, missing)
     exporter = PrometheusExporter()
+    exporter.observe(OF_STATE, looks.samples)
     open.callback(EVERYWHERE.unlisten, EVERYWHERE.listen(Metrics(exporter).told))
     return lambda: (200, CONTENT_TYPE, exporter.exposed())
 

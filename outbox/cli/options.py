@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import getpass
 import re
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -103,15 +101,33 @@ class StartAt(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
             return value
         if value.lower() in ("earliest", "latest"):
             return str(value.lower())
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            moment = None
-        if moment is not None and moment.tzinfo is None:
-            self.fail(f"{value!r} has no time zone; append Z for UTC", param, ctx)
-        if moment is None:
-            self.fail(f"{value!r} is neither earliest, latest nor a time such as 2026-01-31T12:00:00Z", param, ctx)
-        return moment
+        return _moment_of(self, value, "neither earliest, latest nor a time", param, ctx)
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A moment with a zone."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Return a moment given in ISO form."""
+        return value if isinstance(value, datetime) else _moment_of(self, value, "no time", param, ctx)
+
+
+def _moment_of(
+    type: click.ParamType,  # type: ignore[type-arg]  # generic in newer versions only
+    value: str,
+    wrong: str,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> datetime:
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        type.fail(f"{value!r} is {wrong} such as 2026-01-31T12:00:00Z", param, ctx)
+    if moment.tzinfo is None:
+        type.fail(f"{value!r} has no time zone; append Z for UTC", param, ctx)
+    return moment
 
 
 class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -144,7 +160,7 @@ class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versi
         return [url for url in re.split(r"\s+(?=[A-Za-z][A-Za-z0-9+.-]*://)", rv.strip()) if url]
 
 
-DURATION, RATE, START, NAMES, URLS = Duration(), Rate(), StartAt(), Names(), Urls()
+DURATION, RATE, START, MOMENT, NAMES, URLS = Duration(), Rate(), StartAt(), Moment(), Names(), Urls()
 
 #: The rest of a selection, besides topics.
 by_content = together(
@@ -306,15 +322,6 @@ def _source(name: str) -> ParameterSource | None:
 as_json = option("--json", "json", is_flag=True, help="Machine-readable output.")
 at_most = option("--limit", type=click.IntRange(1), default=100, help="Show at most so many.")
 by_whom = option("--by", help="The person; otherwise the user of the process.")
-
-
-def me() -> str:
-    """Return user and host of the process, as `user@host`."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"
 
 
 def confirmed(question: str, *, yes: bool) -> None:

@@ -63,8 +63,13 @@ def tell(text: str, document: Mapping[str, object], *, json: bool) -> None:
 
 def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
     """Write one line of JSON, ASCII only: an object with its version, and with `more`: whether there is more."""
+    click.echo(json_text(value, more=more))
+
+
+def json_text(value: Mapping[str, object], *, more: bool = False) -> str:
+    """Return the line of `show_json`."""
     document = {"version": JSON_VERSION, "more": more, **value}
-    click.echo(json.dumps(document, default=_plain, separators=(",", ":")))
+    return json.dumps(document, default=_plain, separators=(",", ":"))
 
 
 def say_the_end(found: Sequence[object], limit: int, none: str, options: str) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from outbox.cli.options import as_given, as_value, option, together
 from outbox.cli.output import printable, scrubbed
 
 if TYPE_CHECKING:
+    from outbox.admin.results import Look
     from outbox.relay.supervisor import Supervisor
 
 #: While a command is not ready, systemd is asked to wait for so many microseconds more.
@@ -61,7 +62,7 @@ probed = together(
         "--http",
         type=Address(),
         metavar="HOST:PORT",
-        help="Answer /livez, /readyz and /metrics there.",
+        help="Answer /livez, /readyz, /metrics and /status there.",
     ),
     option(
         "--heartbeat-file",
@@ -73,8 +74,11 @@ probed = together(
 )
 
 
-def run_probed(supervisor: Supervisor, probes: Probes) -> None:
-    """Run works until stopped, as `Supervisor.run` does, and answer probes meanwhile."""
+def run_probed(supervisor: Supervisor, probes: Probes, looks: Mapping[str, Callable[[], Look]]) -> None:
+    """Run works until stopped, as `Supervisor.run` does, and answer probes meanwhile.
+
+    `looks`: at the databases of the works, by label.
+    """
     from outbox.runtime.signals import stopping_on_signals
     from outbox.telemetry.events import EVERYWHERE
 
@@ -88,9 +92,10 @@ def run_probed(supervisor: Supervisor, probes: Probes) -> None:
         EVERYWHERE.listen(supervisor.told)
         open.callback(EVERYWHERE.unlisten, supervisor.told)
         if probes.http is not None:
+            from outbox.admin.gauges import Looks
             from outbox.cli.http import serving
 
-            open.enter_context(serving(*probes.http, supervisor))
+            open.enter_context(serving(*probes.http, supervisor, Looks(looks)))
         open.enter_context(stopping_on_signals(supervisor.stop))
         for _ in supervisor.running():
             pulse.beat()

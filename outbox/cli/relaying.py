@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import click
 
+from outbox.admin.admin import Admin
+from outbox.admin.results import Look
 from outbox.cli.connection import checked_label, open_channel_of, open_database, open_outbox
 from outbox.cli.failures import UNFINISHED, report_failure
-from outbox.cli.options import Target, me
+from outbox.cli.options import Target
 from outbox.cli.output import age, say
 from outbox.cli.probes import Probes, run_probed
 from outbox.cli.standings import selected
@@ -22,6 +25,7 @@ from outbox.model.verdict import Done, Unavailable
 from outbox.relay.relay import Relay
 from outbox.relay.routes import Plan, opened
 from outbox.relay.supervisor import AGAIN, Supervisor
+from outbox.runtime.process import user_and_host
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import labelled
@@ -208,7 +212,7 @@ class Relaying:
     def _announce(self, channel: Channel) -> None:
         """Tell once the topics, the destination and the begin."""
         if not self._spoke:
-            with self._refusal_notice.noted(channel, me()):
+            with self._refusal_notice.noted(channel, user_and_host()):
                 Subscriptions(channel).check(self._declared)
             begin = beginning(channel, self.name, self._pace.start)
             self._say(f"{self.name}: {selected(self._declared)} to {self._sender.destination}, {begin}")
@@ -243,7 +247,7 @@ def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace, probes: Probes
     relayings = relayings_of(targets, plan, pace)
     supervisor = supervisor_of(relayings, pace)
     if pace.until == "stopped":
-        run_probed(supervisor, probes)
+        run_probed(supervisor, probes, looks_at(targets))
         for each in relayings:
             each.say_what_was_sent()
     else:
@@ -253,6 +257,16 @@ def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace, probes: Probes
                     each.give_up_if_silent()
     codes = [each.code for each in relayings]
     return UNFINISHED if supervisor.unfinished or UNFINISHED in codes else max(codes)
+
+
+def looks_at(targets: Iterable[Target]) -> dict[str, Callable[[], Look]]:
+    """Return how to look at each database, by its label."""
+    return {checked_label(each.url, each.schema): partial(_look_at, each) for each in targets}
+
+
+def _look_at(target: Target) -> Look:
+    with target.open_outbox() as channel:
+        return Admin(channel).look()
 
 
 def supervisor_of(relayings: Sequence[Relaying], pace: Pace) -> Supervisor:

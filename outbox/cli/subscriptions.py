@@ -21,12 +21,12 @@ from outbox.cli.options import (
     as_value,
     by_content,
     confirmed,
-    me,
     option,
     to_a_destination,
 )
 from outbox.cli.output import age, counted, moment, show_json, show_table, tell
 from outbox.cli.standings import selected
+from outbox.runtime.process import user_and_host
 
 if TYPE_CHECKING:
     from outbox.model.lease import Holder, Partition
@@ -244,7 +244,7 @@ def pause(*, target: Target, name: str, key: str | None, rate: float | None, rea
     from outbox.admin.pausing import pause as order
 
     with target.open_outbox() as channel:
-        found = order(channel, name, key=key, rate=rate, by=me(), reason=reason)
+        found = order(channel, name, key=key, rate=rate, by=user_and_host(), reason=reason)
     _tell_pauses(found, json=json)
 
 

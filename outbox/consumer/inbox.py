@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
+import math
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, contextmanager
 from datetime import timedelta
@@ -17,8 +20,10 @@ from outbox.errors import NoTransactionError
 from outbox.model.limits import require_window
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
+from outbox.runtime.clock import clock
 from outbox.store.database import Database
 from outbox.store.dialects.statements import arun, async_executor, executor, run
+from outbox.store.failure import in_one_line
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxDatabase, InboxRows, prune
 from outbox.telemetry.events import EVERYWHERE, Listeners, Repeated
 from outbox.telemetry.processing import processed
@@ -33,7 +38,11 @@ if TYPE_CHECKING:
     from outbox.writing.engines import Bind
     from outbox.writing.handles import AsyncHandle
 
+logger = logging.getLogger("outbox")
+
 MAX_CONSUMER = 255
+#: So often a process deletes expired rows of a database that no relay may know.
+PRUNE_SECONDS = 600.0
 _ENDED = (
     "the inbox ends the transaction when the handler has returned: leave commit(), rollback() and close() out, and to"
     " roll back raise an error, or return a verdict"
@@ -98,6 +107,8 @@ class Inbox:
         if own_engine is not None:
             self._transactions.watch(own_engine)
         self._rows = InboxRows(self._database, retention)
+        #: When to delete expired rows; the relays of an Outbox do so by themselves.
+        self._prune_at = math.inf if own_engine is None else clock() + PRUNE_SECONDS
 
     def once(self, handle: Handle, message: Message | UUID | str) -> bool:
         """Return whether the message is handled for the first time; it counts as handled when the transaction commits.
@@ -132,6 +143,10 @@ class Inbox:
             return self._told(first=await arun(async_executor(handle), self._rows.handle(self._consumer, id)))
 
     def _told(self, *, first: bool) -> bool:
+        """Tell of a repetition, and begin to delete expired rows if it is time: on a thread, so that nobody waits."""
+        if clock() >= self._prune_at:
+            self._prune_at = clock() + PRUNE_SECONDS
+            threading.Thread(target=self._prune_quietly, name="outbox-inbox", daemon=True).start()
         if not first and self._listeners:
             self._listeners.tell(Repeated(database=self._database, consumer=self._consumer))
         return first
@@ -186,8 +201,8 @@ class Inbox:
     def prune(self) -> int:
         """Delete the rows whose retention is over, and return their number.
 
-        Relays of the same database prune by themselves. The method uses small transactions on a connection of its own,
-        and blocks: in an event loop use `asyncio.to_thread`.
+        Relays of the same database prune by themselves, and so does a process with an inbox, every ten minutes. The
+        method uses small transactions on a connection of its own, and blocks: in an event loop use `asyncio.to_thread`.
         """
         pruned = 0
         with closing(self._database.open()) as channel, self._database.explained():
@@ -196,6 +211,12 @@ class Inbox:
                 pruned += portion
                 if portion < PRUNED_AT_ONCE:
                     return pruned
+
+    def _prune_quietly(self) -> None:
+        try:
+            self.prune()
+        except Exception as error:
+            logger.info("expired rows of the inbox stay for now: %s", in_one_line(error)[0])
 
 
 class _Undone(Exception):  # noqa: N818 - not an error: it rolls a transaction back

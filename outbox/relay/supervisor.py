@@ -55,6 +55,11 @@ class Health:
     stuck: bool
     trouble: str | None
 
+    @property
+    def ready(self) -> bool:
+        """True while the work works or stands by."""
+        return not self.stuck and self.trouble is None
+
 
 class Work(Protocol):
     """The work of a supervisor: a relay, the check of a producer group, or work that has to open a database first."""

@@ -7,7 +7,7 @@ from contextlib import closing
 from outbox.errors import MQClientError
 from outbox.rocketmq.limits import DLQ
 from outbox.rocketmq.message_ext import MessageExt
-from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
+from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
 from outbox.writing.bare import BareOutbox
 
 
@@ -27,7 +27,7 @@ def dead_letters(outbox: BareOutbox, topic: str, *, limit: int = 100, after: int
     if not group or group == topic:
         raise MQClientError(f"the topic of dead letters is {DLQ}<group>, not {topic!r:.60}")
     with closing(outbox.database.open()) as channel:
-        letters = DeadLetters(channel, group)
-        found = [letters.find(each.id) for each in letters.list(DeadLetterFilter(), limit, after)]
+        letters = ParkedMessages(channel, group)
+        found = [letters.message(each.id) for each in letters.list(DEAD, limit, after)]
     # A letter that a person has discarded meanwhile is left out.
-    return [MessageExt.of(each[1]) for each in found if each is not None]
+    return [MessageExt.of(each) for each in found if each is not None]

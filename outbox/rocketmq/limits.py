@@ -66,7 +66,7 @@ def checked_subscribed(topic: str) -> str:
     if topic.startswith((RETRY, DLQ)):
         raise MQClientError(
             f"{topic} is no topic here: dead_letters(outbox, '{DLQ}<group>') lists the dead letters, and the command"
-            " outbox dead replays them"
+            " outbox parked replays them"
         )
     if topic in _FORBIDDEN | _SYSTEM or topic.startswith("rmq_sys_"):
         raise MQClientError("cannot access system topic")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import secrets
 import socket
@@ -10,6 +11,15 @@ import socket
 def unique_name() -> str:
     """Return `host:pid:` and a random part, so that no other or later process has the same name."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
+
+
+def user_and_host() -> str:
+    """Return user and host of the process, as `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 def host_and_pid(name: str) -> str:

@@ -49,7 +49,7 @@ class Sending:
         """Say how many became dead letters, name the first, and how to decide on them."""
         letters = counted(len(messages), "more dead letter")
         first = f"message {messages[0].id} of topic {messages[0].topic}"
-        decide = f"outbox dead list --name {quote(self.subscription)}"
+        decide = f"outbox parked list --name {quote(self.subscription)} --state dead"
         return f"{letters}, the first is {first}: {error}; to decide, run: {decide}"
 
 

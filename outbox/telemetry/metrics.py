@@ -6,10 +6,10 @@ Names are those of OpenTelemetry's conventions for messaging, where there is one
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from outbox.model.subscription import compensation_of, subscription_of
 from outbox.model.verdict import DONE
@@ -70,8 +70,38 @@ DIRECT = Metric("outbox.direct.sent", "counter", "{message}", _WHERE, "Messages 
 LEFT = Metric("outbox.direct.left_behind", "counter", "{message}", _WHERE, "Messages sent in place of their writers.")
 REPEATS = Metric("outbox.inbox.repeats", "counter", "{message}", ("database", "consumer"), "Repetitions not handled.")
 
+UNSENT = Metric("outbox.unsent.messages", "gauge", "{message}", (*_WHERE, "state"), "Messages that wait, by state.")
+UNSENT_AGE = Metric("outbox.unsent.age", "gauge", "s", _WHERE, "For how long the oldest message could have been sent.")
+DEAD = Metric("outbox.dead", "gauge", "{message}", _WHERE, "Dead letters.")
+FINDINGS = Metric("outbox.findings", "gauge", "{finding}", (*_WHERE, "kind"), "Findings of `outbox status`, by kind.")
+LOG_ROWS = Metric("outbox.log.rows", "gauge", "{row}", ("database",), "Rows of the log, at most.")
+LOG_BYTES = Metric("outbox.log.bytes", "gauge", "By", ("database",), "Size of the log with its indexes.")
+LOG_AGE = Metric("outbox.log.oldest.age", "gauge", "s", ("database",), "Age of the oldest row of the log.")
+_TOPIC = ("database", "topic")
+HALF = Metric("rocketmq_half_messages", "gauge", "{message}", _TOPIC, "Half messages without a verdict.")
+HALF_COMMITTED = Metric(
+    "rocketmq_commit_messages_total",
+    "gauge",
+    "{message}",
+    _TOPIC,
+    "Half messages with a commit, in the log.",
+)
+HALF_ROLLED_BACK = Metric(
+    "rocketmq_rollback_messages_total", "gauge", "{message}", _TOPIC, "Half messages with a rollback, in the log."
+)
+
 #: Metrics of events.
 OF_EVENTS = (SENT, CONSUMED, OPERATION, PROCESS, LAG, RETRIES, UP, HELD, TAKEOVERS, DIRECT, LEFT, REPEATS)
+#: Metrics of looks at a database.
+OF_STATE = (UNSENT, UNSENT_AGE, DEAD, FINDINGS, LOG_ROWS, LOG_BYTES, LOG_AGE, HALF, HALF_COMMITTED, HALF_ROLLED_BACK)
+
+
+class Sample(NamedTuple):
+    """The value of a gauge, with a text for each label."""
+
+    metric: Metric
+    value: float
+    labels: tuple[str, ...]
 
 
 class Exporter(Protocol):
@@ -79,6 +109,9 @@ class Exporter(Protocol):
 
     def instrument(self, metric: Metric) -> Callable[..., object]:
         """Return a function of a value and of a text for each label: counts, sets or records, after the kind."""
+
+    def observe(self, metrics: Sequence[Metric], samples: Callable[[], Iterable[Sample]]) -> None:
+        """Ask for the values of gauges whenever somebody reads metrics."""
 
 
 class Metrics:

@@ -7,19 +7,19 @@ A span `create` is made where a message is written, and its context travels in t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from outbox.errors import MissingExtraError
 from outbox.model.message import Message
 from outbox.model.verdict import Done
 from outbox.telemetry.events import EVERYWHERE, Event, HandedOver, Settled
-from outbox.telemetry.metrics import BUCKETS, Metric, Metrics
+from outbox.telemetry.metrics import BUCKETS, Metric, Metrics, Sample
 
 try:
-    from opentelemetry.metrics import Meter, get_meter
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
     from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, get_current_span, get_tracer
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
@@ -50,6 +50,21 @@ class OpenTelemetryExporter:
         names = metric.labels
         # A label without a text is no attribute.
         return lambda value, *given: put(value, {name: text for name, text in zip(names, given, strict=True) if text})
+
+    def observe(self, metrics: Sequence[Metric], samples: Callable[[], Iterable[Sample]]) -> None:
+        """Do as `Exporter.observe`."""
+        for metric in metrics:
+            about: dict[str, Any] = {"name": metric.name, "unit": metric.unit, "description": metric.about}
+            self._meter.create_observable_gauge(**about, callbacks=[partial(_observed, metric, samples)])
+
+
+def _observed(
+    metric: Metric, samples: Callable[[], Iterable[Sample]], _options: CallbackOptions
+) -> Iterable[Observation]:
+    """Yield the values of one gauge."""
+    for each in samples():
+        if each.metric == metric:
+            yield Observation(each.value, dict(zip(metric.labels, each.labels, strict=True)))
 
 
 class Traces:

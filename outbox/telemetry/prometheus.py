@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from outbox.errors import MissingExtraError
-from outbox.telemetry.metrics import BUCKETS, Metric
+from outbox.telemetry.metrics import BUCKETS, Metric, Sample
 
 try:
     from prometheus_client import (
@@ -18,6 +18,8 @@ try:
         Histogram,
         generate_latest,
     )
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
 except ImportError as error:
     raise MissingExtraError("metrics need an extra: pip install 'outbox-log[metrics]'") from error
 
@@ -33,6 +35,10 @@ class PrometheusExporter:
         """`registry`: for the metrics; None: a new one."""
         self._registry = CollectorRegistry() if registry is None else registry
 
+    def observe(self, metrics: Sequence[Metric], samples: Callable[[], Iterable[Sample]]) -> None:
+        """Do as `Exporter.observe`."""
+        self._registry.register(_Gauges(metrics, samples))
+
     def exposed(self) -> bytes:
         """Return the metrics as text, after all others that the process has registered."""
         own = generate_latest(self._registry)
@@ -43,7 +49,7 @@ class PrometheusExporter:
         of_all: dict[str, Any] = {
             "name": metric.prometheus_name,
             "documentation": metric.about,
-            "labelnames": [label.replace(".", "_") for label in metric.labels],
+            "labelnames": _names(metric),
             "registry": self._registry,
         }
         if metric.kind == "counter":
@@ -54,3 +60,31 @@ class PrometheusExporter:
             return lambda value, *labels: gauge.labels(*labels).set(value)
         histogram = Histogram(**of_all, buckets=BUCKETS)
         return lambda value, *labels: histogram.labels(*labels).observe(value)
+
+
+class _Gauges(Collector):
+    """Yields gauges whose values are asked for at each scrape."""
+
+    def __init__(self, metrics: Sequence[Metric], samples: Callable[[], Iterable[Sample]]) -> None:
+        self._metrics = metrics
+        self._samples = samples
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Return the gauges without values, when they are registered."""
+        return self._families().values()
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Return the gauges."""
+        families = self._families()
+        for metric, value, labels in self._samples():
+            families[metric].add_metric(labels, value)
+        return families.values()
+
+    def _families(self) -> dict[Metric, GaugeMetricFamily]:
+        return {
+            each: GaugeMetricFamily(each.prometheus_name, each.about, labels=_names(each)) for each in self._metrics
+        }
+
+
+def _names(metric: Metric) -> list[str]:
+    return [label.replace(".", "_") for label in metric.labels]

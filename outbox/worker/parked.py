@@ -100,14 +100,14 @@ class _Round:
 
 
 def carry_out(requests: Sequence[Request], parked: Parked, settlement: Settlement) -> None:
-    """Carry out the requests of people on dead letters."""
+    """Carry out the requests of people on parked messages."""
     with settlement.held():
         parked.discard([request.id for request in requests if request.verb == "discard"])
         parked.replay([request.id for request in requests if request.verb == "replay"])
     for request in requests:
         by = one_line(request.by or "somebody")
         why = "" if request.reason is None else f" ({one_line(request.reason)})"
-        logger.info("dead letter %d: %s by %s%s", request.id, request.verb, by, why)
+        logger.info("parked message %d: %s by %s%s", request.id, request.verb, by, why)
 
 
 class ParkedQueue:

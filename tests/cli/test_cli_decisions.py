@@ -1,4 +1,4 @@
-"""Dead letters and subscriptions from the command line: looked at, decided on, and never changed under a worker."""
+"""Parked messages and subscriptions from the command line: looked at, decided on, and never changed under a worker."""
 
 import json
 import os
@@ -54,7 +54,12 @@ def dead(engine, destination) -> list[int]:
         for topic, key in (("orders", "a"), ("orders", "b"), ("mail", "c"), ("mail", None), ("orders", "a")):
             sender.send(session, topic, f"{topic} {key}".encode(), key=key, headers={"X-Trace": "7"})
     Relay(sender, destination).until_empty()
-    return [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]]
+    return [each["id"] for each in letters(engine)]
+
+
+def letters(engine, *options: str):
+    """The dead letters."""
+    return outbox(engine, "parked", "list", "--state", "dead", "--json", *options).json["parked"]
 
 
 def resume(engine, destination):
@@ -82,20 +87,20 @@ def requests(engine):
 def test_moments_are_shown_in_utc_whatever_the_zone_of_the_session(engine, dead):
     """A person who compares them with a log, or with --json, would be hours off."""
     tokyo = {"PGTZ": "Asia/Tokyo"}
-    since = outbox(engine, "dead", "list", "--json", **tokyo).json["dead_letters"][0]["parked_at"]
+    since = outbox(engine, "parked", "list", "--state", "dead", "--json", **tokyo).json["parked"][0]["parked_at"]
     day, second = since[:10], since[11:19]
 
     listed, shown, subscriptions, purged = (
         outbox(engine, *command, **tokyo)
         for command in (
-            ["dead", "list"],
-            ["dead", "show", str(dead[0])],
+            ["parked", "list", "--state", "dead"],
+            ["parked", "show", str(dead[0])],
             ["subscriptions", "list"],
             ["purge", "--older-than", "0s", "--dry-run"],
         )
     )
 
-    assert "DEAD SINCE (UTC)" in listed.out and f"{day} {second}" in listed.out
+    assert "SINCE (UTC)" in listed.out and f"{day} {second}" in listed.out
     assert f"parked at    {day} {second} UTC\n" in shown.out
     assert "CREATED (UTC)" in subscriptions.out and f"{since[:13].replace('T', ' ')}:" in subscriptions.out
     assert purged.err.splitlines()[0].endswith(" UTC would go")
@@ -103,7 +108,7 @@ def test_moments_are_shown_in_utc_whatever_the_zone_of_the_session(engine, dead)
 
 @ONE_DATABASE
 def test_they_are_listed_with_what_happened(engine, dead):
-    listed = outbox(engine, "dead", "list", "--json").json["dead_letters"]
+    listed = letters(engine)
 
     shown = [(each["subscription"], each["topic"], each["key"], each["attempts"], each["error"]) for each in listed]
     assert shown == [
@@ -122,7 +127,7 @@ def test_a_pipe_gets_the_whole_error(engine):
         shop.send(session, "orders", b"1")
     Relay(shop, lambda _message: Reject(error)).until_empty()
 
-    line = outbox(engine, "dead", "list").out.splitlines()[-1]
+    line = outbox(engine, "parked", "list", "--state", "dead").out.splitlines()[-1]
 
     assert line.endswith(f"  {error}")
 
@@ -138,14 +143,14 @@ def test_a_pipe_gets_the_whole_error(engine):
 )
 @ONE_DATABASE
 def test_a_part_of_them_is_listed(engine, dead, options, places):
-    listed = outbox(engine, "dead", "list", "--json", *options).json["dead_letters"]
+    listed = outbox(engine, "parked", "list", "--state", "dead", "--json", *options).json["parked"]
 
     assert [each["id"] for each in listed] == [dead[place] for place in places]
 
 
 @ONE_DATABASE
 def test_nothing_of_a_message_reaches_the_terminal_unescaped(engine, dead):
-    told = [outbox(engine, "dead", "list"), outbox(engine, "dead", "show", str(dead[0]))]
+    told = [outbox(engine, "parked", "list", "--state", "dead"), outbox(engine, "parked", "show", str(dead[0]))]
 
     assert [("\\x1b[2J\\x07 \\u202e no" in each.out, each.out.replace("\n", "").isprintable()) for each in told] == [
         (True, True)
@@ -153,45 +158,52 @@ def test_nothing_of_a_message_reaches_the_terminal_unescaped(engine, dead):
 
 
 def test_one_is_shown_with_all_that_it_carries(engine, dead):
-    shown = outbox(engine, "dead", "show", str(dead[0]), "--json").json
+    shown = outbox(engine, "parked", "show", str(dead[0]), "--json").json
 
     assert (shown["body"], shown["headers"], shown["state"]) == ("orders a", {"X-Trace": "7"}, "dead")
 
 
 @ONE_DATABASE
 def test_one_that_is_not_there_is_told(engine, dead):
-    assert (outbox(engine, "dead", "show", "999").code, outbox(engine, "dead", "list", "--name", "no").code) == (1, 2)
+    assert (outbox(engine, "parked", "show", "999").code, outbox(engine, "parked", "list", "--name", "no").code) == (
+        2,
+        2,
+    )
 
 
 def test_a_replay_delivers_it_and_what_waits_behind_it(engine, dead, destination):
-    ended = outbox(engine, "dead", "replay", str(dead[0]))
+    ended = outbox(engine, "parked", "replay", str(dead[0]))
 
     assert (ended.code, resume(engine, destination)) == (0, [b"orders a", b"orders a"])
 
 
 def test_a_discard_lets_go_on_what_waits_behind_it(engine, dead, destination):
-    ended = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "test order")
+    ended = outbox(engine, "parked", "discard", str(dead[0]), "--reason", "test order")
 
-    left = [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]]
+    left = [each["id"] for each in letters(engine)]
     assert (ended.code, left, resume(engine, destination)) == (0, dead[1:], [b"orders a"])
 
 
 @ONE_DATABASE
 def test_all_of_them_need_a_yes_and_their_number_is_told(engine, dead, destination):
-    asked = outbox(engine, "dead", "replay", "--all", "--topic", "mail")
-    done = outbox(engine, "dead", "replay", "--all", "--topic", "mail", "--yes")
+    asked = outbox(engine, "parked", "replay", "--all", "--topic", "mail")
+    done = outbox(engine, "parked", "replay", "--all", "--topic", "mail", "--yes")
 
-    assert (asked.code, "replay 2 dead letters of relay?" in asked.err) == (2, True)
+    assert (asked.code, "replay 2 messages of relay?" in asked.err) == (2, True)
     assert (done.code, resume(engine, destination)) == (0, [b"mail c", b"mail None"])
 
 
 @ONE_DATABASE
 def test_ids_that_are_no_dead_letters_stop_everything(engine, dead):
     """A mistyped id is not half a decision."""
-    ended = outbox(engine, "dead", "discard", str(dead[0]), "999", "--reason", "x")
+    ended = outbox(engine, "parked", "discard", str(dead[0]), "999", "--reason", "x")
 
-    assert (ended.code, "999" in ended.err, len(outbox(engine, "dead", "list", "--json").json["dead_letters"])) == (
-        1,
+    assert (
+        ended.code,
+        "999" in ended.err,
+        len(letters(engine)),
+    ) == (
+        2,
         True,
         4,
     )
@@ -201,7 +213,7 @@ def test_a_worker_carries_the_request_out_itself(engine, dead, destination):
     """Its lease is live: the command writes the request on the row, and touches nothing else of it."""
     hold(engine)
 
-    ended = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "why not", "--by", "ann")
+    ended = outbox(engine, "parked", "discard", str(dead[0]), "--reason", "why not", "--by", "ann")
 
     assert (ended.code, "worker w0rker carries it out" in ended.err) == (0, True)
     assert requests(engine) == [(dead[0], "discard", "ann", "why not")]
@@ -216,7 +228,7 @@ def test_a_running_worker_sees_the_request(engine, dead, destination):
         while not outbox(engine, "status", "--json").json["subscriptions"][0]["live"] and time.monotonic() < deadline:
             time.sleep(0.05)
 
-        outbox(engine, "dead", "replay", str(dead[0]))
+        outbox(engine, "parked", "replay", str(dead[0]))
         while len(destination.bodies) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
 
@@ -227,24 +239,22 @@ def test_a_running_worker_sees_the_request(engine, dead, destination):
 def test_a_name_is_asked_for_when_several_have_the_message(engine, dead, destination):
     Relay(Outbox(engine), Destination(), name="other").until_empty()
 
-    unclear = outbox(engine, "dead", "replay", str(dead[0]))
-    clear = outbox(engine, "dead", "replay", str(dead[0]), "--name", "relay")
+    unclear = outbox(engine, "parked", "replay", str(dead[0]))
+    clear = outbox(engine, "parked", "replay", str(dead[0]), "--name", "relay")
 
     assert (unclear.code, "other, relay" in unclear.err, clear.code) == (2, True, 0)
-    assert len(outbox(engine, "dead", "list", "--name", "other", "--json").json["dead_letters"]) == 4
+    assert len(outbox(engine, "parked", "list", "--state", "dead", "--name", "other", "--json").json["parked"]) == 4
 
 
 @ONE_DATABASE
 def test_without_a_name_those_of_all_subscriptions_are_meant(engine, dead, destination):
     Relay(Outbox(engine), Destination(), name="other").until_empty()
 
-    asked = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x")
-    done = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x", "--yes")
+    asked = outbox(engine, "parked", "discard", "--all", "--key", "b", "--reason", "x")
+    done = outbox(engine, "parked", "discard", "--all", "--key", "b", "--reason", "x", "--yes")
 
-    left = [
-        (each["subscription"], each["key"]) for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]
-    ]
-    assert (asked.code, "discard 1 dead letter of other and 1 dead letter of relay?" in asked.err) == (2, True)
+    left = [(each["subscription"], each["key"]) for each in letters(engine)]
+    assert (asked.code, "discard 1 message of other and 1 message of relay?" in asked.err) == (2, True)
     assert (done.code, len(left), ("other", "b") in left, ("relay", "b") in left) == (0, 6, False, False)
 
 
@@ -252,19 +262,19 @@ def test_without_a_name_those_of_all_subscriptions_are_meant(engine, dead, desti
 def test_an_id_that_is_nobodys_is_told_with_all_that_were_searched(engine, dead):
     Relay(Outbox(engine), Destination(), name="other").until_empty()
 
-    ended = outbox(engine, "dead", "replay", "4711")
+    ended = outbox(engine, "parked", "replay", "4711")
 
-    assert (ended.code, ended.err) == (1, "Error: no dead letters of other, relay: 4711; nothing was done\n")
+    assert (ended.code, ended.err) == (2, "Error: no dead messages of other, relay: 4711; nothing was done\n")
 
 
 @ONE_DATABASE
 def test_nobody_is_let_down_after_all_was_given(engine, dead):
     """Ids and reason are asked for before the database is."""
-    without_ids = outbox("postgresql://localhost:1/x", "dead", "discard")
-    without_reason = outbox("postgresql://localhost:1/x", "dead", "discard", "1")
+    without_ids = outbox("postgresql://localhost:1/x", "parked", "discard")
+    without_reason = outbox("postgresql://localhost:1/x", "parked", "discard", "1")
 
     assert (without_ids.code, "give ids, or --all" in without_ids.err) == (2, True)
-    assert (without_reason.code, "say why these dead letters are given up: --reason" in without_reason.err) == (2, True)
+    assert (without_reason.code, "say why these messages are given up: --reason" in without_reason.err) == (2, True)
 
 
 @ONE_DATABASE
@@ -274,7 +284,7 @@ def test_at_a_terminal_a_reason_is_asked_for(engine, dead):
     os.write(keyboard, b"typed\n")
 
     subprocess.run(
-        [sys.executable, "-c", "from outbox.cli import main; main()", "dead", "discard", str(dead[0])],
+        [sys.executable, "-c", "from outbox.cli import main; main()", "parked", "discard", str(dead[0])],
         env={**os.environ, "OUTBOX_DATABASE": engine.url.render_as_string()},
         stdin=terminal,
         check=True,
@@ -289,14 +299,14 @@ def test_a_reason_is_one_harmless_line_of_the_applications_log(engine, dead, des
     """The worker logs what it carries out; who asked may have written anything."""
     hold(engine)
     reason = "line\none \x1b[2J" + "x" * 10_000
-    outbox(engine, "dead", "discard", str(dead[0]), "--reason", reason, "--by", "ann\nbob")
+    outbox(engine, "parked", "discard", str(dead[0]), "--reason", reason, "--by", "ann\nbob")
     with engine.begin() as connection:
         connection.execute(text("UPDATE outbox_lease SET lease_until = NULL, owner = NULL"))
     with caplog.at_level("INFO", "outbox"):
         resume(engine, destination)
 
     (line,) = [each.message for each in caplog.records if "discard" in each.message]
-    assert line.startswith(f"dead letter {dead[0]}: discard by ann bob (line one \ufffd[2Jxxx")
+    assert line.startswith(f"parked message {dead[0]}: discard by ann bob (line one \ufffd[2Jxxx")
     assert (line.isprintable(), len(line) < 1000) == (True, True)
 
 
@@ -305,22 +315,24 @@ def test_a_reason_is_one_harmless_line_of_the_applications_log(engine, dead, des
 
 @ONE_DATABASE
 def test_a_list_that_is_cut_says_so(engine, dead):
-    cut, whole = (outbox(engine, "dead", "list", "--json", "--limit", each).json for each in ("3", "4"))
+    cut, whole = (
+        outbox(engine, "parked", "list", "--state", "dead", "--json", "--limit", each).json for each in ("3", "4")
+    )
 
-    assert [(each["version"], each["more"], len(each["dead_letters"])) for each in (cut, whole)] == [
+    assert [(each["version"], each["more"], len(each["parked"])) for each in (cut, whole)] == [
         (1, True, 3), (1, False, 4),
     ]  # fmt: skip
 
 
 def test_a_decision_is_told_to_programs(engine, dead):
-    done = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "x", "--json")
+    done = outbox(engine, "parked", "discard", str(dead[0]), "--reason", "x", "--json")
     hold(engine)
-    asked = outbox(engine, "dead", "replay", "--all", "--yes", "--json")
-    nothing = outbox(engine, "dead", "replay", "--all", "--topic", "none", "--yes", "--json")
+    asked = outbox(engine, "parked", "replay", "--all", "--yes", "--json")
+    nothing = outbox(engine, "parked", "replay", "--all", "--topic", "none", "--yes", "--json")
 
     head = {"version": 1, "more": False}
-    here = {"name": "relay", "dead_letters": 1, "carried_out": True, "worker": None}
-    there = {"name": "relay", "dead_letters": 3, "carried_out": False, "worker": "w0rker"}
+    here = {"name": "relay", "messages": 1, "behind": 1, "worker": None}
+    there = {"name": "relay", "messages": 3, "behind": 0, "worker": "w0rker"}
     assert [each.json for each in (done, asked, nothing)] == [
         {**head, "decision": "discard", "subscriptions": [here]},
         {**head, "decision": "replay", "subscriptions": [there]},
@@ -366,7 +378,7 @@ def test_what_waits_behind_dead_letters_goes_on_when_they_are_to_hold_nothing_ba
     outbox(engine, "subscriptions", "alter", "relay", "--on-dead", "continue")
 
     assert resume(engine, destination) == [b"orders a"]
-    assert [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]] == dead
+    assert [each["id"] for each in letters(engine)] == dead
 
 
 @pytest.mark.parametrize("command", [["alter", "relay"], ["split", "relay", "--topics", "orders"]], ids=" ".join)
@@ -444,6 +456,6 @@ def test_a_name_from_the_database_is_escaped(engine):
 
 @ONE_DATABASE
 def test_json_is_one_line_of_ascii(engine, dead):
-    told = outbox(engine, "dead", "list", "--json").out
+    told = outbox(engine, "parked", "list", "--state", "dead", "--json").out
 
-    assert (told.isascii(), told.count("\n"), len(json.loads(told)["dead_letters"])) == (True, 1, 4)
+    assert (told.isascii(), told.count("\n"), len(json.loads(told)["parked"])) == (True, 1, 4)

@@ -30,7 +30,7 @@ ALL = {" ".join(path): command for path, command in commands(main)}
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], *([verb, "--help"] for verb in ("relay", "status", "dead", "purge", "extract", "report"))]
+    "arguments", [["--help"], *([verb, "--help"] for verb in ("relay", "status", "parked", "purge", "extract"))]
 )
 def test_help_loads_nothing_heavy(arguments):
     script = f"""if True:
@@ -112,8 +112,8 @@ def test_a_variable_counts_as_the_option(sqlite_engine):
         ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--from", "soon"], 2, "2026-01-31T12:00:00Z"),
         ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--from", "2026-01-31"], 2, "append Z"),
         ("postgresql://localhost:1/x", ["relay", "--to", "teapot://x"], 2, "no sender for teapot"),
-        ("postgresql://localhost:1/x", ["dead", "replay"], 2, "give ids, or --all"),
-        ("postgresql://localhost:1/x", ["dead", "discard", "1"], 2, "--reason"),
+        ("postgresql://localhost:1/x", ["parked", "replay"], 2, "give ids, or --all"),
+        ("postgresql://localhost:1/x", ["parked", "discard", "1"], 2, "--reason"),
         ("postgresql://localhost:1/x", ["subscriptions", "alter", "relay"], 2, "nothing to alter"),
     ],
 )
@@ -128,7 +128,7 @@ def test_an_obvious_mistake_is_told_in_a_line(url, arguments, code, says):
     ("arguments", "said"),
     [
         (["statsu"], "there is no command statsu; did you mean status?"),
-        (["dead", "lsit"], "there is no command lsit; did you mean list?"),
+        (["parked", "lsit"], "there is no command lsit; did you mean list?"),
         (["db", "x"], "there is no command x; there are grants, sql, upgrade"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_mistyped_command_is_told_what_it_is_like(arguments, said):
     assert (ended.code, ended.err.splitlines()[-1]) == (2, f"Error: {said}")
 
 
-@pytest.mark.parametrize("path", [[], *([name] for name in ("dead", "db", "half", "subscriptions", "consumers"))])
+@pytest.mark.parametrize("path", [[], *([name] for name in ("parked", "db", "half", "subscriptions", "consumers"))])
 def test_no_help_is_cut(path):
     shown = CliRunner().invoke(main, [*path, "--help"], prog_name="outbox").stdout
 
@@ -173,7 +173,7 @@ def test_missing_tables_are_told_with_what_to_do(tmp_path):
     url = f"sqlite:///{tmp_path / 'x.db'}"
     (tmp_path / "x.db").touch()
 
-    told = [outbox(url, *arguments) for arguments in (["status"], ["dead", "list"], ["purge", "--older-than", "7d"])]
+    told = [outbox(url, *arguments) for arguments in (["status"], ["parked", "list"], ["purge", "--older-than", "7d"])]
 
     assert [(ended.code, ended.err) for ended in told] == [
         (1, f"Error: the outbox tables are not there; run: outbox db upgrade --database {url}\n")

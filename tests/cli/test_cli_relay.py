@@ -22,6 +22,8 @@ from tests.support.command_line import outbox
 from tests.support.nats_streams import Stream
 from tests.support.servers.proxy import TcpProxy
 
+#: The fields of a status that are different a moment later.
+CHANGING = {"at": None, "log": None, "subscriptions": None}
 PROGRAM = [sys.executable, "-c", "from outbox.cli import main; main()"]
 
 
@@ -286,6 +288,9 @@ def test_probes_are_answered_while_it_works(sqlite_engine, tmp_path):
         sent = 'messaging_operation_name="send",messaging_system="file",subscription="relay"} 2.0'
         assert eventually(lambda: sent in ask("/metrics")[1])
         assert (ask("/livez"), heartbeat.exists()) == ((200, "ok\n"), True)
+        code, status = ask("/status")
+        printed = outbox(sqlite_engine, "status", "--json").json
+        assert (code, json.loads(status) | CHANGING) == (200, printed | CHANGING)
 
         process.terminate()
         assert process.wait(60) == 0

@@ -223,7 +223,7 @@ def door(request: pytest.FixtureRequest) -> Iterator[Door]:
         yield started(lambda: stack.enter_context(GUARDED[request.param](CANARY)))
 
 
-LISTS = ("status --json", "subscriptions list --json", "dead list --json")
+LISTS = ("status --json", "subscriptions list --json", "parked list --json")
 
 
 def said_of(url: str, engine: Engine, caplog: pytest.LogCaptureFixture) -> tuple[str, list[Verdict]]:

@@ -60,7 +60,7 @@ def terminal(monkeypatch):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("command", ["dead list", "subscriptions list", "status"])
+@pytest.mark.parametrize("command", ["parked list", "subscriptions list", "status"])
 def test_a_terminal_shows_every_letter_that_a_pipe_shows(shop, terminal, command, width):
     piped = re.sub(r"\d", "0", outbox(shop, *command.split()).out)
     terminal(width)
@@ -72,10 +72,10 @@ def test_a_terminal_shows_every_letter_that_a_pipe_shows(shop, terminal, command
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_numbers_and_short_keys_are_never_parted(shop, terminal, width):
-    ids = {str(each["id"]) for each in outbox(shop, "dead", "list", "--json").json["dead_letters"]}
+    ids = {str(each["id"]) for each in outbox(shop, "parked", "list", "--json").json["parked"]}
     terminal(width)
 
-    words = outbox(shop, "dead", "list").out.split()
+    words = outbox(shop, "parked", "list").out.split()
 
     assert ids | {"invoice-0", "ID", "ERROR", "ATTEMPTS"} <= set(words)
 

@@ -1,16 +1,19 @@
 """Probes say whether a command lives and works, by HTTP, by a file and to systemd; no client holds them up."""
 
+import json
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import click
 import pytest
 
-from outbox import create_engine
+from outbox import Look, SchemaError, create_engine
+from outbox.admin.gauges import Looks
 from outbox.cli.http import MOST_CONNECTIONS, serving
 from outbox.cli.probes import Address, Pulse
 from outbox.relay.supervisor import Health, Supervisor
@@ -66,7 +69,7 @@ def serve() -> Iterator[Callable[..., str]]:
 
         def serve(*works: Telling) -> str:
             supervisor = open.enter_context(at_work(*works))
-            return f"http://127.0.0.1:{open.enter_context(serving('127.0.0.1', 0, supervisor))}"
+            return f"http://127.0.0.1:{open.enter_context(serving('127.0.0.1', 0, supervisor, Looks({})))}"
 
         yield serve
 
@@ -85,7 +88,30 @@ def test_a_work_without_a_database_lives_and_is_not_ready(serve):
     assert eventually(lambda: ask(f"{url}/readyz") == (503, "away: connection refused\n"))
     assert ask(f"{url}/livez") == (200, "ok\n")
     assert ask(f"{url}/livez?verbose=1") == (200, "ok\n")
-    assert ask(f"{url}/nothing") == (404, "try /livez /readyz /metrics\n")
+    assert ask(f"{url}/nothing") == (404, "try /livez /readyz /metrics /status\n")
+
+
+def test_several_databases_have_a_status_each_or_the_reason_why_not():
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def refuse() -> Look:
+        raise SchemaError("there are no tables")
+
+    looks = Looks({"db/eu": lambda: Look(at=at), "db/us": refuse})
+    with at_work(Telling("well", BEAT)) as supervisor, serving("127.0.0.1", 0, supervisor, looks) as port:
+        code, body = ask(f"http://127.0.0.1:{port}/status")
+
+    frame = {"version": 1, "more": False}
+    assert (code, json.loads(body)) == (503, {
+        "db/eu": {**frame, "at": at.isoformat(), "findings": [], "subscriptions": [], "log": None},
+        "db/us": {**frame, "error": "there are no tables"},
+    })  # fmt: skip
+
+
+def test_before_the_works_begin_the_process_lives_and_is_not_ready():
+    with serving("127.0.0.1", 0, Supervisor([Telling("well", BEAT)]), Looks({})) as port:
+        url = f"http://127.0.0.1:{port}"
+        assert (ask(f"{url}/livez"), ask(f"{url}/readyz")) == ((200, "ok\n"), (503, "not begun yet\n"))
 
 
 def test_a_work_whose_thread_hangs_is_stuck(serve, monkeypatch):
@@ -135,7 +161,7 @@ def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken, at_work(Telling("well", BEAT)) as supervisor:
         port = taken.getsockname()[1]
         with pytest.raises(click.UsageError, match=f"--http 127.0.0.1:{port}: Address already in use; give an address"):
-            serving("127.0.0.1", port, supervisor).__enter__()
+            serving("127.0.0.1", port, supervisor, Looks({})).__enter__()
 
 
 class Ill:

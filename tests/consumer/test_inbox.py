@@ -1,5 +1,6 @@
 """Each message takes effect once per consumer, in the consumer's own transaction, whatever becomes of that."""
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -20,11 +21,13 @@ from outbox import (
     TransactionAbortedError,
     Unavailable,
 )
+from outbox.consumer import inbox as inbox_module
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE
 from outbox.store.operations.check import tables_of
 from outbox.telemetry.events import Repeated
 from tests.support.effects import billing, effects, handle_once, take_effect
 from tests.support.handles import HANDLES
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -312,6 +315,23 @@ def test_pruning_forgets_what_is_over_and_nothing_else(engine, inbox, message):
     assert inbox.prune() == len(old)
     assert remembered(engine) == 1
     assert not handle_once(engine, inbox, message)
+
+
+def test_an_inbox_without_a_relay_deletes_what_is_over_by_itself(engine, monkeypatch):
+    """On a thread, so that the handler waits for nothing. The inbox of an Outbox leaves it to the relays."""
+    monkeypatch.setattr(inbox_module, "PRUNE_SECONDS", 0.0)
+    of_an_outbox = Inbox(Outbox(engine), "outbox", retention=timedelta(milliseconds=1))
+    own = Inbox(engine, "own")
+    for _ in range(2):
+        with engine.begin() as connection:
+            of_an_outbox.once(connection, Message("orders", b""))
+        time.sleep(0.2)
+    before = remembered(engine)
+    with engine.begin() as connection:
+        own.once(connection, Message("orders", b""))
+
+    assert before == 2
+    assert eventually(lambda: remembered(engine) == 1)
 
 
 def test_two_that_prune_at_once_do_not_wait_for_each_other(pg_engine):

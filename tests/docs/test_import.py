@@ -21,12 +21,13 @@ LIGHT = {
 }
 
 PUBLIC = [
-    "Admin", "Consumer", "DatabaseError", "Destination", "Done", "FilterError", "Finding", "HungHandlerError", "Inbox",
-    "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError",
-    "Outbox", "OutboxError", "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy",
-    "Route", "SchemaError", "Sender", "SenderError", "Settings", "StandbyError", "Status", "SubscriptionError",
-    "Thresholds", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
-    "create_async_engine", "create_engine", "routes",
+    "Admin", "Consumer", "DatabaseError", "Decision", "Destination", "Done", "FilterError", "Finding",
+    "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message",
+    "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
+    "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError",
+    "Sender", "SenderError", "Settings", "StandbyError", "Status", "SubscriptionError", "Thresholds",
+    "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "create_async_engine",
+    "create_engine", "routes",
 ]  # fmt: skip
 
 

@@ -7,10 +7,10 @@ PAGE = (TOP / "docs" / "metrics.md").read_text()
 
 
 def test_every_metric_is_there():
-    rows = [line for line in PAGE.splitlines() if line.startswith(("| `messaging", "| `outbox"))]
+    rows = [line for line in PAGE.splitlines() if line.startswith(("| `messaging", "| `outbox", "| `rocketmq"))]
 
     assert rows == [
         f"| `{each.name}` | `{each.prometheus_name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)}"
         f" | {each.about} |"
-        for each in metrics.OF_EVENTS
+        for each in (*metrics.OF_EVENTS, *metrics.OF_STATE)
     ]

@@ -23,6 +23,7 @@ from outbox.model import limits
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox
 from tests.support.pages import TOP, blocks, run
+from tests.support.site_search import SiteSearch
 
 DOCS = TOP / "docs"
 MILLISECOND = timedelta(milliseconds=1)
@@ -40,6 +41,13 @@ RUN = {
     "from-a-table": [],
     "configuration": [],
 }
+
+#: What a user types into the search of the site, and the page with the answer.
+SEARCHED = {
+    "crash lose": "faq", "Kafka down": "faq", "delete person": "retention", "rights": "rights", "alert": "monitoring",
+    "test": "testing", "cost write": "faq", "asyncpg": "faq", "check-back": "check-back",
+    "several databases": "tenants",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -207,6 +215,13 @@ def test_the_list_for_machines_has_each_page_with_a_sentence(site):
     lines = re.findall(r"^- \[[^]]+\]\(https://[^)]*/([\w-]+)\.md\): \S", (site / "llms.txt").read_text(), re.MULTILINE)
 
     assert lines == ["index", *listed()]
+
+
+def test_the_search_of_the_site_answers_ten_questions(site):
+    """Among the first three pages that the search shows."""
+    search = SiteSearch(site)
+
+    assert {words: page for words, page in SEARCHED.items() if page not in search.pages(words)[:3]} == {}
 
 
 def test_the_reference_has_every_command_and_every_name(site):

@@ -58,6 +58,8 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     if arguments[:2] in (["subscriptions", "split"], ["subscriptions", "backfill"]) or "--on-dead" in arguments:
         Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared
 
+    if arguments[:2] == ["subscriptions", "resume"]:
+        CliRunner().invoke(main, ["subscriptions", "pause", *arguments[2:]])
     if arguments[0] == "consumers":
         consumer = Outbox(engine).consumer("billing")
         consumer.on("orders")(print)

@@ -379,5 +379,5 @@ def test_the_command_tells_what_it_did(engine):
         "orders: orders.* to nats://h:4222, from where relay stands, with 1 parked message; relay: !orders.* to test",
     )
     assert (missing.code, "give --to URL or --to-file PATH" in missing.err) == (2, True)
-    (dead,) = command_line(engine, "dead", "list", "--name", "orders", "--json").json["dead_letters"]
+    (dead,) = command_line(engine, "parked", "list", "--name", "orders", "--state", "dead", "--json").json["parked"]
     assert (dead["topic"], dead["key"]) == ("orders.new", "k")

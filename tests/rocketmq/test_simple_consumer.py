@@ -377,7 +377,7 @@ def test_another_subscription_of_the_group_is_refused(outbox):
 
 
 LONG = "t" * 128
-LISTS = "dead_letters(outbox, '%DLQ%<group>') lists the dead letters, and the command outbox dead replays them"
+LISTS = "dead_letters(outbox, '%DLQ%<group>') lists the dead letters, and the command outbox parked replays them"
 LEGAL = "^[%|a-zA-Z0-9_-]+$"
 
 

@@ -39,7 +39,7 @@ def test_nothing_is_shown_where_there_was_never_a_transaction(engine):
     assert (halves(engine), "HALF" in shown.out, set(json)) == (
         {},
         False,
-        {"version", "more", "at", "findings", "subscriptions"},
+        {"version", "more", "at", "findings", "subscriptions", "log"},
     )
 
 
@@ -217,14 +217,14 @@ def test_a_transaction_that_was_given_up_is_no_dead_letter_to_discard(engine):
     """It would be forgotten, without a verdict."""
     begun(engine, "orders")
     ask(engine)
-    (letter,) = outbox(engine, "dead", "list", "--json").json["dead_letters"]
+    (letter,) = outbox(engine, "parked", "list", "--state", "dead", "--json").json["parked"]
 
-    by_name = outbox(engine, "dead", "discard", "--all", "--name", "check:shop", "--reason", "x", "--yes")
-    by_id = outbox(engine, "dead", "discard", str(letter["id"]), "--reason", "x")
-    by_all = outbox(engine, "dead", "discard", "--all", "--reason", "x", "--yes")
+    by_name = outbox(engine, "parked", "discard", "--all", "--name", "check:shop", "--reason", "x", "--yes")
+    by_id = outbox(engine, "parked", "discard", str(letter["id"]), "--reason", "x")
+    by_all = outbox(engine, "parked", "discard", "--all", "--reason", "x", "--yes")
 
-    assert (by_name.code, "outbox half list" in by_name.err, by_id.code, by_all.code) == (2, True, 1, 0)
-    assert outbox(engine, "dead", "list", "--json").json["dead_letters"] == [letter]
+    assert (by_name.code, "outbox half list" in by_name.err, by_id.code, by_all.code) == (2, True, 2, 0)
+    assert outbox(engine, "parked", "list", "--state", "dead", "--json").json["parked"] == [letter]
 
 
 def test_what_is_beyond_a_bounded_look_is_estimated(engine):

@@ -34,10 +34,10 @@ from outbox.store.operations.half_status import half_standings
 from outbox.store.operations.parked_status import Count
 from outbox.store.operations.purge import Purge, purged_id
 from outbox.store.operations.status import standings
-from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import RefusalNotice, refused_workers
 from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.store.subscriptions.workers import LiveWorkers
@@ -243,7 +243,7 @@ class ParkedContract:
         ids = {message.key: message.id or 0 for message in Log().read_on(channel, EARLIEST).messages}
         with channel.transaction():
             Parked(channel, _NAME).park({state: [ids[key] for key in some] for state, some in states.items()})
-        DeadLetters(channel, _NAME).request(DeadLetterFilter(), "replay", "somebody", None)
+        ParkedMessages(channel, _NAME).request(DEAD, "replay", "somebody", None)
         partitions = replace(_subscription(channel), partitions=number).all_partitions()
 
         found = []

@@ -25,6 +25,8 @@ from tests.support.command_line import outbox
 from tests.support.leases import step_clock
 from tests.support.waiting import eventually
 
+LIST = "outbox parked list --name relay --state"
+
 
 class Destination:
     """Answers by topic; `orders` is accepted while it is well."""
@@ -90,7 +92,9 @@ def test_what_waits_for_the_destination_is_told_with_since_when_and_why(engine):
     found, shown = status(engine), outbox(engine, "status")
 
     (trouble,) = found["troubles"]
-    said = "relay: 3 messages wait for nats://h:4222 (since 52 s): connection refused"
+    said = (
+        f"relay: 3 messages wait for nats://h:4222 (since 52 s): connection refused; to see them, run: {LIST} waiting"
+    )
     assert (found["backlog"], 52 <= found["lag_seconds"] < 60, found["lag_is_estimate"]) == (0, True, False)
     assert (trouble["state"], trouble["messages"], trouble["error"]) == ("waiting", 3, "connection refused")
     assert [re.sub(r"5\d s", "52 s", each) for each in told(engine)] == [said]
@@ -110,7 +114,8 @@ def test_what_is_blocked_behind_them_is_told(engine):
     first, blocked = told(engine)
 
     assert first.startswith("relay: 2 messages wait for nats://h:4222 (since ")
-    assert blocked == "relay: 4 messages are blocked behind an earlier message of the same key"
+    behind = "relay: 4 messages are blocked behind an earlier message of the same key"
+    assert blocked == f"{behind}; to see the earlier messages, run: {LIST} blocked"
 
 
 def test_one_message_is_told_as_one(engine):
@@ -125,7 +130,11 @@ def test_one_message_is_told_as_one(engine):
     [
         (["fine"], 0, None),
         (["fine", "orders"], 1, "1 message waits for nats://h:4222"),
-        (["fine", "bad"], 1, "1 dead letter (since 2 min): too long; to decide, run: outbox dead list --name relay"),
+        (
+            ["fine", "bad"],
+            1,
+            f"1 dead letter (since 2 min): too long; to decide, run: {LIST} dead",
+        ),
         (["fine", "shy"], 1, "1 message failed and is tried again (since 2 min): not now"),
     ],
 )

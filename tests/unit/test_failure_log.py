@@ -176,7 +176,9 @@ def test_dead_letters_are_told_a_line_for_all_of_a_settle(caplog, clock):
     told.settled([*reversed(parkings), (messages("c")[0], BLOCKED)])
     told.settled(parkings[:1])
 
-    first = "the first is message 7 of topic orders: bad 7; to decide, run: outbox dead list --name relay"
+    first = (
+        "the first is message 7 of topic orders: bad 7; to decide, run: outbox parked list --name relay --state dead"
+    )
     assert said(caplog) == [
         f"relay: 2 more dead letters, {first}",
         f"relay: 1 more dead letter, {first}",

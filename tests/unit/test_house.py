@@ -159,10 +159,10 @@ def test_a_function_that_takes_both_would_be_seen():
 
 #: The commands that texts advise, up to the end of the sentence or of its part.
 ADVISED = re.compile(
-    r"outbox (?:relay|check|half|dead|subscriptions|extract|report|purge|erase|db|restore)\b(?:\{[^}]*\}|[^;.,{])*"
+    r"outbox (?:relay|check|half|parked|subscriptions|extract|report|purge|erase|db|restore)\b(?:\{[^}]*\}|[^;.,{])*"
 )
 #: Values that a shell takes as they are: numbers, plain identifiers, options of our own.
-PLAIN = {"id", "schema", "verb", "where", "self._only", "grace.total_seconds()"}
+PLAIN = {"id", "schema", "verb", "where", "self._only", "grace.total_seconds()", "state"}
 
 
 def unquoted() -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The metrics of a process are counted from its events, once a batch, and go to Prometheus as they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
 from outbox.store.database import Database
 from outbox.telemetry import events
-from outbox.telemetry.metrics import LAG, Metric, Metrics
+from outbox.telemetry.metrics import LAG, Metric, Metrics, Sample
 from outbox.telemetry.prometheus import PrometheusExporter
 
 DATABASE = Database(create_engine("postgresql://user:secret@db/shop"), "eu")
@@ -30,6 +30,9 @@ class Noted:
     def instrument(self, metric: Metric) -> Callable[..., object]:
         """Do as `Exporter.instrument`."""
         return lambda value, *labels: self.values.append((metric.name, value, *labels))
+
+    def observe(self, metrics: Sequence[Metric], samples: Callable[[], Iterable[Sample]]) -> None:
+        """Do as `Exporter.observe`."""
 
 
 def messages(number: int) -> list[Message]:

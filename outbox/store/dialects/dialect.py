@@ -306,6 +306,8 @@ class Home:
     #: Returns why no outbox can be on the server, and the fix; None: it can. Given what reads the value of a query, and
     #: the name of the log.
     why_foreign: Callable[[Callable[[str], Any], str], tuple[str, str] | None]
+    #: An SQL expression of the bytes of the log `{log}` with its indexes, or of the whole file.
+    size: str
     #: Reads the process of the server that has the connection; None where there is no server.
     backend: str | None
     #: Finds what is wrong with the server, its settings and other sessions.

@@ -135,6 +135,11 @@ def stored_bases(channel: Channel) -> list[tuple[str, Position]]:
     return found
 
 
+def first_unread(channel: Channel, position: Position) -> int | None:
+    """Return the id of the first message from the head of a position on; None: there is none."""
+    return next((id for (id,) in channel.rows(_UNREAD, head=position.head)), None)
+
+
 class Purge:
     """Deletes in small batches, each a short transaction that also records the progress."""
 
@@ -167,8 +172,8 @@ class Purge:
         identity.verify(self._channel)
         before, passed = self._moment_before(keep), self._passed_by_all()
         first, last = ids_before(self._channel, before)
-        unread = self._channel.rows(_UNREAD, head=passed.head)
-        for bounds in self._bounds(first, min([last, *(id for (id,) in unread)]), before):
+        unread = first_unread(self._channel, passed)
+        for bounds in self._bounds(first, last if unread is None else min(last, unread), before):
             yield self._deleted(bounds)
         yield from self._delete_ops(before, keep)
 

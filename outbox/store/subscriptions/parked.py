@@ -19,7 +19,7 @@ from outbox.store.dialects.statements import Row
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The request of a person on a dead letter."""
+    """The request of a person on a parked message."""
 
     id: int
     key: str | None
@@ -55,7 +55,7 @@ _CHANGE = """
     WHERE subscription = :subscription AND {id_in_ids}
 """
 _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {id_in_ids}"
-#: The request is compared again inside the transaction, because the last request counts. Only dead letters have one.
+#: The request is compared again inside the transaction, because the last request counts.
 _DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {id_in_ids} AND request = 'discard'"
 #: Messages stop blocking, which releases those behind them; by the partial index of rows that block others.
 _UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state {in_states}"
@@ -359,12 +359,12 @@ class Parked:
         return [Request(*row) for row in self._rows(_REQUESTS, limit=limit)]
 
     def discard(self, ids: Collection[int]) -> None:
-        """Delete dead letters whose discard a person has requested."""
+        """Delete messages whose discard a person has requested."""
         if ids:
             self._run(_DISCARD, ids=ids)
 
     def replay(self, ids: Collection[int]) -> None:
-        """Make dead letters due now whose replay a person has requested; attempts begin at 0 again."""
+        """Make messages due now whose replay a person has requested; attempts begin at 0 again."""
         if ids:
             self._run(self._database.sql(_REPLAY, blocks="key IS NOT NULL" if self.ordered else "FALSE"), ids=ids)
 
@@ -407,7 +407,7 @@ class Parked:
                 f"{name}: message {id} of the log cannot be parked, because another message is parked under this id;"
                 " nothing was settled. Ids are given out again when the log was truncated or its sequence restored:"
                 " run outbox doctor, which says how to mend the sequence. Then replay or discard the parked message"
-                f" (outbox dead show {id} --name {quote(name)}); the worker goes on when it is gone"
+                f" (outbox parked show {id} --name {quote(name)}); the worker goes on when it is gone"
             )
 
     def _rows(self, statement: str, **parameters: Any) -> list[Row]:

@@ -71,7 +71,7 @@ class Actions:
 
     def replay(self) -> None:
         """Have all dead letters sent again."""
-        self._command("dead", "replay", "--all", "--yes")
+        self._command("parked", "replay", "--all", "--yes")
 
     # Relays and writers
 
@@ -183,7 +183,7 @@ class Actions:
             # Noted before, because a command whose answer is lost may have done its work.
             self.discarded.add(name)
             chosen = (id, "--name", subscription, "--reason", "soak", "--yes")
-            self._command("dead", "discard", *chosen, is_done=partial(self._is_gone, id))
+            self._command("parked", "discard", *chosen, is_done=partial(self._is_gone, id))
 
     def _is_gone(self, id: str) -> bool:
         return id not in {each for _, each, _ in self._dead_letters()}

@@ -488,6 +488,7 @@ DIALECT = Dialect(
         ),
         restore=RESTORE,
         why_foreign=why_foreign,
+        size="pg_total_relation_size(CAST({log} AS regclass))",
         backend="SELECT pg_backend_pid()",
         check_server=check_server,
         check_rights=check_rights,

@@ -252,6 +252,7 @@ DIALECT = Dialect(
         wal=None,
         restore=None,
         why_foreign=lambda _read, _message: None,
+        size="(SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)",
         backend=None,
         check_server=lambda _connection: iter(()),
         check_rights=None,

@@ -1,0 +1,158 @@
+"""Parked messages: chosen by a person, looked at, and decided on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from shlex import quote
+from typing import TypedDict
+
+from outbox.admin.commands import carry_out_without_worker
+from outbox.admin.results import Decision, ParkedDetail
+from outbox.errors import SubscriptionError
+from outbox.model.parking import STATES, State
+from outbox.model.subscription import Subscription
+from outbox.runtime.process import user_and_host
+from outbox.store.database import Channel
+from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages, Verb
+from outbox.store.subscriptions.subscriptions import Subscriptions
+
+
+class Choice(TypedDict, total=False):
+    """A choice of parked messages. What is left out chooses nothing.
+
+    `name`: of the subscription. `state`: one state, or several. `topic`, `key`: of the message. `error_like`: a part of
+    the error, in capitals or not. `before`: a moment with a zone; messages that were parked earlier.
+    """
+
+    name: str | None
+    state: State | Sequence[State] | None
+    topic: str | None
+    key: str | None
+    error_like: str | None
+    before: datetime | None
+
+
+class Order(Choice, total=False):
+    """A choice for a decision.
+
+    `all`: decide on every message of the choice, in place of ids. `by`: the person; None: user and host of the process.
+    `rehearsal`: change nothing, and return what would be decided on.
+    """
+
+    all: bool
+    by: str | None
+    rehearsal: bool
+
+
+def parked(channel: Channel, limit: int, choice: Choice) -> list[ParkedMessage]:
+    """Return at most `limit` parked messages, by subscription and in the order of the log."""
+    chosen, found = _filter(choice), list[ParkedMessage]()
+    for each in _subscriptions(channel, choice.get("name")):
+        found += ParkedMessages(channel, each.name).list(chosen, limit - len(found))
+        if len(found) == limit:
+            break
+    return found
+
+
+def detail(channel: Channel, id: int, name: str | None) -> ParkedDetail:
+    """Return a parked message with its contents.
+
+    Raises:
+        SubscriptionError: no message is parked under this id, or several subscriptions have parked it.
+    """
+    subscriptions = _subscriptions(channel, name)
+    chosen = ParkedFilter(ids=(id,))
+    found = [each for known in subscriptions for each in ParkedMessages(channel, known.name).list(chosen, 1)]
+    if len(found) > 1:
+        names = ", ".join(each.subscription for each in found)
+        raise SubscriptionError(f"message {id} is parked by {names}; say which by --name (in Python: name=…)")
+    message = ParkedMessages(channel, found[0].subscription).message(id) if found else None
+    if message is None:
+        raise SubscriptionError(f"message {id} is not parked by {name or 'any subscription'}")
+    behind = ParkedMessages(channel, found[0].subscription).behind(chosen)
+    return ParkedDetail(parked=found[0], message=message, behind=behind)
+
+
+def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None, order: Order) -> list[Decision]:
+    """Write requests on messages, and have them carried out: by the live worker, or here without a worker.
+
+    Raises:
+        SubscriptionError: neither ids nor `all`; an id is not there, or several subscriptions have parked it; or the
+            verb does not fit the state or the subscription. Nothing was done.
+    """
+    if bool(ids) == order.get("all", False):
+        raise SubscriptionError(f"{verb}: give ids, or all=True with a choice; not both")
+    chosen = _filter(order, ids, default="dead")
+    if verb == "replay" and "blocked" in (chosen.states or STATES):
+        raise SubscriptionError(
+            "state: a blocked message goes on as soon as the message before it is done; decide on that message, whose"
+            " id outbox parked list shows"
+        )
+    subscriptions = _subscriptions(channel, order.get("name"))
+    if verb == "discard":
+        subscriptions = _without_checks(subscriptions, asked=order.get("name") is not None)
+    parked = {each.name: ParkedMessages(channel, each.name) for each in subscriptions}
+    if ids:
+        found = [message for each in parked.values() for message in each.list(chosen, len(ids))]
+        _require_each(found, ids, chosen, list(parked))
+    decisions: list[Decision] = []
+    for name, each in parked.items():
+        number, worker = each.count(chosen), None
+        if not number:
+            continue
+        behind = each.behind(chosen)
+        if not order.get("rehearsal"):
+            number = each.request(chosen, verb, order.get("by") or user_and_host(), reason)
+            worker = carry_out_without_worker(channel, name)
+        decisions.append(Decision(name=name, messages=number, behind=behind, worker=worker))
+    return decisions
+
+
+def _filter(choice: Choice, ids: Sequence[int] = (), *, default: State | None = None) -> ParkedFilter:
+    """Return a checked choice; `default`: the state that is meant without another."""
+    state, before = choice.get("state") or default, choice.get("before")
+    states = (state,) if isinstance(state, str) else state
+    if unknown := [each for each in states or () if each not in STATES]:
+        raise SubscriptionError(f"state: {', '.join(unknown)} is no state; the states are {', '.join(STATES)}")
+    if before is not None and before.tzinfo is None:
+        raise SubscriptionError(f"before: {before} has no time zone; pass a datetime with tzinfo")
+    return ParkedFilter(
+        ids=tuple(ids) or None,
+        states=states,
+        topic=choice.get("topic"),
+        key=choice.get("key"),
+        error_like=choice.get("error_like"),
+        before=before,
+    )
+
+
+def _subscriptions(channel: Channel, name: str | None) -> list[Subscription]:
+    return Subscriptions(channel).all() if name is None else [Subscriptions(channel).get(name)]
+
+
+def _without_checks(found: list[Subscription], *, asked: bool) -> list[Subscription]:
+    """Leave out check subscriptions: a transaction that was given up needs a verdict, and no discard."""
+    if asked and found[0].kind == "check":
+        group_option = f" --group {quote(found[0].tags[0])}" if found[0].tags else ""
+        raise SubscriptionError(
+            f"{found[0].name} holds transactions, which wait for a verdict: outbox half list{group_option}, then"
+            " outbox half commit or rollback"
+        )
+    return [each for each in found if each.kind != "check"]
+
+
+def _require_each(
+    found: Sequence[ParkedMessage], ids: Sequence[int], chosen: ParkedFilter, names: Sequence[str]
+) -> None:
+    """Raise if an id is not among the found messages, or several subscriptions have parked it."""
+    missing = sorted(set(ids) - {each.id for each in found})
+    if missing:
+        states = " or ".join(chosen.states or STATES)
+        shown = ", ".join(map(str, missing))
+        raise SubscriptionError(f"no {states} messages of {', '.join(names)}: {shown}; nothing was done")
+    if len(found) > len(set(ids)):
+        holders = ", ".join(sorted({each.subscription for each in found}))
+        raise SubscriptionError(
+            f"several subscriptions have parked it: {holders}; say which by --name (in Python: name=…)"
+        )

@@ -1,0 +1,207 @@
+"""`outbox parked`: messages set aside, and a person's decisions on them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from outbox.cli.groups import Group
+from outbox.cli.options import (
+    MOMENT,
+    NAMES,
+    Target,
+    about_a_database,
+    as_json,
+    as_value,
+    at_most,
+    by_whom,
+    confirmed,
+    option,
+    together,
+)
+from outbox.cli.output import counted, moment, say, say_the_end, show_json, show_table
+from outbox.cli.tables import Alarm
+
+if TYPE_CHECKING:
+    from outbox.admin.decisions import Choice
+    from outbox.admin.results import Decision
+    from outbox.store.subscriptions.parked_messages import ParkedMessage, Verb
+
+_HEADERS = (
+    "SUBSCRIPTION", "ID", "STATE", "TOPIC", "KEY", "BLOCKED BY", "ATTEMPTS", "SINCE (UTC)", "DUE (UTC)", "REQUEST",
+    "ERROR",
+)  # fmt: skip
+
+_name = option("--name", help="The subscription; otherwise all.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """The options that choose parked messages."""
+
+    name: str | None
+    state: tuple[str, ...] | None
+    topic: str | None
+    key: str | None
+    error_like: str | None
+    before: datetime | None
+
+    def choice(self) -> Choice:
+        """Return the given options."""
+        return {name: value for name, value in asdict(self).items() if value is not None}  # type: ignore[return-value]
+
+
+_filtered = together(
+    _name,
+    option("--state", type=NAMES, help="Only of these states: waiting,retry,blocked,delayed,dead."),
+    option("--topic", help="Only of a topic."),
+    option("--key", help="Only with a key."),
+    option("--error-like", metavar="TEXT", help="Only with this text in the error, in capitals or not."),
+    option("--before", type=MOMENT, help="Only parked before this time."),
+    as_value("chosen", Filter),
+)
+
+
+@click.group(cls=Group, no_args_is_help=True)
+def parked() -> None:
+    """Look at messages set aside, and decide on them.
+
+    A message in the state waiting waits for a destination that is away; retry: for the next try; blocked: for an
+    earlier message of the key. A delayed message waits for a time, a dead letter for a person.
+    """
+
+
+@parked.command("list")
+@about_a_database
+@_filtered
+@at_most
+@as_json
+def list_(*, target: Target, chosen: Filter, limit: int, json: bool) -> None:
+    """List parked messages, in the order of the log; for a blocked message also the message that blocks the key."""
+    from outbox.admin.admin import Admin
+
+    with target.open_outbox() as channel:
+        found = Admin(channel).parked(limit=limit + 1, **chosen.choice())
+    if json:
+        show_json({"parked": [asdict(each) for each in found[:limit]]}, more=len(found) > limit)
+        return
+    if found:
+        show_table(_HEADERS, map(_row, found[:limit]), numbers=("ID", "BLOCKED BY", "ATTEMPTS"))
+    say_the_end(found, limit, "no parked messages", "--name, --state, --topic or --key")
+
+
+def _row(message: ParkedMessage) -> tuple[object, ...]:
+    since, due = (None if each is None else moment(each, zone=False) for each in (message.parked_at, message.due_at))
+    return (
+        message.subscription,
+        message.id,
+        Alarm(message.state) if message.state == "dead" else message.state,
+        message.topic,
+        message.key,
+        message.blocked_by,
+        message.attempts,
+        since,
+        due,
+        message.request,
+        message.error,
+    )
+
+
+@parked.command()
+@about_a_database
+@click.argument("id", type=click.IntRange(1))
+@_name
+@as_json
+def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
+    """Show a parked message with headers and body, and how many messages wait behind."""
+    from outbox.admin.admin import Admin
+    from outbox.cli.contents import contents_of, show_contents, show_fields
+
+    with target.open_outbox() as channel:
+        found = Admin(channel).parked_message(id, name=name)
+    about = {**asdict(found.parked), "behind": found.behind}
+    if json:
+        show_json({**about, **contents_of(found.message)})
+    else:
+        show_fields(about)
+        show_contents(found.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The options of a decision."""
+
+    ids: tuple[int, ...]
+    all: bool
+    by: str | None
+    yes: bool
+    json: bool
+
+    def __post_init__(self) -> None:
+        if bool(self.ids) == self.all:
+            raise click.UsageError("give ids, or --all (with --state, --topic, --key, … for a part); not both")
+
+
+_decision = together(
+    about_a_database,
+    click.argument("ids", nargs=-1, type=click.IntRange(1), metavar="[ID]…"),
+    option("--all", is_flag=True, help="All messages of the other options; without --state the dead letters."),
+    _filtered,
+    by_whom,
+    option("--yes", is_flag=True, help="Do not ask."),
+    as_json,
+    as_value("decided", Decided),
+)
+
+
+@parked.command()
+@_decision
+@option("--reason", help="Why, for the log.")
+def replay(*, target: Target, chosen: Filter, decided: Decided, reason: str | None) -> None:
+    """Send parked messages now, with attempts counted from 0; without --state dead letters are meant."""
+    _decide(target, "replay", chosen, decided, reason)
+
+
+@parked.command()
+@_decision
+@option("--reason", help="Why, for the log; needed, and asked for at a terminal.")
+def discard(*, target: Target, chosen: Filter, decided: Decided, reason: str | None) -> None:
+    """Give parked messages up for good; the messages behind them, of the same keys, go on.
+
+    Without --state dead letters are meant.
+    """
+    if not reason:
+        if not sys.stdin.isatty():
+            raise click.UsageError("say why these messages are given up: --reason TEXT")
+        reason = click.prompt("Why are they given up?", err=True)
+    _decide(target, "discard", chosen, decided, reason)
+
+
+def _decide(target: Target, verb: Verb, chosen: Filter, decided: Decided, reason: str | None) -> None:
+    """Write the request, and have it carried out: by the worker, or here if there is none."""
+    from outbox.admin.admin import Admin
+
+    with target.open_outbox() as channel:
+        order = getattr(Admin(channel), verb)
+        what = {"reason": reason, "by": decided.by, "all": decided.all, **chosen.choice()}
+        if decided.all and (meant := order(rehearsal=True, **what)):
+            confirmed(f"{verb} {' and '.join(map(_counted, meant))}?", yes=decided.yes)
+        done: tuple[Decision, ...] = order(*decided.ids, **what)
+    if decided.json:
+        show_json({"decision": verb, "subscriptions": [asdict(each) for each in done]})
+        return
+    here = "will be sent by the next worker" if verb == "replay" else "discarded"
+    for each in done:
+        asked = f"{verb} of {each.messages} asked for; worker {each.worker} carries it out"
+        say(f"{_counted(each)}: {here}" if each.worker is None else asked)
+    if not done:
+        say(f"no messages of {chosen.name or 'any subscription'} match")
+
+
+def _counted(decision: Decision) -> str:
+    behind = "" if not decision.behind else f", with {counted(decision.behind, 'message')} behind"
+    return f"{counted(decision.messages, 'message')} of {decision.name}{behind}"

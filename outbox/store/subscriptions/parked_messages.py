@@ -1,0 +1,171 @@
+"""Parked messages for people, and the requests of people, which the lease holder carries out."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Literal
+
+from outbox.model.message import Message, stored_uuid
+from outbox.model.parking import State
+from outbox.store.database import Channel
+from outbox.store.dialects.dialect import COLUMNS
+from outbox.store.dialects.statements import Row
+
+Verb = Literal["replay", "discard"]
+#: Messages behind others are counted up to this number.
+MOST_BEHIND = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedFilter:
+    """A choice of parked messages; None: any. `error_like`: a part of the error. `before`: the moment of parking."""
+
+    ids: Sequence[int] | None = None
+    states: Sequence[State] | None = None
+    topic: str | None = None
+    key: str | None = None
+    error_like: str | None = None
+    before: datetime | None = None
+
+
+DEAD = ParkedFilter(states=("dead",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedMessage:
+    """A parked message without the body, and the request of a person.
+
+    Attributes:
+        subscription, id: the id of the message in the log; each subscription parks copies of its own.
+        message_id, topic, key: of the message.
+        state: `delayed`, `waiting` for the destination, `retry`, `blocked` behind an earlier message, or `dead`.
+        blocked_by: the id of the message of the same key that a blocked message waits for; None: not blocked, or the
+            turn of the message has come.
+        attempts: so many tries have failed.
+        error: of the last try.
+        created_at, parked_at: moments of the database's clock.
+        due_at: the next try.
+        request, requested_by, request_reason, requested_at: a `replay` or `discard` that is not carried out yet.
+    """
+
+    subscription: str
+    id: int
+    message_id: uuid.UUID
+    topic: str
+    key: str | None
+    state: State
+    blocked_by: int | None
+    attempts: int
+    error: str | None
+    created_at: datetime | None
+    parked_at: datetime | None
+    due_at: datetime | None
+    request: str | None
+    requested_by: str | None
+    request_reason: str | None
+    requested_at: datetime | None
+
+
+_NAMES = tuple(each.name for each in fields(ParkedMessage))
+_MOMENTS = ("created_at", "parked_at", "due_at", "requested_at")
+#: By the partial index of rows that hold others back and are not blocked themselves.
+_BLOCKED_BY = """
+    CASE WHEN state = 'blocked' THEN (
+        SELECT h.id FROM {parked} AS h
+        WHERE h.subscription = p.subscription AND h.key = p.key AND h.blocks AND h.state <> 'blocked'
+        ORDER BY h.place LIMIT 1) END
+"""
+_FIELDS = ", ".join(_BLOCKED_BY if name == "blocked_by" else name for name in _NAMES)
+#: By (subscription, state, id), or by primary key for any state; at most `limit` rows, in the order of the log.
+_LIST = f"""
+    SELECT {_FIELDS} FROM {{parked}} AS p
+    WHERE subscription = :subscription AND id > :after AND {{chosen}} ORDER BY id LIMIT :limit
+"""
+_COUNT = "SELECT count(*) FROM {parked} AS p WHERE subscription = :subscription AND {chosen}"
+#: Blocked messages behind the chosen ones that nothing else holds back; by the partial indexes of keys and of heads.
+_BEHIND = """
+    SELECT count(*) FROM (
+        SELECT 1 FROM {parked} AS b
+        WHERE b.subscription = :subscription AND b.state = 'blocked'
+          AND EXISTS (SELECT 1 FROM {parked} AS p
+                      WHERE p.subscription = b.subscription AND p.key = b.key AND p.blocks
+                        AND (p.place, p.id) < (b.place, b.id) AND {chosen})
+          AND NOT EXISTS (SELECT 1 FROM {parked} AS p
+                          WHERE p.subscription = b.subscription AND p.key = b.key AND p.blocks AND p.state <> 'blocked'
+                            AND (p.place, p.id) < (b.place, b.id) AND NOT ({chosen}))
+        LIMIT :limit) AS n
+"""
+#: By primary key.
+_MESSAGE = f"""
+    SELECT {COLUMNS.format(body="body", direct="NULL AS direct")}, attempts + 1
+    FROM {{parked}} WHERE subscription = :subscription AND id = :id
+"""
+#: The last request counts. Nothing else of the row is touched, because the row belongs to the lease holder.
+_REQUEST = """
+    UPDATE {parked} AS p SET request = :request, requested_by = :by, request_reason = :reason, requested_at = {now}
+    WHERE p.subscription = :subscription AND {chosen}
+"""
+
+
+class ParkedMessages:
+    """The parked messages of one subscription, for people."""
+
+    def __init__(self, channel: Channel, subscription: str) -> None:
+        self._channel = channel
+        self._database = channel.database
+        self._common = {"subscription": subscription}
+
+    def list(self, chosen: ParkedFilter, limit: int, after: int = -1) -> list[ParkedMessage]:
+        """Return at most `limit` parked messages with ids above `after`, in the order of the log."""
+        return [self._of(row) for row in self._rows(_LIST, chosen, after=after, limit=limit)]
+
+    def count(self, chosen: ParkedFilter) -> int:
+        """Return how many of the chosen messages there are."""
+        return int(self._rows(_COUNT, chosen)[0][0])
+
+    def behind(self, chosen: ParkedFilter) -> int:
+        """Return how many blocked messages go on when the chosen ones are gone, counted up to `MOST_BEHIND`."""
+        return int(self._rows(_BEHIND, chosen, limit=MOST_BEHIND)[0][0])
+
+    def message(self, id: int) -> Message | None:
+        """Return a parked message with its body and headers; None: no message is parked under this id."""
+        rows = self._channel.rows(_MESSAGE, **self._common, id=id)
+        return next(iter(self._database.dialect.reads.messages(rows)), None)
+
+    def request(self, chosen: ParkedFilter, verb: Verb, by: str, reason: str | None) -> int:
+        """Write a request on messages; return on how many it was written."""
+        condition, parameters = self._condition(chosen)
+        statement = self._database.sql(_REQUEST, chosen=condition)
+        return self._channel.run(statement, **self._common, **parameters, request=verb, by=by, reason=reason)
+
+    def _rows(self, statement: str, chosen: ParkedFilter, **more: Any) -> Sequence[Row]:
+        condition, parameters = self._condition(chosen)
+        text = self._database.sql(statement, chosen=condition)
+        return self._channel.rows(text, **self._common, **parameters, **more)
+
+    def _condition(self, chosen: ParkedFilter) -> tuple[str, dict[str, Any]]:
+        """Return the condition on the row `p`, and its parameters."""
+        parts: dict[str, dict[str, Any]] = {}
+        if chosen.ids is not None:
+            parts[self._database.among("p.id", numbers="ids")] = {"ids": self._database.bind(chosen.ids)}
+        if chosen.states is not None:
+            parts[self._database.among("p.state", texts="states")] = {"states": self._database.bind(chosen.states)}
+        if chosen.topic is not None:
+            parts["p.topic = :topic"] = {"topic": chosen.topic}
+        if chosen.key is not None:
+            parts["p.key = :key"] = {"key": chosen.key}
+        if chosen.error_like is not None:
+            escaped = chosen.error_like.lower().replace("!", "!!").replace("%", "!%").replace("_", "!_")
+            parts["lower(p.error) LIKE :error_like ESCAPE '!'"] = {"error_like": f"%{escaped}%"}
+        if chosen.before is not None:
+            parts["p.parked_at < :before"] = {"before": self._database.dialect.clock.bind(chosen.before)}
+        bound = {name: value for each in parts.values() for name, value in each.items()}
+        return " AND ".join(parts) or "TRUE", bound
+
+    def _of(self, row: Row) -> ParkedMessage:
+        values = dict(zip(_NAMES, row, strict=True))
+        moments = {name: self._database.dialect.clock.read(values[name]) for name in _MOMENTS}
+        return ParkedMessage(**{**values, **moments, "message_id": stored_uuid(values["message_id"])})

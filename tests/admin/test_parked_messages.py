@@ -1,0 +1,176 @@
+"""Parked messages, chosen by a person: who blocks whom, and how many a decision lets loose."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox import (
+    Admin,
+    Done,
+    Message,
+    Outbox,
+    OutboxError,
+    Reject,
+    Relay,
+    Retry,
+    SubscriptionError,
+    Unavailable,
+    Verdict,
+)
+from tests.support.command_line import outbox as run
+from tests.support.waiting import eventually
+
+ANSWERS: dict[str, Verdict] = {
+    "dead": Reject("HTTP 422: no such customer"),
+    "retry": Retry("not now", after=timedelta(hours=1)),
+    "waiting": Unavailable("no stream"),
+}
+
+
+class Destination:
+    """Answers by topic, and keeps what it has accepted."""
+
+    destination = "nats://h:4222"
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, str | None]] = []
+
+    def send(self, messages):
+        """One answer for each topic; a key stops at its first failure."""
+        failed: dict[str | None, Verdict] = {}
+        answers: list[Verdict] = []
+        for message in messages:
+            answers.append(failed.get(message.key) or ANSWERS.get(message.topic, Done()))
+            if message.key is not None and not isinstance(answers[-1], Done):
+                failed[message.key] = answers[-1]
+        accepted = (each for each, answer in zip(messages, answers, strict=True) if isinstance(answer, Done))
+        self.got += [(each.topic, each.key) for each in accepted]
+        return answers
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def shop(engine) -> Outbox:
+    """A message in each state; two blocked behind the dead letter, and one behind the retry."""
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        for topic, key in (("dead", "a"), *[("fine", "a")] * 2, ("retry", "b"), ("fine", "b"), ("waiting", "c")):
+            outbox.send(session, topic, b"1", key=key)
+        outbox.send(session, "later", b"1", delay=timedelta(hours=1))
+    Relay(outbox, Destination()).until_empty()
+    return outbox
+
+
+def states(admin: Admin, **choice) -> list[tuple[str, str | None, int | None]]:
+    return [(each.state, each.key, each.blocked_by) for each in admin.parked(**choice)]
+
+
+def test_each_is_shown_with_the_message_that_blocks_its_key(shop):
+    assert states(shop.admin) == [
+        ("dead", "a", None), ("blocked", "a", 1), ("blocked", "a", 1), ("retry", "b", None), ("blocked", "b", 4),
+        ("waiting", "c", None), ("delayed", None, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("choice", "ids"),
+    [
+        ({"state": "dead"}, [1]),
+        ({"state": ("retry", "delayed")}, [4, 7]),
+        ({"key": "a"}, [1, 2, 3]),
+        ({"topic": "fine", "key": "b"}, [5]),
+        ({"error_like": "http 422"}, [1]),
+        ({"error_like": "%"}, []),
+        ({"before": datetime(2020, 1, 1, tzinfo=UTC)}, []),
+        ({"before": datetime(2100, 1, 1, tzinfo=UTC), "state": "waiting"}, [6]),
+        ({"limit": 2}, [1, 2]),
+    ],
+    ids=str,
+)
+def test_they_are_chosen_by_their_properties(shop, choice, ids):
+    assert [each.id for each in shop.admin.parked(**choice)] == ids
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"state": "gone"}, "state: gone is no state; the states are delayed, waiting, retry, blocked, dead"),
+        ({"before": datetime(2020, 1, 1)}, "before: 2020-01-01 00:00:00 has no time zone"),  # noqa: DTZ001  # the point
+        ({"name": "nope"}, "there is no subscription 'nope'"),
+    ],
+    ids=["state", "moment", "name"],
+)
+def test_a_choice_that_means_nothing_is_refused(shop, wrong, said):
+    with pytest.raises(SubscriptionError, match=said):
+        shop.admin.parked(**wrong)
+
+
+def test_a_rehearsal_says_how_many_go_on_behind_and_changes_nothing(shop):
+    before = shop.admin.parked()
+
+    (one,) = shop.admin.discard(1, reason="x", rehearsal=True)
+    (all_,) = shop.admin.discard(all=True, state=("dead", "retry"), reason="x", rehearsal=True)
+
+    assert [(each.messages, each.behind, each.worker) for each in (one, all_)] == [(1, 2, None), (2, 3, None)]
+    assert shop.admin.parked() == before
+
+
+def test_a_message_behind_two_others_does_not_go_on_when_one_is_gone(engine):
+    """The first of the key is tried again, and the delayed message has fallen due behind it."""
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message(topic, b"1", key="a") for topic in ("retry", "fine")])
+    Relay(outbox, Destination()).until_empty()
+
+    (decision,) = outbox.admin.discard(2, state="blocked", reason="x", rehearsal=True)
+
+    assert (decision.messages, decision.behind) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("ids", "order", "said"),
+    [
+        ((), {}, "give ids, or all=True with a choice; not both"),
+        ((1,), {"all": True}, "give ids, or all=True with a choice; not both"),
+        ((4,), {}, "no dead messages of relay: 4; nothing was done"),
+        ((2,), {"state": "blocked"}, "a blocked message goes on as soon as the message before it is done"),
+    ],
+)
+def test_a_decision_that_is_not_clear_is_refused(shop, ids, order, said):
+    with pytest.raises(OutboxError, match=said):
+        shop.admin.replay(*ids, **order)
+
+
+def test_a_discard_of_a_delayed_message_and_of_a_retry_lets_their_keys_go_on(shop):
+    """A worker is at work meanwhile, and carries the requests out itself."""
+    destination = Destination()
+    with shop.running(destination):
+        assert eventually(lambda: all(each.live for each in shop.admin.statuses()))
+        done = shop.admin.discard(all=True, state=("retry", "delayed"), reason="cancelled")
+        assert eventually(lambda: destination.got == [("fine", "b")])
+
+    assert [(each.messages, each.behind, each.worker is None) for each in done] == [(2, 1, False)]
+    assert states(shop.admin) == [("dead", "a", None), ("blocked", "a", 1), ("blocked", "a", 1), ("waiting", "c", None)]
+
+
+def test_a_replay_of_a_delayed_message_sends_it_now(shop):
+    shop.admin.replay(7, state="delayed", reason="sooner")
+    destination = Destination()
+    Relay(shop, destination).until_empty()
+
+    assert destination.got == [("later", None)]
+
+
+def test_the_command_line_has_the_same_filters(shop):
+    engine = shop.engine
+    listed = run(engine, "parked", "list", "--state", "blocked,retry", "--key", "b", "--before", "2100-01-01T00:00:00Z")
+    shown = run(engine, "parked", "show", "1", "--json").json
+    asked = run(engine, "parked", "discard", "--all", "--reason", "x", "--error-like", "HTTP")
+
+    assert [line.split()[1:5] for line in listed.out.splitlines()[1:]] == [
+        ["4", "retry", "retry", "b"], ["5", "blocked", "fine", "b"],
+    ]  # fmt: skip
+    assert (shown["behind"], shown["blocked_by"], shown["body"]) == (2, None, "1")
+    assert (asked.code, "discard 1 message of relay, with 2 messages behind?" in asked.err) == (2, True)
