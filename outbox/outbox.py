@@ -197,6 +197,14 @@ class Outbox(BareOutbox):
         """
         return self.listeners.listen(function)
 
+    def wake(self) -> None:
+        """Wake the workers of every process, after a commit that the outbox cannot see; harmless at any other moment.
+
+        The outbox does so by itself after the commits of SQLAlchemy, and not after those of a driver's own connection.
+        There workers find messages at their next poll, unless the application calls `wake`. Never blocks, never raises.
+        """
+        self.notifier.hint()
+
     def unlisten(self, function: Listener) -> None:
         """Stop calling a function of `listen`."""
         self.listeners.unlisten(function)

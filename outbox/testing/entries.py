@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +34,14 @@ _SAVEPOINT = re.compile(
 class Entry:
     """A written message, and its state: undecided, committed, or rolled back.
 
-    `connection`: a weak reference to the connection that wrote the message. `kept`: a Session bound to a Connection,
-    inside another transaction, has committed; in production the message would be stored, whatever the test rolls back.
+    `connection`: returns the connection that wrote the message, or None if the connection is gone. `kept`: a Session
+    bound to a Connection, inside another transaction, has committed; in production the message would be stored,
+    whatever the test rolls back.
     """
 
     message: Message
     database: Database
-    connection: weakref.ref[Any]
+    connection: Callable[[], Any]
     committed: bool = False
     rolled_back: bool = False
     kept: bool = False
@@ -94,7 +96,7 @@ class Entries:
             match happened:
                 case Written(database=Database() as database, connection=connection, messages=messages):
                     for message in messages:
-                        entry = Entry(message, database, weakref.ref(connection))
+                        entry = Entry(message, database, _reference(connection))
                         self.all.append(entry)
                         self._open[id(message)].append(entry)
                 case Committed(messages=messages):
@@ -123,20 +125,43 @@ class Entries:
                     entry.kept = entry.connection() is session.bind
 
 
-def _ask(driver: Any, database: Database, entries: Sequence[Entry]) -> None:
-    """Look for the rows: committed, or inside the open transaction of a psycopg connection.
+def _reference(connection: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(connection)
+    except TypeError:
+        # A connection of sqlite3, or one that asyncpg's pool lends.
+        return lambda: connection
 
-    `driver`: psycopg's connection; None: the connection, of whatever kind, is gone. The state stays unknown while the
+
+def _ask(driver: Any, database: Database, entries: Sequence[Entry]) -> None:
+    """Look for the rows: committed, or inside the open transaction of a driver's own connection.
+
+    `driver`: the connection; None: the connection, of whatever kind, is gone. The state stays unknown while the
     connection is busy, failed, or asynchronous and inside a transaction.
     """
     ids = [entry.message.message_id for entry in entries]
-    if driver is None or driver.closed or driver.info.transaction_status == TransactionStatus.IDLE:
+    if driver is None or not _is_open(driver):
         with database.engine.connect() as connection:
             found = run(executor(connection), present(database, ids))
         for entry in entries:
             entry.committed = entry.message.message_id in found
             entry.rolled_back = not entry.committed
-    elif isinstance(driver, psycopg.Connection) and driver.info.transaction_status == TransactionStatus.INTRANS:
+    elif isinstance(driver, psycopg.Connection | sqlite3.Connection) and not _is_busy(driver):
         found = run(executor(driver), present(database, ids))
         for entry in entries:
             entry.rolled_back = entry.message.message_id not in found
+
+
+def _is_open(driver: Any) -> bool:
+    """Return whether a transaction is open on a driver's own connection."""
+    if isinstance(driver, sqlite3.Connection):
+        return driver.in_transaction
+    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return not (driver.closed or driver.info.transaction_status == TransactionStatus.IDLE)
+    return bool(driver.is_in_transaction())
+
+
+def _is_busy(driver: psycopg.Connection[Any] | sqlite3.Connection) -> bool:
+    if isinstance(driver, sqlite3.Connection):
+        return False
+    return driver.info.transaction_status != TransactionStatus.INTRANS

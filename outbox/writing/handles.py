@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     #: The kinds of `Handle` that are awaited.
     AsyncHandle = AsyncSession | async_scoped_session[Any] | AsyncConnection | AsyncDriver
 
-Handle = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
+#: The connections of drivers that block.
+Driver = psycopg.Connection[Any] | sqlite3.Connection
+Handle = Session | scoped_session[Any] | Connection | Driver
 #: The connection that a transaction runs on.
-DriverConnection = Connection | psycopg.Connection[Any]
+DriverConnection = Connection | Driver
 
-_SYNC = "a Session, a scoped_session, a Connection or a psycopg Connection"
+_SYNC = "a Session, a scoped_session, a Connection, or a Connection of psycopg or sqlite3"
 _ASYNC_SESSIONS = ("AsyncSession", "async_scoped_session")
 _ASYNC = (
     "an AsyncSession, an async_scoped_session, an AsyncConnection, a psycopg AsyncConnection or an asyncpg Connection"
@@ -71,7 +74,7 @@ def _kinds(module_name: str, *names: str) -> tuple[type, ...]:
 def require_async(handle: object, verb: str) -> None:
     """Refuse a handle that cannot be awaited; `verb`: the called method."""
     if not is_async(handle):
-        sync = isinstance(handle, Session | scoped_session | Connection | psycopg.Connection)
+        sync = isinstance(handle, Session | scoped_session | Connection | psycopg.Connection | sqlite3.Connection)
         fix = f"; for this handle call {verb[1:]}() without await" if sync else _hint(handle)
         raise TypeError(f"{verb} takes {_ASYNC}, not {_described(handle)}{fix}")
 
@@ -100,5 +103,5 @@ def _hint(handle: object) -> str:
     if hasattr(handle, "session"):
         return "; pass its .session"
     if hasattr(handle, "cursor"):
-        return "; of the drivers' own connections only those of psycopg and asyncpg can be used"
+        return "; of the drivers' own connections only those of psycopg, asyncpg and sqlite3 can be used"
     return ""

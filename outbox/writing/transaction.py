@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,7 +27,7 @@ from outbox.writing.handles import DriverConnection, Handle, refuse
 from outbox.writing.sent import Sent
 
 if TYPE_CHECKING:
-    from outbox.writing.handles import AsyncDriver
+    from outbox.writing.handles import AsyncDriver, Driver
 
 logger = logging.getLogger("outbox")
 
@@ -61,7 +62,7 @@ class Transactions:
                 session.flush()
             connection = session.connection(bind_arguments={"clause": self._log})
             _require_one_database(session)
-        elif isinstance(handle, psycopg.Connection):
+        elif isinstance(handle, psycopg.Connection | sqlite3.Connection):
             self.require_driver(handle)
             return handle
         else:
@@ -75,15 +76,15 @@ class Transactions:
         self._require_transaction(driver_of(connection))
         return connection
 
-    def require_driver(self, driver: psycopg.Connection[Any] | AsyncDriver) -> None:
+    def require_driver(self, driver: Driver | AsyncDriver) -> None:
         """Require a driver's own connection to be in a transaction, on the outbox's database."""
         if driver not in self._known:
             name = type(driver).__module__.partition(".")[0]
-            if name not in self._driving.names:
+            if name not in self._driving.own:
                 kind = self._database.dialect.name
-                raise DatabaseError(f"the outbox is on {kind}, a connection of {name} is to PostgreSQL")
+                raise DatabaseError(f"the outbox is on {kind}, where no connection of {name} leads")
             self._require_home(driver)
-            # The connections that asyncpg's pool lends are objects without weak references.
+            # Connections of sqlite3, and those that asyncpg's pool lends, are objects without weak references.
             with suppress(TypeError):
                 self._known.add(driver)
         self._require_transaction(driver)

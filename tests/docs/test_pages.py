@@ -113,10 +113,12 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path):
     assert hasattr(PostgresServer, "create_database")
 
 
-def test_what_the_tutorial_shows_is_in_the_files():
+def test_what_the_tutorials_show_is_in_the_files():
     files = (TOP / "examples" / "fastapi_orders.py").read_text() + page("kafka")
+    shop = "".join(path.read_text() for path in sorted((TOP / "examples" / "django_shop").rglob("*.py")))
 
     assert [block for block in blocks(page("fastapi"), "python") if block not in files] == []
+    assert [block for block in blocks(page("django"), "python") if block not in shop] == []
 
 
 def test_the_limits_are_those_of_the_library():

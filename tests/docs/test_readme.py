@@ -65,6 +65,10 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
         consumer.on("orders")(print)
         consumer.once()
 
+    if arguments[0] == "subscriptions" and "resume" in arguments:
+        paused = ["pause" if word == "resume" else word for word in arguments]
+        assert CliRunner().invoke(main, paused).exit_code == 0
+
     assert parsed(main, list(arguments)).args == []
     if (
         line.endswith("--watch")
@@ -77,8 +81,8 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     with the_tests_own_process():
         ended = CliRunner().invoke(main, arguments)
 
-    # 1: there are no dead letters and no such transactions to decide on; nobody reads the log.
-    expected = [(1, "dead"), (1, "half"), (1, "status")]
+    # There are no such messages and transactions to decide on; nobody reads the log.
+    expected = [(2, "parked"), (1, "half"), (1, "status")]
     assert ended.exit_code == 0 or (ended.exit_code, arguments[0]) in expected, ended.output
 
 
@@ -112,7 +116,7 @@ def test_every_other_command_is_one_of_make_or_an_installation():
     for line in others:
         install = re.fullmatch(r"pip install 'outbox-log\[([a-z,]+)\]'", line)
         make = re.fullmatch(r"make ([a-z-]+)", line)
-        assert install or make, line
+        assert install or make or line == "bash .ci/matrix", line
         assert not install or set(install[1].split(",")) <= set(extras)
         assert not make or make[1] in targets
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import sqlite3
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
@@ -28,7 +27,7 @@ from tests.support.handles import (
 )
 from tests.support.readers import bodies
 
-BLOCKING = "takes a Session, a scoped_session, a Connection or a psycopg Connection, not "
+BLOCKING = "takes a Session, a scoped_session, a Connection, or a Connection of psycopg or sqlite3, not "
 AWAITED = (
     "takes an AsyncSession, an async_scoped_session, an AsyncConnection, a psycopg AsyncConnection or an asyncpg"
     " Connection, not "
@@ -48,8 +47,8 @@ WRONG: dict[str, tuple[Callable[[Engine], Any], str]] = {
     "a class": (lambda _: Session, "the class Session"),
     "an async class": (lambda _: AsyncSession, "the class AsyncSession"),
     "another driver's connection": (
-        lambda _: sqlite3.connect(":memory:"),
-        "sqlite3.Connection; of the drivers' own connections only those of psycopg and asyncpg can be used",
+        lambda _: type("Connection", (), {"__module__": "pymysql.connections", "cursor": None})(),
+        "pymysql.Connection; of the drivers' own connections only those of psycopg, asyncpg and sqlite3 can be used",
     ),
 }
 
@@ -115,7 +114,7 @@ def test_a_handle_on_another_kind_of_database_is_refused(pg_engine, sqlite_engin
         here.send(session, "orders", b"")
     with (
         a_psycopg_connection(pg_engine) as connection,
-        pytest.raises(DatabaseError, match="the outbox is on sqlite, a connection of psycopg is to PostgreSQL"),
+        pytest.raises(DatabaseError, match="the outbox is on sqlite, where no connection of psycopg leads"),
     ):
         here.send(connection, "orders", b"")
 
@@ -146,7 +145,7 @@ def test_asyncpg_s_own_connection_needs_a_transaction_and_a_database_of_its_kind
         async with asyncpg.create_pool(conninfo_of(pg_engine.url), min_size=1) as pool, pool.acquire() as connection:
             with pytest.raises(NoTransactionError, match="or begin a transaction"):
                 await outbox.asend(connection, "orders", b"")
-            with pytest.raises(DatabaseError, match="on sqlite, a connection of asyncpg is to PostgreSQL"):
+            with pytest.raises(DatabaseError, match="on sqlite, where no connection of asyncpg leads"):
                 await elsewhere.asend(connection, "orders", b"")
             async with connection.transaction():
                 await outbox.asend(connection, "orders", b"1")

@@ -230,6 +230,8 @@ class Driving:
     blocking_url: Callable[[URL], URL]
     #: The drivers of SQLAlchemy that the next three functions know.
     names: frozenset[str]
+    #: The modules whose own connections may be handles, without SQLAlchemy.
+    own: frozenset[str]
     #: Return whether a driver's connection commits every statement by itself; and whether COMMIT will roll back.
     commits_every_statement: Callable[[Any], bool]
     is_aborted: Callable[[Any], bool]

@@ -7,6 +7,7 @@ a script on a connection of SQLAlchemy or of psycopg, blocking or awaited.
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -94,9 +95,11 @@ async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: 
         return result
 
 
-def executor(connection: Connection | psycopg.Connection[Any]) -> Execute:
+def executor(connection: Connection | psycopg.Connection[Any] | sqlite3.Connection) -> Execute:
     """Return the function that executes statements on this connection."""
-    return _on_core(connection) if isinstance(connection, Connection) else _on_psycopg(connection)
+    if isinstance(connection, Connection):
+        return _on_core(connection)
+    return _on_sqlite(connection) if isinstance(connection, sqlite3.Connection) else _on_psycopg(connection)
 
 
 def async_executor(connection: Any) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
@@ -153,6 +156,20 @@ def _on_psycopg(connection: psycopg.Connection[Any]) -> Execute:
     def execute(statement: Statement) -> Sequence[Row]:
         cursor = psycopg.Cursor(connection, row_factory=tuple_row)
         cursor.execute(pyformat(statement.sql).encode(), statement.bound)
+        return cursor.fetchall() if statement.returns else _counted(statement, cursor)
+
+    return execute
+
+
+def _on_sqlite(connection: sqlite3.Connection) -> Execute:
+    def execute(statement: Statement) -> Sequence[Row]:
+        # The connection's own row factory may give other rows.
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        if isinstance(statement.parameters, list):
+            cursor.executemany(statement.sql, statement.parameters)
+        else:
+            cursor.execute(statement.sql, statement.parameters)
         return cursor.fetchall() if statement.returns else _counted(statement, cursor)
 
     return execute

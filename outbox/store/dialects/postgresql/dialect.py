@@ -459,6 +459,7 @@ DIALECT = Dialect(
     driving=Driving(
         blocking_url=drivers.blocking_url,
         names=drivers.NAMES,
+        own=frozenset(("psycopg", "asyncpg")),
         commits_every_statement=drivers.commits_every_statement,
         is_aborted=drivers.is_aborted,
         commit=drivers.commit,

@@ -46,10 +46,15 @@ def _transient(error: Exception) -> bool:
     return is_busy(error) or (code is not None and code & 0xFF in _PASSING)
 
 
-def _location(engine: Engine) -> Location | None:
+def _location(found: Any) -> Location | None:
     """Return the path of the file as the place; None for a database in memory, or one that is given as a URI."""
-    (file,), _ = engine.dialect.create_connect_args(engine.url)
-    if not connects_by_url(engine) or file == ":memory:" or file.startswith("file:"):
+    if not isinstance(found, Engine):
+        cursor = found.cursor()
+        cursor.row_factory = None
+        file = next(path for _, name, path in cursor.execute("PRAGMA database_list") if name == "main")
+        return Location(os.path.realpath(file)) if file else None
+    (file,), _ = found.dialect.create_connect_args(found.url)
+    if not connects_by_url(found) or file == ":memory:" or file.startswith("file:"):
         return None
     return Location(os.path.realpath(file))
 
@@ -229,6 +234,7 @@ DIALECT = Dialect(
     driving=Driving(
         blocking_url=lambda url: url.set(drivername="sqlite"),
         names=frozenset(("pysqlite", "aiosqlite")),
+        own=frozenset(("sqlite3",)),
         commits_every_statement=commits_every_statement,
         is_aborted=lambda _driver: False,
         commit=_commit,

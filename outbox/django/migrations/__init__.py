@@ -1,0 +1,1 @@
+"""The tables of the outbox, as migrations of Django."""
