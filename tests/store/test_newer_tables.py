@@ -10,7 +10,7 @@ from tests.support.command_line import outbox
 from tests.support.destination import Destination
 
 COMMANDS = (
-    "status", "dead replay --all --yes", "relay --name look --to stdout: --until-empty", "doctor", "db upgrade",
+    "status", "parked replay --all --yes", "relay --name look --to stdout: --until-empty", "doctor", "db upgrade",
     "purge --older-than 1h",
 )  # fmt: skip
 
