@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from outbox.admin import decisions
+from outbox.admin import commands, decisions, pausing, subscriptions
+from outbox.admin.backfill import backfill
+from outbox.admin.borrowing import NO_WAIT, WAIT
 from outbox.admin.decisions import Choice, Order
 from outbox.admin.diagnosis import Facts, findings_of
-from outbox.admin.results import Decision, Finding, Look, ParkedDetail, Status, Thresholds, TransactionsStatus
+from outbox.admin.results import (
+    Decision,
+    Finding,
+    Look,
+    ParkedDetail,
+    Removal,
+    SplitResult,
+    Status,
+    SubscriptionDetails,
+    Thresholds,
+    TransactionsStatus,
+)
+from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
+from outbox.admin.subscriptions import Properties
+from outbox.model.subscription import Start, Subscription
+from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
+from outbox.store.dialects.finding import Finding as Defect
+from outbox.store.operations.check import findings
 from outbox.store.operations.half_status import HalfStatus, half_standings
 from outbox.store.operations.log_status import log_status
+from outbox.store.operations.parked_status import Count
+from outbox.store.operations.purge import Purge, Purged
 from outbox.store.operations.status import standings, unread
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.parked_messages import ParkedMessage
@@ -137,6 +159,187 @@ class Admin:
     areplay = awaited(replay)
     adiscard = awaited(discard)
 
+    # Subscriptions
+
+    def subscriptions(self) -> tuple[SubscriptionDetails, ...]:
+        """Return all subscriptions with their properties and workers, sorted by name."""
+        with self._channel() as channel:
+            return subscriptions.details(channel, Subscriptions(channel).all())
+
+    def create(self, name: str, *, start: Start = "earliest", **properties: Unpack[Properties]) -> SubscriptionDetails:
+        """Make the subscription of a relay before its first worker; or find the same subscription.
+
+        Args:
+            name: of the subscription.
+            start: "earliest", "latest" or a moment.
+            properties: see `Properties`; `destination` is needed.
+
+        Raises:
+            SubscriptionError: a subscription of this name has other properties, or a route has the topics.
+        """
+        with self._channel() as channel:
+            return self._details(channel, subscriptions.create(channel, name, start, properties))
+
+    def alter(self, name: str, *, wait: timedelta = WAIT, **properties: Unpack[Properties]) -> SubscriptionDetails:
+        """Give a subscription other properties, as `outbox subscriptions alter` does, while workers go on.
+
+        Args:
+            name: of the subscription.
+            wait: for how long a worker is asked for its lease.
+            properties: see `Properties`.
+
+        Raises:
+            SubscriptionError: the change does not fit the subscription, or a worker keeps the lease. Nothing changed.
+            LeaseLostError: a worker took the lease meanwhile. Nothing changed.
+        """
+        with self._channel() as channel:
+            return self._details(channel, subscriptions.alter(channel, name, wait, properties))
+
+    def split(
+        self,
+        name: str,
+        topics: Sequence[str],
+        *,
+        destination: str,
+        as_name: str | None = None,
+        wait: timedelta = WAIT,
+    ) -> SplitResult:
+        """Give topics of a subscription to a new subscription, which begins exactly at the position of the old.
+
+        Args:
+            name: of the subscription with the topics.
+            topics: names and patterns.
+            destination: of the new subscription, a URL.
+            as_name: of the new subscription; None: the name of a route.
+            wait: for how long a worker is asked for its lease.
+
+        Raises:
+            SubscriptionError, LeaseLostError: as `alter`.
+        """
+        with self._channel() as channel:
+            to = subscriptions.checked_destination(destination, Subscriptions(channel).get(name))
+            done = split(channel, name, topics, destination=to, as_name=as_name, wait=wait)
+            origin, made = subscriptions.details(channel, [done.origin, done.made])
+            return SplitResult(split=origin, made=made, moved=done.parked)
+
+    def backfill(self, name: str, topics: Sequence[str], *, start: Start = "earliest") -> SubscriptionDetails:
+        """Have workers handle earlier messages of topics beside a subscription, up to now; return the backfill.
+
+        Raises:
+            SubscriptionError: another backfill is under way, or the subscription cannot have one.
+        """
+        with self._channel() as channel:
+            return self._details(channel, backfill(channel, name, topics, start))
+
+    def pause(
+        self,
+        name: str,
+        *,
+        key: str | None = None,
+        rate: float | None = None,
+        reason: str | None = None,
+        by: str | None = None,
+    ) -> tuple[SubscriptionDetails, ...]:
+        """Let the workers of a subscription hand nothing over, or less; return all that are paused.
+
+        Args:
+            name: of the subscription; its compensation and backfill are paused as well.
+            key: only messages of the key are held back.
+            rate: so many messages a second go on; None: none.
+            reason: why; `outbox status` shows it.
+            by: the person; None: user and host of the process.
+
+        Raises:
+            SubscriptionError: the subscription cannot be paused, or the rate is wrong.
+            InvalidMessageError: no message can have the key.
+        """
+        with self._channel() as channel:
+            found = pausing.pause(channel, name, key=key, rate=rate, by=by or user_and_host(), reason=reason)
+            return subscriptions.details(channel, found)
+
+    def resume(self, name: str, *, key: str | None = None) -> tuple[SubscriptionDetails, ...]:
+        """Take a pause back, of the subscription or of one key; return all that go on.
+
+        Raises:
+            SubscriptionError: there is no such pause.
+        """
+        with self._channel() as channel:
+            return subscriptions.details(channel, pausing.resume(channel, name, key=key))
+
+    def reset(self, name: str, start: Start, *, wait: timedelta = NO_WAIT, rehearsal: bool = False) -> Removal:
+        """Let a subscription begin again at another position, and delete its parked messages.
+
+        Args:
+            name: of the subscription; direct writers' compensation begins again, too.
+            start: "earliest", "latest" or a moment.
+            wait: for how long a worker at work is asked for its lease; 0: not at all.
+            rehearsal: change nothing, and return what would go.
+
+        Raises:
+            SubscriptionError: the kind has no such position, or a worker holds the lease. Nothing changed.
+            LeaseLostError: a worker took the lease meanwhile. Nothing changed.
+        """
+        with self._channel() as channel:
+            meant, parked = subscriptions.with_followers(channel, name, backfills=False)
+            commands.require_resettable(meant[0])
+            gone = _numbers(parked) if rehearsal else commands.reset(channel, name, start, wait=wait)
+            return Removal(kind=meant[0].kind, names=tuple(each.name for each in meant), parked=gone)
+
+    def drop(self, name: str, *, rehearsal: bool = False) -> Removal:
+        """Forget a subscription, with its position and its parked messages, while no worker runs.
+
+        Args:
+            name: of the subscription; compensation and backfill go as well.
+            rehearsal: change nothing, and return what would go.
+
+        Raises:
+            SubscriptionError: a worker holds the lease. Nothing changed.
+            LeaseLostError: a worker took the lease meanwhile. Nothing changed.
+        """
+        with self._channel() as channel:
+            meant, parked = subscriptions.with_followers(channel, name)
+            names = [each.name for each in meant] if rehearsal else commands.drop(channel, name)
+            return Removal(kind=meant[0].kind, names=tuple(names), parked=_numbers(parked))
+
+    asubscriptions = awaited(subscriptions)
+    acreate = awaited(create)
+    aalter = awaited(alter)
+    asplit = awaited(split)
+    abackfill = awaited(backfill)
+    apause = awaited(pause)
+    aresume = awaited(resume)
+    areset = awaited(reset)
+    adrop = awaited(drop)
+
+    # The log and the tables
+
+    def purge(self, older_than: timedelta, *, rehearsal: bool = False) -> Purged:
+        """Delete old messages that every subscription has passed, in small batches; see `outbox purge`.
+
+        Args:
+            older_than: the age by the database's clock.
+            rehearsal: delete nothing, and count.
+
+        Raises:
+            SubscriptionError: there is no subscription, so nobody can tell which messages are needed.
+        """
+        with self._channel() as channel:
+            work = Purge(channel)
+            return work.rehearse(older_than) if rehearsal else work.run(older_than)
+
+    def check(self) -> tuple[Defect, ...]:
+        """Return the defects of tables and server, each with its fix, as `outbox doctor` does; empty: none."""
+        with self._channel() as channel:
+            return tuple(findings(channel))
+
+    apurge = awaited(purge)
+    acheck = awaited(check)
+
+    @staticmethod
+    def _details(channel: Channel, found: Subscription) -> SubscriptionDetails:
+        (known,) = subscriptions.details(channel, [found])
+        return known
+
     @contextmanager
     def _channel(self) -> Iterator[Channel]:
         if isinstance(self._where, Channel):
@@ -144,6 +347,10 @@ class Admin:
             return
         with self._where.explained(), closing(self._where.open()) as channel:
             yield channel
+
+
+def _numbers(parked: Mapping[str, Count]) -> dict[str, int]:
+    return {state: count.number for state, count in parked.items()}
 
 
 def _look(channel: Channel, thresholds: Thresholds) -> Look:

@@ -281,3 +281,65 @@ class Decision:
     messages: int
     behind: int
     worker: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionDetails:
+    """The stored properties of a subscription, and its workers.
+
+    Attributes:
+        name, kind, topics, tags, filter, destination: as in `Status`.
+        on_dead: `block`: a dead letter holds back its key; `continue`. None: no worker has declared it yet.
+        grace_seconds: from the commit until a message may be read.
+        partitions, next_partitions: their number, and the number after a change that is under way.
+        ordered: a message waits for earlier messages of its key.
+        compact: only the newest of a key's waiting messages is handled.
+        created_at: by the database's clock.
+        live: each partition has a worker.
+        workers: of each partition; None: nobody.
+        pauses: the orders of people to hold messages back.
+        hold_seconds, held_since, held_until, released: of an extract: for how long retention waits after its last
+            progress, which was when, until when, and whether that is over.
+    """
+
+    name: str
+    kind: str
+    topics: tuple[str, ...] | None
+    tags: tuple[str, ...] | None
+    filter: str | None
+    destination: str | None
+    on_dead: str | None
+    grace_seconds: float
+    partitions: int
+    next_partitions: int | None
+    ordered: bool
+    compact: bool
+    created_at: datetime
+    live: bool
+    workers: tuple[str | None, ...]
+    pauses: Pauses
+    hold_seconds: float | None
+    held_since: datetime | None
+    held_until: datetime | None
+    released: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitResult:
+    """The split subscription, the new subscription, and how many parked messages moved."""
+
+    split: SubscriptionDetails
+    made: SubscriptionDetails
+    moved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """The result of a reset or a drop: names of the subscriptions, and by state the parked messages that go.
+
+    `kind`: of the subscription that was named. Before the change the numbers are counted up to 10 000.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    parked: Mapping[str, int]

@@ -46,15 +46,14 @@ def purge(
     and checksum for each range of ids. If a range differs, nothing is deleted, and the first differing range is named.
     Messages behind the end of the archive stay.
     """
-    from outbox.store.operations.purge import Purge
+    from outbox.admin.admin import Admin
 
     if archive is None and plot is not None:
         raise click.UsageError("--plot shows the comparison with an archive; name the archive by --archive PATH")
     require_drawable(plot)
     with target.open_outbox() as channel:
         if archive is None:
-            work = Purge(channel)
-            done = work.rehearse(older_than) if dry_run else work.run(older_than)
+            done = Admin(channel).purge(older_than, rehearsal=dry_run)
             ranges: tuple[Range, ...] = ()
         else:
             from outbox.spark.reports.archive import purge_archived

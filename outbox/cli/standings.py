@@ -13,8 +13,8 @@ from outbox.runtime import text
 from outbox.runtime.process import host_and_pid
 
 if TYPE_CHECKING:
-    from outbox.admin.results import PartitionStatus, Status
-    from outbox.model.subscription import Declaration, Subscription
+    from outbox.admin.results import PartitionStatus, Status, SubscriptionDetails
+    from outbox.model.subscription import Declaration
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _PARTITION_HEADERS = ("SUBSCRIPTION", "PARTITION", "BACKLOG", "LAG", "IDLE", "WORKER")
@@ -29,7 +29,7 @@ def show_statuses(found: Sequence[Status], *, least: int = 2) -> None:
         show_table(_PARTITION_HEADERS, partitions, numbers=_PARTITION_HEADERS[2:-1])
 
 
-def selected(subscription: Subscription | Declaration) -> str:
+def selected(subscription: SubscriptionDetails | Declaration) -> str:
     """Return the selection of a subscription in words: topics, tags and filter."""
     from outbox.model.filter.tags import tag_expression
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,16 +26,19 @@ from outbox.cli.options import (
 )
 from outbox.cli.output import age, counted, moment, show_json, show_table, tell
 from outbox.cli.standings import selected
-from outbox.runtime.process import user_and_host
 
 if TYPE_CHECKING:
-    from outbox.model.lease import Holder, Partition
-    from outbox.model.subscription import OnDead, Start, Subscription
-    from outbox.store.database import Channel
-    from outbox.store.operations.parked_status import Count
-    from outbox.store.subscriptions.holds import Hold
+    from outbox.admin.results import SubscriptionDetails
+    from outbox.admin.subscriptions import Properties
+    from outbox.model.subscription import OnDead, Start
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
+#: The question of a drop ends with its consequence, by kind.
+_AFTER_A_DROP = {
+    "check": "Nobody would be asked about its pending transactions any more; decide them before by outbox half.",
+    "extract": "Messages that its archive does not have yet may be purged then.",
+    "backfill": "The messages that are left would not be handled again.",
+}
 
 _wait_for_lease = option(
     "--wait", type=DURATION, default="30s", help="How long to ask a worker for the lease; 0s: not at all."
@@ -52,19 +55,14 @@ def subscriptions() -> None:
 @as_json
 def list_(*, target: Target, json: bool) -> None:
     """List the subscriptions: topics, destination, policy, worker."""
-    from outbox.store.subscriptions.holds import hold_of
-    from outbox.store.subscriptions.leases import Leases
-    from outbox.store.subscriptions.subscriptions import Subscriptions
+    from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        found = [
-            (each, Leases(channel).look_all(each.all_partitions()), hold_of(channel, each))
-            for each in Subscriptions(channel).all()
-        ]
+        found = Admin(channel).subscriptions()
     if json:
-        show_json({"subscriptions": [_as_json(*each) for each in found]})
+        show_json({"subscriptions": [asdict(each) for each in found]})
     else:
-        show_table(_HEADERS, [_row(*each) for each in found])
+        show_table(_HEADERS, map(_row, found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,62 +121,20 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
         )
     if change.partitions is not None and others:
         raise click.UsageError("--partitions is a change of its own: give no other")
-    from outbox.admin import commands
-    from outbox.admin.repartition import repartition
-    from outbox.store.subscriptions.subscriptions import Subscriptions
+    from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        if change.partitions is not None:
-            altered = repartition(channel, name, change.partitions, wait=wait)
-        else:
-            stored = Subscriptions(channel).get(name)
-            altered = commands.alter(channel, _changed(stored, change, to), before=stored, wait=wait)
+        properties: Properties = {**asdict(change), "destination": to}  # type: ignore[typeddict-item]  # the same names
+        altered = Admin(channel).alter(name, wait=wait, **properties)
     told = f"{_described(altered)}, a dead letter: {altered.on_dead}"
-    told += f", {age(altered.grace.total_seconds())} after the commit" if altered.grace else ""
+    told += f", {age(altered.grace_seconds)} after the commit" if altered.grace_seconds else ""
     told += "" if altered.partitions == 1 else f", {altered.partitions} partitions"
     if altered.next_partitions is not None:
         told += (
             f"; {counted(altered.next_partitions, 'partition')} as soon as its relays have handled each up to where the"
             " foremost is, which outbox status shows"
         )
-    tell(told, _declared(altered), json=json)
-
-
-def _changed(stored: Subscription, change: Change, to: str | None) -> Subscription:
-    from outbox.model.filter.sql92 import chosen_filter
-    from outbox.model.filter.tags import chosen_tags
-    from outbox.model.topics import chosen_topics
-
-    destination = None if to is None else _checked_destination(to, stored)
-    if not stored.is_used and destination is None and stored.direct is None:
-        raise click.UsageError(
-            f"{stored.name} has no destination yet: its first worker declares all of it; or say --to"
-        )
-    return replace(
-        stored,
-        topics=stored.topics if change.topics is None else chosen_topics(change.topics),
-        tags=stored.tags if change.tags is None else chosen_tags(change.tags),
-        filter=stored.filter if change.filter is None else chosen_filter(change.filter),
-        destination=destination or stored.destination,
-        on_dead=change.on_dead or stored.on_dead or "block",
-        grace=stored.grace if change.grace is None else change.grace,
-        ordered=stored.ordered if change.ordered is None else change.ordered,
-        compact=stored.compact if change.compact is None else change.compact,
-    )
-
-
-def _checked_destination(to: str, stored: Subscription) -> str:
-    """Return a destination in its stored form. The URL is checked as by `outbox relay`, without a connection."""
-    from outbox.senders.opening import is_offered, open_sender
-    from outbox.senders.port import destination_of
-
-    # Senders and functions of an application are opened there only; a sender may call itself `shop://orders`.
-    own = ("sender", "callable", (stored.destination or "").partition(":")[0])
-    if to.partition(":")[0] in own and not is_offered(to):
-        return destination_of(to)
-    opened = open_sender(to)
-    opened.close()
-    return opened.destination
+    tell(told, {"subscription": asdict(altered)}, json=json)
 
 
 @subscriptions.command()
@@ -210,18 +166,13 @@ def split(
     """
     if to is None:
         raise click.UsageError("no destination for the new subscription: give --to URL or --to-file PATH")
-    from outbox.admin.split import split as carry_out
-    from outbox.store.subscriptions.subscriptions import Subscriptions
+    from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        destination = _checked_destination(to, Subscriptions(channel).get(name))
-        done = carry_out(channel, name, topics, destination=destination, as_name=as_name, wait=wait)
-    parked = f", with {counted(done.parked, 'parked message')}" if done.parked else ""
-    tell(
-        f"{_described(done.made)}, from where {done.origin.name} stands{parked}; {_described(done.origin)}",
-        {"split": _declared(done.origin), "made": _declared(done.made), "moved": done.parked},
-        json=json,
-    )
+        done = Admin(channel).split(name, topics, destination=to, as_name=as_name, wait=wait)
+    parked = f", with {counted(done.moved, 'parked message')}" if done.moved else ""
+    told = f"{_described(done.made)}, from where {done.split.name} stands{parked}; {_described(done.split)}"
+    tell(told, asdict(done), json=json)
 
 
 @subscriptions.command()
@@ -241,10 +192,10 @@ def pause(*, target: Target, name: str, key: str | None, rate: float | None, rea
 
     A --rate counts for the subscription; each partition has an equal share.
     """
-    from outbox.admin.pausing import pause as order
+    from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        found = order(channel, name, key=key, rate=rate, by=user_and_host(), reason=reason)
+        found = Admin(channel).pause(name, key=key, rate=rate, reason=reason)
     _tell_pauses(found, json=json)
 
 
@@ -258,14 +209,14 @@ def resume(*, target: Target, name: str, key: str | None, json: bool) -> None:
 
     Without --key, keys that were paused by themselves stay paused.
     """
-    from outbox.admin.pausing import resume as order
+    from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        found = order(channel, name, key=key)
+        found = Admin(channel).resume(name, key=key)
     _tell_pauses(found, json=json)
 
 
-def _tell_pauses(found: Sequence[Subscription], *, json: bool) -> None:
+def _tell_pauses(found: Sequence[SubscriptionDetails], *, json: bool) -> None:
     names, pauses = " and ".join(each.name for each in found), found[0].pauses
     paused = "; ".join(each.in_words() for each in pauses)
     told = {"subscriptions": [each.name for each in found], "pauses": [asdict(each) for each in pauses]}
@@ -295,24 +246,23 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
     Refused while a worker runs. With --force the worker is asked for its lease for 30 s: the worker finishes its calls,
     gives the lease back, and goes on from the new position.
     """
-    from outbox.admin import commands
+    from outbox.admin.admin import Admin
     from outbox.admin.borrowing import NO_WAIT, WAIT, WorkerAliveError
     from outbox.errors import SubscriptionError
 
     with target.open_outbox() as channel:
-        meant, parked = _with_followers(channel, name, backfills=False)
-        commands.require_resettable(meant[0])
-        names, at = " and ".join(each.name for each in meant), to if isinstance(to, str) else moment(to)
-        lost = f" and delete the parked messages ({_by_state(parked)})" if parked else ""
+        meant = Admin(channel).reset(name, to, rehearsal=True)
+        names, at = " and ".join(meant.names), to if isinstance(to, str) else moment(to)
+        lost = f" and delete the parked messages ({_by_state(meant.parked)})" if meant.parked else ""
         confirmed(f"let {names} begin again at {at}{lost}?", yes=yes)
         try:
-            deleted = commands.reset(channel, name, to, wait=WAIT if force else NO_WAIT)
+            done = Admin(channel).reset(name, to, wait=WAIT if force else NO_WAIT)
         except WorkerAliveError as error:
             hint = "" if force else ", or give --force: the worker then gives the lease back, and goes on"
             raise SubscriptionError(f"{error}{hint}") from None
-    gone = f"; {_by_state(deleted)} deleted" if deleted else ""
-    told = f"{names} {'begins' if len(meant) == 1 else 'begin'} again at {at}{gone}"
-    tell(told, {"reset": [each.name for each in meant], "to": to, "parked": deleted}, json=json)
+    gone = f"; {_by_state(done.parked)} deleted" if done.parked else ""
+    told = f"{names} {'begins' if len(meant.names) == 1 else 'begin'} again at {at}{gone}"
+    tell(told, {"reset": done.names, "to": to, "parked": done.parked}, json=json)
 
 
 @subscriptions.command()
@@ -338,12 +288,13 @@ def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start
 
     No worker needs to stop. To end it early, drop NAME:backfill.
     """
-    from outbox.admin.backfill import backfill as begin
+    from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        made = begin(channel, name, topics, start)
+        made = Admin(channel).backfill(name, topics, start=start)
     at = start if isinstance(start, str) else moment(start)
-    tell(f"{_described(made)}, from {at} up to now; outbox status shows it until its end", _declared(made), json=json)
+    told = f"{_described(made)}, from {at} up to now; outbox status shows it until its end"
+    tell(told, {"subscription": asdict(made)}, json=json)
 
 
 @subscriptions.command()
@@ -359,119 +310,58 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
 
     A backfill goes with its subscription. NAME:backfill alone may be dropped while workers run, which ends it early.
     """
-    from outbox.admin import commands
+    from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        meant, parked = _with_followers(channel, name)
-        names = " and ".join(each.name for each in meant)
-        lost = f", with the messages that were parked ({_by_state(parked)})" if parked else ""
-        then = "A worker of that name would begin anew."
-        if meant[0].kind == "check":
-            then = "Nobody would be asked about its pending transactions any more; decide them before by outbox half."
-        if meant[0].kind == "extract":
-            then = "Messages that its archive does not have yet may be purged then."
-        if meant[0].kind == "backfill":
-            then = "The messages that are left would not be handled again."
-        confirmed(f"drop {names}{lost}? {then}", yes=yes)
-        dropped = commands.drop(channel, name)
-    told = f"{names} {'is' if len(dropped) == 1 else 'are'} dropped{lost}"
-    tell(told, {"dropped": dropped, "parked": {state: count.number for state, count in parked.items()}}, json=json)
-
-
-def _with_followers(
-    channel: Channel, name: str, *, backfills: bool = True
-) -> tuple[list[Subscription], dict[str, Count]]:
-    """Return the subscriptions that a reset or a drop of `name` changes, and how many messages they have parked."""
-    from outbox.admin.commands import followers_of
-    from outbox.model.parking import STATES
-    from outbox.store.operations.parked_status import Count, parked_counts
-    from outbox.store.subscriptions.subscriptions import Subscriptions
-
-    meant = Subscriptions(channel).get_all(name)
-    meant += followers_of(channel, meant, backfills=backfills)
-    found = [parked_counts(channel, each.name) for each in meant]
-    parked = {state: Count.total(each[state] for each in found) for state in STATES}
-    return meant, {state: count for state, count in parked.items() if count.number}
+        meant = Admin(channel).drop(name, rehearsal=True)
+        names = " and ".join(meant.names)
+        lost = f", with the messages that were parked ({_by_state(meant.parked)})" if meant.parked else ""
+        after = _AFTER_A_DROP.get(meant.kind, "A worker of that name would begin anew.")
+        confirmed(f"drop {names}{lost}? {after}", yes=yes)
+        dropped = Admin(channel).drop(name)
+    told = f"{names} {'is' if len(dropped.names) == 1 else 'are'} dropped{lost}"
+    tell(told, {"dropped": dropped.names, "parked": dropped.parked}, json=json)
 
 
 def _by_state(parked: Mapping[str, object]) -> str:
     return ", ".join(f"{number} {state}" for state, number in parked.items())
 
 
-def _row(subscription: Subscription, holders: Mapping[Partition, Holder], hold: Hold | None) -> tuple[object, ...]:
-    worker = ", ".join(sorted({holder.owner or "" for holder in holders.values() if holder.live})) or "nobody"
-    if hold is not None:
-        worker = "released" if hold.released else f"held since {moment(hold.since)}"
+def _row(each: SubscriptionDetails) -> tuple[object, ...]:
+    worker = ", ".join(sorted({owner for owner in each.workers if owner is not None})) or "nobody"
+    if each.held_since is not None:
+        worker = "released" if each.released else f"held since {moment(each.held_since)}"
+    following = "" if each.next_partitions is None else f"→{each.next_partitions}"
+    is_held = each.held_since is not None
     return (
-        subscription.name,
-        _topics(subscription),
-        _destination(subscription),
-        subscription.on_dead or ("(none yet)" if hold is None else "-"),
-        _partitions(subscription) if hold is None else "-",
-        moment(subscription.created_at, zone=False),
+        each.name,
+        _topics(each),
+        _destination(each),
+        each.on_dead or ("-" if is_held else "(none yet)"),
+        "-" if is_held else f"{each.partitions}{following}",
+        moment(each.created_at, zone=False),
         worker,
     )
 
 
-def _partitions(subscription: Subscription) -> str:
-    ordered = subscription.next_partitions
-    return f"{subscription.partitions}" if ordered is None else f"{subscription.partitions}→{ordered}"
-
-
-def _destination(subscription: Subscription) -> str:
-    if subscription.kind == "check":
+def _destination(each: SubscriptionDetails) -> str:
+    if each.kind == "check":
         return "(check-back)"
-    if subscription.hold is not None and "/" in (subscription.destination or ""):
-        return f"archive {subscription.destination}"
+    if each.hold_seconds is not None and "/" in (each.destination or ""):
+        return f"archive {each.destination}"
     # Without a destination a backfill is that of a consumer.
-    if subscription.destination is None and (subscription.is_used or subscription.kind == "backfill"):
-        return "(broadcast)" if subscription.kind == "broadcast" else "(consumer)"
-    return subscription.destination or "(none yet)"
+    if each.destination is None and each.kind in ("consumer", "broadcast", "backfill"):
+        return "(broadcast)" if each.kind == "broadcast" else "(consumer)"
+    return each.destination or "(none yet)"
 
 
-def _described(subscription: Subscription) -> str:
-    return f"{subscription.name}: {_topics(subscription)} to {_destination(subscription)}"
+def _described(each: SubscriptionDetails) -> str:
+    return f"{each.name}: {_topics(each)} to {_destination(each)}"
 
 
-def _topics(subscription: Subscription) -> str:
-    if subscription.direct is not None:
-        return f"left behind by writers of {subscription.direct}"
-    if subscription.kind == "check":
-        return f"transactions of {','.join(subscription.tags or ())}"
-    return selected(subscription)
-
-
-def _as_json(subscription: Subscription, holders: Mapping[Partition, Holder], hold: Hold | None) -> dict[str, object]:
-    owners = [
-        holders[each].owner if each in holders and holders[each].live else None
-        for each in subscription.all_partitions()
-    ]
-    live = None not in owners
-    return {
-        **_declared(subscription),
-        "created_at": subscription.created_at,
-        "worker": owners[0] if live else None,
-        "live": live,
-        "workers": owners,
-        "hold_seconds": None if subscription.hold is None else subscription.hold.total_seconds(),
-        "held_since": None if hold is None else hold.since,
-        "held_until": None if hold is None else hold.until,
-        "released": None if hold is None else hold.released,
-    }
-
-
-def _declared(subscription: Subscription) -> dict[str, object]:
-    return {
-        "name": subscription.name,
-        "kind": subscription.kind,
-        "topics": subscription.topics,
-        "tags": subscription.tags,
-        "filter": subscription.filter,
-        "destination": subscription.destination,
-        "on_dead": subscription.on_dead,
-        "grace_seconds": subscription.grace.total_seconds(),
-        "partitions": subscription.partitions,
-        "next_partitions": subscription.next_partitions,
-        "ordered": subscription.ordered,
-        "compact": subscription.compact,
-    }
+def _topics(each: SubscriptionDetails) -> str:
+    if each.kind == "compensation":
+        return f"left behind by writers of {each.name.removesuffix(':compensation')}"
+    if each.kind == "check":
+        return f"transactions of {','.join(each.tags or ())}"
+    return selected(each)

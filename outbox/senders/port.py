@@ -20,7 +20,7 @@ class Sender(Protocol):
 
     Three attributes are optional, also on a function:
 
-    - `concurrency`, a number: the calls that a relay may make at once; by default 1.
+    - `concurrency`, a number: the calls that a relay may make at once, for different keys; by default 1.
     - `destination`, a text: the destination as a subscription stores it; see `destination_of`.
     - `deadline`, a `timedelta`: the longest time of one call of `send`; by default 5 s. A relay waits for so long
       unless given another limit. A direct send begins no call that might still run when the relay sends the rest.

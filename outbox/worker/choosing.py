@@ -35,18 +35,16 @@ class Chooser:
         All other messages go first, then the suspect that was tried longest ago. So every message is tried some time,
         although the message in front is never accepted.
         """
-        most = self._most_calls
-        if len(under_way) >= most or len(self._caller.overdue) >= self._policy.max_hung:
+        most = 1 if self._policy.suspend else self._caller.concurrency
+        calls = most - len(under_way)
+        if calls < 1 or len(self._caller.overdue) >= self._policy.max_hung:
             return []
         size = self._next_size(batch, most)
-        calls = most - len(under_way) if self._policy.ordered else 1
         if calls == 1 and not (batch.findings.tried or self._hung or self._blame.some_suspects or under_way):
             return batch.messages[:size]
         suspects: list[Message] = []
-        chunk = list(islice(self._free(batch, under_way, suspects), calls * size))
-        if calls > 1:
-            chunk = _share_of_keys(chunk, calls)[:size]
-        return chunk or self._blame.next_suspect(suspects)
+        free = list(islice(self._free(batch, under_way, suspects), calls * size))
+        return self._share(free, calls)[:size] or self._blame.next_suspect(suspects)
 
     def _free(self, batch: Pending, under_way: Sequence[Call], suspects: list[Message]) -> Iterator[Message]:
         """Yield the messages that a call may have; add to `suspects` those that it may have alone."""
@@ -76,14 +74,11 @@ class Chooser:
             return self._size.next
         return max(1, len(batch.messages) // (2 * most) if most > 1 else len(batch.messages))
 
-    @property
-    def _most_calls(self) -> int:
-        """How many calls for the partition may be under way at once."""
-        return self._caller.concurrency if self._policy.in_portions and not self._policy.suspend else 1
-
-
-def _share_of_keys(messages: list[Message], calls: int) -> list[Message]:
-    """Return the messages of a share of the keys: a call holds its keys, and the other `calls` need some as well."""
-    keys = dict.fromkeys(message.key for message in messages if message.key is not None)
-    own = set(islice(keys, math.ceil(len(keys) / calls)))
-    return [message for message in messages if message.key is None or message.key in own]
+    def _share(self, messages: list[Message], calls: int) -> list[Message]:
+        """Return the share of one of several calls: a call holds its keys, and the others need some as well."""
+        if calls == 1:
+            return messages
+        keys = [message.key if self._policy.ordered and message.key is not None else message.id for message in messages]
+        units = dict.fromkeys(keys)
+        own = set(islice(units, math.ceil(len(units) / calls)))
+        return [message for message, key in zip(messages, keys, strict=True) if key in own]

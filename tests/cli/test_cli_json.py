@@ -26,12 +26,12 @@ COMMANDS = {
     "parked list": [],
     "parked replay": ["--all", "--topic", "bad", "--yes"],
     "parked discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],
+    "subscriptions pause": ["relay", "--rate", "1/s"],
     "subscriptions list": [],
     "subscriptions alter": ["relay", "--on-dead", "continue"],
     "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
     "subscriptions reset": ["relay", "--to", "earliest", "--yes"],
     "subscriptions backfill": ["relay", "--topics", "fine"],
-    "subscriptions pause": ["relay", "--rate", "1/s"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes", "--force"],
     "doctor": [],
@@ -54,7 +54,12 @@ def documented(command: str) -> dict[str, str]:
     """The fields of a command and their types, with those that all have."""
     sections = re.split(r"^## ", PAGES, flags=re.MULTILINE)
     (own,) = [each for each in sections[1:] if f"`outbox {command}`" in each.splitlines()[0]]
-    return table(sections[0] + own)
+    found = table(sections[0] + own)
+    for name in [name for name, kind in found.items() if kind == "subscription"]:
+        listed = documented("subscriptions list").items()
+        found |= {f"{name}{path.removeprefix('subscriptions[]')}": kind for path, kind in listed if "[]." in path}
+        del found[name]
+    return found
 
 
 def table(section: str) -> dict[str, str]:

@@ -24,8 +24,9 @@ PUBLIC = [
     "Admin", "Consumer", "DatabaseError", "Decision", "Destination", "Done", "FilterError", "Finding",
     "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message",
     "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
-    "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError",
-    "Sender", "SenderError", "Settings", "StandbyError", "Status", "SubscriptionError", "Thresholds",
+    "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route",
+    "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
+    "SubscriptionDetails", "SubscriptionError", "Thresholds",
     "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "create_async_engine",
     "create_engine", "routes",
 ]  # fmt: skip

@@ -115,6 +115,7 @@ class _Calls:
     """The calls of a lease that is good for ever: each is under way until somebody finishes it."""
 
     held = SimpleNamespace(lease=None)
+    concurrency = 1
     overdue: tuple[Call, ...] = ()
 
     @property

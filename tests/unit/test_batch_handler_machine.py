@@ -72,6 +72,7 @@ class Line:
 
     def __init__(self, machine: Machine, lease: Lease) -> None:
         self._machine = machine
+        self.concurrency = machine.concurrency
         self.caller, self.held = self, SimpleNamespace(lease=lease)
 
     @property
@@ -120,6 +121,8 @@ class Machine(RuleBasedStateMachine):
         self.settled = 0
         self.parked: dict[int, Row] = {}
         self.calls: list[ScriptedCall] = []
+        #: How many calls may be under way at once; and to which of them something happens next.
+        self.concurrency, self.turn = 1, 0
         self.hung = HungCalls()
         self.epoch = 0
         self.lost = False
@@ -165,9 +168,10 @@ class Machine(RuleBasedStateMachine):
 
     # The log
 
-    @initialize(keys=st.lists(KEYS, min_size=1, max_size=8))
-    def begin(self, keys: list[str | None]) -> None:
+    @initialize(keys=st.lists(KEYS, min_size=1, max_size=8), concurrency=st.integers(1, 3))
+    def begin(self, keys: list[str | None], concurrency: int) -> None:
         """There are messages, and a lease."""
+        self.concurrency = concurrency
         self.append(keys)
         self.take_lease()
 
@@ -348,9 +352,20 @@ class Machine(RuleBasedStateMachine):
     # What happens at a wait
 
     @property
+    def under_way(self) -> list[ScriptedCall]:
+        """The calls that the batch waits for."""
+        return [] if self.at is None else [cast("ScriptedCall", call) for call in self.at.calls]
+
+    @property
     def call(self) -> ScriptedCall | None:
-        """The call that the batch waits for."""
-        return None if self.at is None else cast("ScriptedCall | None", next(iter(self.at.calls), None))
+        """The one of them to which something happens next."""
+        return self.under_way[self.turn % len(self.under_way)] if self.under_way else None
+
+    @precondition(lambda self: len(self.under_way) > 1)
+    @rule(turn=st.integers(0, 2))
+    def another_is_next(self, turn: int) -> None:
+        """Calls side by side come back in any order."""
+        self.turn = turn
 
     def _answer(self, call: ScriptedCall, verdicts: Sequence[Verdict] | None) -> None:
         """It comes back with verdicts, or with an error; what it has done has arrived."""
@@ -475,7 +490,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def whatever_hangs_is_held(self) -> None:
         """Until it comes back, whatever became of its lease."""
-        hanging = [call for call in self.calls if call.age and not call.finished and call is not self.call]
+        hanging = [call for call in self.calls if call.age and not call.finished and call not in self.under_way]
         assert {each.id for call in hanging for each in call.messages} <= self.hung.ids
 
     def teardown(self) -> None:

@@ -18,8 +18,10 @@ from outbox.worker.calls import Call
 from outbox.worker.outcome import Outcome
 from outbox.worker.waiting import Wait
 from tests.support.stage import (
+    EARLIER,
     HASTY_ONE,
     ONE,
+    POLICY,
     Handler,
     Held,
     Stage,
@@ -38,24 +40,32 @@ class Watched:
         self.verdicts = verdicts
         self.slow = slow
         self.lock = threading.Lock()
-        self.present: list[Message] = []
-        self.most = 0
+        self.present: list[set[str]] = []
+        #: True when nothing of a key is done behind a message that is not; and how many calls there were at once.
+        self.in_order, self.most = True, 0
         self.together: set[str] = set()
         self.arrived: dict[str | None, list[int]] = defaultdict(list)
 
     def __call__(self, given: Sequence[Message]) -> list[Verdict]:
-        """Sleep a little, so that others come meanwhile."""
-        (message,) = given
+        """Sleep a little, so that others come meanwhile; behind the first of a key that is not done nothing is."""
+        keys = {message.key for message in given if message.key is not None}
         with self.lock:
-            if message.key is not None and message.key in {each.key for each in self.present}:
-                self.together.add(message.key)
-            self.present.append(message)
+            self.together |= keys & {key for call in self.present for key in call}
+            self.present.append(keys)
             self.most = max(self.most, len(self.present))
-            self.arrived[message.key].append(message.id or 0)
-        time.sleep(0.02 if message.id in self.slow else 0.0002)
+        time.sleep(0.02 if self.slow & {message.id for message in given} else 0.0002)
+        verdicts, stopped = list[Verdict](), set[str | None]()
         with self.lock:
-            self.present.remove(message)
-        return [self.verdicts.get(message.id or 0, DONE)]
+            for message in given:
+                if message.key in stopped:
+                    verdicts.append(EARLIER)
+                    continue
+                self.arrived[message.key].append(message.id or 0)
+                verdicts.append(self.verdicts.get(message.id or 0, DONE))
+                if verdicts[-1] is not DONE and self.in_order and message.key is not None:
+                    stopped.add(message.key)
+            self.present.remove(keys)
+        return verdicts
 
 
 def test_several_are_handled_at_once_and_never_two_of_a_key():
@@ -74,6 +84,27 @@ def test_messages_without_a_key_are_handled_at_once():
     Stage(handler, ONE, concurrency=4).run(messages(*[None] * 8))
 
     assert handler.most == 4
+
+
+def test_whole_calls_of_a_sender_are_made_at_once_with_different_keys():
+    """Each call takes its share of the keys, with all that is there of a key."""
+    handler = Watched({}, slow=frozenset(range(1, 25)))
+    stage = Stage(handler, replace(POLICY, least=24), concurrency=3)
+
+    calls = handed_over(stage, messages(*"abcabcabcdef" * 2))
+
+    assert sorted(calls) == [
+        [1, 2, 4, 5, 7, 8, 13, 14, 16, 17, 19, 20],
+        [3, 6, 9, 10, 15, 18, 21, 22],
+        [11, 12, 23, 24],
+    ]
+    assert (handler.most, handler.together) == (3, set())
+
+
+def test_whole_calls_share_what_has_no_key():
+    stage = Stage(Watched({}), replace(POLICY, least=9), concurrency=3)
+
+    assert sorted(handed_over(stage, messages(*[None] * 9))) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
 def test_without_order_messages_of_a_key_are_handled_at_once():
@@ -238,12 +269,14 @@ def test_a_lease_that_is_lost_holds_what_is_under_way():
     slow=st.sets(st.integers(1, 24), max_size=3),
     concurrency=st.integers(1, 4),
     ordered=st.booleans(),
+    portion=st.sampled_from([1, None]),
 )
 @settings(deadline=None, max_examples=60)
-def test_every_message_has_one_outcome_and_keys_keep_their_order(keys, bad, slow, concurrency, ordered):
+def test_every_message_has_one_outcome_and_keys_keep_their_order(keys, bad, slow, concurrency, ordered, portion):
     given = messages(*keys)
     handler = Watched({id: Retry("no") for id in bad}, frozenset(slow))
-    policy = replace(ONE, ordered=ordered)
+    handler.in_order = ordered
+    policy = replace(POLICY, ordered=ordered, portion=portion)
 
     outcome = Stage(handler, policy, concurrency=concurrency, part_seconds=0.005).run(given)
 

@@ -126,7 +126,8 @@ def test_alter_takes_tags_and_filter_away(sqlite_engine):
 
     answer = command_line(sqlite_engine, "subscriptions", "alter", "relay", "--filter", "TRUE", "--tags", "*", "--json")
 
-    assert (answer.json["topics"], answer.json["tags"], answer.json["filter"]) == (["orders"], None, None)
+    found = answer.json["subscription"]
+    assert (found["topics"], found["tags"], found["filter"]) == (["orders"], None, None)
 
 
 def test_a_status_counts_what_is_chosen(engine):

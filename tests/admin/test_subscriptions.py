@@ -1,0 +1,98 @@
+"""Subscriptions by the Python API: made, altered, split, paused, reset and dropped, as the command line does."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from outbox import Outbox, Relay, SubscriptionError
+from tests.support.command_line import outbox as run
+
+TO = "nats://h:4222"
+
+
+def test_a_subscription_is_made_before_its_worker_and_found_again(engine):
+    admin = Outbox(engine).admin
+
+    made = admin.create("audit", destination=TO, topics=["orders.*"], on_dead="continue", partitions=2)
+
+    assert (made.name, made.topics, made.on_dead, made.workers) == ("audit", ("orders.*",), "continue", (None, None))
+    assert admin.create("audit", destination=TO, topics=["orders.*"], on_dead="continue") == made
+    with pytest.raises(SubscriptionError, match="has topics"):
+        admin.create("audit", destination=TO)
+
+
+def test_the_list_is_what_the_command_prints(engine):
+    admin = Outbox(engine).admin
+    admin.create("audit", destination=TO)
+
+    printed = run(engine, "subscriptions", "list", "--json").json["subscriptions"]
+
+    assert [each["name"] for each in printed] == [each.name for each in admin.subscriptions()] == ["audit", "relay"]
+
+
+def test_properties_are_altered_one_by_one(engine):
+    admin = Outbox(engine).admin
+    admin.create("audit", destination=TO, tags="placed")
+
+    altered = admin.alter("audit", topics=["mail"], grace=timedelta(seconds=1))
+    divided = asyncio.run(admin.aalter("audit", partitions=4))
+
+    assert (altered.topics, altered.tags, altered.grace_seconds) == (("mail",), ("placed",), 1.0)
+    assert (divided.partitions, divided.topics) == (4, ("mail",))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "give one property or several"),
+        ({"partitions": 2, "topics": ["a"]}, "partitions is a change of its own"),
+        ({"destination": "reddist://h"}, "there is no sender for reddist: URLs"),
+    ],
+)
+def test_a_change_that_is_not_clear_is_refused(engine, change, said):
+    admin = Outbox(engine).admin
+    admin.create("audit", destination=TO)
+
+    with pytest.raises(Exception, match=said):
+        admin.alter("audit", **change)
+
+
+def test_a_split_tells_both_and_a_drop_what_went(engine):
+    admin = Outbox(engine).admin
+    admin.create("audit", destination=TO, topics=["orders", "mail"])
+
+    done = admin.split("audit", ["mail"], destination="nats://other:4222")
+    rehearsed = admin.drop("audit", rehearsal=True)
+    dropped = admin.drop("audit")
+
+    assert (done.split.topics, done.made.topics, done.moved) == (("orders",), ("mail",), 0)
+    assert (rehearsed, dropped.names) == (dropped, ("audit",))
+    assert [each.name for each in admin.subscriptions()] == [done.made.name, "relay"]
+
+
+def test_a_pause_is_told_with_its_reason_until_it_is_taken_back(engine):
+    outbox = Outbox(engine)
+    (paused,) = outbox.admin.pause("relay", key="order-7", reason="a test", by="ann")
+    (resumed,) = outbox.admin.resume("relay", key="order-7")
+
+    assert [(each.key, each.by, each.reason) for each in paused.pauses] == [("order-7", "ann", "a test")]
+    assert resumed.pauses == ()
+
+
+def test_a_reset_begins_again_and_a_purge_counts_before_it_deletes(engine):
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b"1")
+    Relay(outbox, lambda _message: None).until_empty()
+
+    before = outbox.admin.statuses()[0].backlog
+    done = outbox.admin.reset("relay", "earliest")
+    held = outbox.admin.purge(timedelta(0), rehearsal=True)
+
+    assert (before, outbox.admin.statuses()[0].backlog) == (0, 1)
+    assert (done.names, done.parked, held.rows, held.held_by) == (("relay",), {}, 0, ("relay",))
+
+
+def test_tables_in_order_have_no_defect(engine):
+    assert Outbox(engine).admin.check() == ()
