@@ -26,7 +26,7 @@ from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.partitions import drain_8_partitions, scale_4_processes
 from benchmarks.site import Site
 from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
-from benchmarks.telemetry import telemetry_drain, telemetry_write
+from benchmarks.telemetry import metrics_cost, telemetry_drain, telemetry_write
 from benchmarks.write import write, write_keyed, write_psycopg
 from outbox.testing.servers import PostgresServer
 
@@ -41,6 +41,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("async_write_asyncpg",): async_write_asyncpg,
     ("telemetry_write",): telemetry_write,
     ("telemetry_drain",): telemetry_drain,
+    ("metrics_cost",): metrics_cost,
     ("business_1",): business_1,
     ("business_5",): business_5,
     ("business_direct",): business_direct,

@@ -1,7 +1,10 @@
-"""What it costs that somebody could listen to events, while nobody does."""
+"""What it costs that somebody could listen to events while nobody does, and what it costs to read metrics."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,15 +15,24 @@ from sqlalchemy import Connection
 
 from benchmarks.drain import drain
 from benchmarks.measure import Measurement, Turns, at_least, at_most
-from benchmarks.site import Site
+from benchmarks.site import Place, Site
 from benchmarks.write import compared, on_core
 from benchmarks.writers import BODY, ORDERS
 from outbox import Outbox
+from outbox.admin.gauges import Looks
+from outbox.cli.http import serving
+from outbox.relay.supervisor import Supervisor
 from outbox.telemetry.events import Teller
 from outbox.writing.transaction import Transactions
 
 #: In place of listeners: nothing that could ever listen, so that no line of code that tells an event is reached.
 _NOBODY: Any = ()
+_READ = """
+import sys, time, urllib.request
+while True:
+    urllib.request.urlopen(sys.argv[1]).read()
+    time.sleep(1)
+"""
 
 
 def telemetry_write(site: Site) -> list[Measurement]:
@@ -55,6 +67,39 @@ def telemetry_drain(site: Site) -> list[Measurement]:
                     silent.append(drain(place, count, f"silent-{number}-{turn}"))
             turns.add(median(told), median(silent))
     return [Measurement(name=turns.name, goal=at_least(0.99), unit="msg/s", ours=turns.ours, other=turns.other)]
+
+
+def metrics_cost(site: Site) -> list[Measurement]:
+    """CPU time of a relay whose metrics are read every second, against the same without metrics: µs a message."""
+    count, turns = site.scale.drained, Turns("metrics_cost")
+    with site.place() as place:
+        place.fill(count)
+        drain(place, count, "first")
+        for number in range(site.scale.rounds):
+            unread = _used(place, count, f"unread-{number}")
+            with _metrics_read(place):
+                turns.add(_used(place, count, f"read-{number}"), unread)
+    return [Measurement(name=turns.name, goal=at_most(1.02), unit="µs", ours=turns.ours, other=turns.other)]
+
+
+def _used(place: Place, count: int, name: str) -> float:
+    """CPU time of this process while a relay drains the log, in µs a message."""
+    before = time.process_time()
+    drain(place, count, name)
+    return (time.process_time() - before) / count * 1_000_000
+
+
+@contextmanager
+def _metrics_read(place: Place) -> Iterator[None]:
+    """Let another process read the metrics of this one every second."""
+    looks = Looks({"place": Outbox(place.engine).admin.look})
+    with serving("127.0.0.1", 0, Supervisor([]), looks) as port:
+        reader = subprocess.Popen([sys.executable, "-c", _READ, f"http://127.0.0.1:{port}/metrics"])
+        try:
+            yield
+        finally:
+            reader.kill()
+            reader.wait()
 
 
 @contextmanager

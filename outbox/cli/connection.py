@@ -145,9 +145,7 @@ def _take_slots(channel: Channel) -> None:
         stored = stored_identity(channel)
     except SchemaError:
         if holds_inbox_alone(channel):
-            raise InboxAloneError(
-                f"{label_of(channel.database.engine.url, channel.database.schema)}: {_ALONE}"
-            ) from None
+            raise InboxAloneError(f"{channel.database.label}: {_ALONE}") from None
         raise
     if stored is None:
         return

@@ -13,7 +13,6 @@ from outbox.relay.supervisor import Supervisor
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
-from outbox.store.label import label_of
 from outbox.worker.settings import Settings, Until
 from outbox.writing.bare import BareOutbox
 
@@ -65,7 +64,7 @@ class LifeCycle:
     @property
     def label(self) -> str:
         """The database of the messages: host, name and schema, for people to read."""
-        return label_of(self.outbox.database.engine.url, self.outbox.database.schema)
+        return self.outbox.database.label
 
     @property
     def stopping(self) -> bool:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import URL, Engine
@@ -75,6 +76,11 @@ class Database:
             **{name: f"{prefix}outbox_{name}" for name in _TABLES},
         }
         self._filled: dict[object, Sql] = {}
+
+    @cached_property
+    def label(self) -> str:
+        """Host, name and schema, without secrets."""
+        return label_of(self.engine.url, self.schema)
 
     def sql(self, statement: str, **parts: str) -> Sql:
         """Fill `names` and `parts` into a statement. Parts are ours, never a user's text.

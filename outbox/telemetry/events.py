@@ -29,6 +29,10 @@ class Origin(Protocol):
     def schema(self) -> str | None:
         """The tables' schema; None: the first of the search path."""
 
+    @property
+    def label(self) -> str:
+        """Host, name and schema, without secrets."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:

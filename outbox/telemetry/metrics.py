@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 from outbox.model.subscription import compensation_of, subscription_of
 from outbox.model.verdict import DONE
-from outbox.store.label import label_of
 from outbox.telemetry.events import (
     BatchRead,
     DestinationAway,
@@ -22,7 +20,6 @@ from outbox.telemetry.events import (
     HandedOver,
     LeaseLost,
     LeaseTaken,
-    Origin,
     Parked,
     Repeated,
     SentDirectly,
@@ -120,6 +117,8 @@ class Metrics:
     def __init__(self, exporter: Exporter) -> None:
         self._put = {metric: exporter.instrument(metric) for metric in OF_EVENTS}
         self._lags: dict[str, Lag] = defaultdict(Lag)
+        #: The subscriptions whose destination is shown as up.
+        self._up: set[tuple[str, ...]] = set()
         self._count: Mapping[type, Callable[[Any], None]] = {
             BatchRead: self._read,
             HandedOver: self._call,
@@ -140,7 +139,7 @@ class Metrics:
             count(event)
 
     def _read(self, event: BatchRead) -> None:
-        self._lags[label_of_database(event.database)].read(event.now)
+        self._lags[event.database.label].read(event.now)
 
     def _call(self, event: HandedOver) -> None:
         """Count the messages of a call by outcome, and its time."""
@@ -149,19 +148,19 @@ class Metrics:
         labels = (system, "send" if sends else "process", *_where(event))
         # The only `Done` is found without a look at each verdict.
         done = 0 if verdicts is None else verdicts.count(DONE)
-        outcomes = Counter({"": done} if done else {})
+        outcomes = {"": done} if done else {}
         if verdicts is None:
             outcomes["Exception"] = len(event.messages)
         elif done < len(verdicts):
-            outcomes.update(type(each).__name__ for each in verdicts if each is not DONE)
+            outcomes |= Counter(type(each).__name__ for each in verdicts if each is not DONE)
         for outcome, number in outcomes.items():
             self._put[SENT if sends else CONSUMED](number, *labels, outcome)
         self._put[OPERATION if sends else PROCESS](event.seconds, *labels, next(iter(outcomes), ""))
         if sends and done:
-            self._put[UP](1, *_where(event), event.destination)
+            self._show_up(event, str(event.destination))
 
     def _settled(self, event: Settled) -> None:
-        where, lag = _where(event), self._lags[label_of_database(event.database)].of(event.messages)
+        where, lag = _where(event), self._lags[event.database.label].of(event.messages)
         self._put[OPERATION](event.seconds, "outbox", "settle", *where, "")
         if lag is not None:
             self._put[LAG](lag, *where)
@@ -180,26 +179,25 @@ class Metrics:
 
     def _away(self, event: DestinationAway) -> None:
         if any(each.topic is None for each in event.outages):
+            self._up.discard(_where(event))
             self._put[UP](0, *_where(event), event.destination)
 
     def _back(self, event: DestinationBack) -> None:
         if event.outage.topic is None:
-            self._put[UP](1, *_where(event), event.destination)
+            self._show_up(event, event.destination)
+
+    def _show_up(self, event: Worked, destination: str) -> None:
+        where = _where(event)
+        if where not in self._up:
+            self._up.add(where)
+            self._put[UP](1, *where, destination)
 
     def _sent(self, event: SentDirectly) -> None:
         self._put[DIRECT](len(event.messages), *_where(event))
 
     def _repeated(self, event: Repeated) -> None:
-        self._put[REPEATS](1, label_of_database(event.database), event.consumer)
+        self._put[REPEATS](1, event.database.label, event.consumer)
 
 
 def _where(event: Worked) -> tuple[str, str]:
-    return label_of_database(event.database), event.subscription
-
-
-def label_of_database(database: Origin) -> str:
-    """Return host, name and schema of a database, without secrets."""
-    return _label_of(database.engine.url, database.schema)
-
-
-_label_of = lru_cache(maxsize=256)(label_of)
+    return event.database.label, event.subscription

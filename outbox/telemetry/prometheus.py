@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from outbox.errors import MissingExtraError
@@ -24,6 +24,9 @@ except ImportError as error:
     raise MissingExtraError("metrics need an extra: pip install 'outbox-log[metrics]'") from error
 
 
+_KINDS: Mapping[str, tuple[type[Any], str]] = {
+    "counter": (Counter, "inc"), "gauge": (Gauge, "set"), "histogram": (Histogram, "observe")
+}  # fmt: skip
 #: The content type of `exposed`.
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -52,14 +55,19 @@ class PrometheusExporter:
             "labelnames": _names(metric),
             "registry": self._registry,
         }
-        if metric.kind == "counter":
-            counter = Counter(**of_all)
-            return lambda value, *labels: counter.labels(*labels).inc(value)
-        if metric.kind == "gauge":
-            gauge = Gauge(**of_all)
-            return lambda value, *labels: gauge.labels(*labels).set(value)
-        histogram = Histogram(**of_all, buckets=BUCKETS)
-        return lambda value, *labels: histogram.labels(*labels).observe(value)
+        if metric.kind == "histogram":
+            of_all["buckets"] = BUCKETS
+        kind, verb = _KINDS[metric.kind]
+        made = kind(**of_all)
+        # By labels, because the client library takes longer to find them than to count.
+        known: dict[tuple[str, ...], Callable[[float], object]] = {}
+
+        def put(value: float, *labels: str) -> None:
+            if labels not in known:
+                known[labels] = getattr(made.labels(*labels), verb)
+            known[labels](value)
+
+        return put
 
 
 class _Gauges(Collector):

@@ -36,7 +36,8 @@ def engine_of(bind: Bind) -> Engine:
         )
     driving = part_of(engine.dialect.name, Dialect).driving
     url = driving.blocking_url(engine.url)
-    if engine.dialect.driver not in driving.names - {url.get_driver_name()}:
+    # Of psycopg the awaited engine has the same driver as the blocking one.
+    if not engine.dialect.is_async and engine.dialect.driver not in driving.names - {url.get_driver_name()}:
         return engine
     return sqlalchemy.create_engine(url, poolclass=NullPool)
 

@@ -47,7 +47,7 @@ class Plan:
     naive: bool = False
 
 
-NORMAL = Plan(transactions=150)
+NORMAL = Plan(transactions=80)
 FULL = Plan(transactions=5000, slow=0.04, kill_every=5.0)
 #: Transactions that are slow, so that their listener is asked while they are under way; and it is naive.
 NAIVE = Plan(transactions=30, ways=BY_LISTENER, slow=1.0, naive=True)
@@ -183,7 +183,7 @@ def test_what_took_effect_is_delivered_once_and_nothing_else(
 
     events, verdicts = battle.events(), battle.verdicts()
     assert findings.wrong == {}, f"seed {battle.seed}"
-    assert min(events[point] for point in HALF_POINTS) >= plan.transactions // 100, "it was too easy"
+    assert min(events[point] for point in HALF_POINTS) >= max(1, plan.transactions // 100), "it was too easy"
     assert sum(events[point] for point in HALF_POINTS) >= plan.transactions * 0.3, "it was too easy"
     assert events["fenced"] >= plan.transactions // 500
     assert {("producer", "commit"), ("check", "commit"), ("check", "rollback")} <= set(verdicts)

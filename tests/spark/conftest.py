@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -84,7 +83,8 @@ def cache() -> Path:
     """A folder for what makes a start fast, of this user, this environment and this Java."""
     installed = f"{sys.prefix} {os.path.realpath(shutil.which('java') or '')} {os.environ.get('JAVA_HOME')}"
     name = blake2b(installed.encode(), digest_size=8).hexdigest()
-    folder = Path(tempfile.gettempdir()) / f"outbox-spark-{os.getuid()}" / name
+    # Not where TMPDIR says: that may be memory.
+    folder = Path("/tmp") / f"outbox-spark-{os.getuid()}" / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

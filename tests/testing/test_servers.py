@@ -79,8 +79,9 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_mount(), reason="this system keeps no files in memory")
-@pytest.mark.parametrize(("free", "place"), [(8 * 1024**3, "/dev/shm"), (64 * 1024**2, tempfile.gettempdir())])
+@pytest.mark.parametrize(("free", "place"), [(8 * 1024**3, "/dev/shm"), (64 * 1024**2, "/var/tmp")])
 def test_files_are_in_memory_where_there_is_room(monkeypatch, free, place):
+    monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
     folder = scratch_folder("test", None, in_memory=True)

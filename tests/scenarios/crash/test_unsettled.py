@@ -17,7 +17,7 @@ from tests.support.destination import Destination, fill, relay_to
 from tests.support.waiting import eventually
 
 COUNT = 20
-SECONDS = 6.0
+SECONDS = 3.0
 #: One full batch may be sent before the first settle is seen to fail; an adverse moment may cost another one.
 MOST_OFFERS = 2 * COUNT
 

@@ -12,6 +12,7 @@ from outbox.admin.backfill import backfill
 from outbox.store.database import Channel
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.scenarios.moving.test_repartition import NUMBERS, Load
+from tests.scenarios.moving.writers import many
 from tests.support.waiting import eventually
 
 
@@ -42,7 +43,7 @@ class Beside(Load):
 @pytest.fixture
 def load(engine: Engine, tmp_path: Path, full: bool) -> Beside:
     """One on a database of its own."""
-    return Beside(engine, tmp_path, least=10_000 if full else 200, seconds=900 if full else 300)
+    return Beside(engine, tmp_path, least=many(engine, full=full), seconds=900 if full else 300)
 
 
 def test_what_was_there_comes_twice_and_the_rest_once(load):

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.scenarios.moving.arrivals import Arrival, arrivals, arrived, faults
-from tests.scenarios.moving.writers import Writers
+from tests.scenarios.moving.writers import Writers, many
 from tests.support.command_line import outbox
 from tests.support.supervised import supervised
 from tests.support.waiting import eventually
@@ -71,7 +71,7 @@ def move(engine: Engine, tmp_path: Path, full: bool) -> Move:
     """One on a database of its own."""
     for folder in ("olds", "news", "later"):
         (tmp_path / folder).mkdir()
-    return Move(engine, tmp_path, least=20_000 if full else 300, seconds=600 if full else 60)
+    return Move(engine, tmp_path, least=2 * many(engine, full=True) if full else 300, seconds=600 if full else 60)
 
 
 def test_the_new_relays_are_there_before_the_move(move):

@@ -25,7 +25,7 @@ from outbox.store.subscriptions.generations import Generations
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.scenarios.moving.arrivals import Arrival, arrivals, arrived, faults
 from tests.scenarios.moving.relaying import SETTINGS
-from tests.scenarios.moving.writers import Writers
+from tests.scenarios.moving.writers import Writers, many
 from tests.support.supervised import Supervised, supervised
 from tests.support.waiting import eventually
 
@@ -133,7 +133,7 @@ class Load:
 @pytest.fixture
 def load(engine: Engine, tmp_path: Path, full: bool) -> Load:
     """One on a database of its own."""
-    return Load(engine, tmp_path, least=10_000 if full else 200, seconds=900 if full else 300)
+    return Load(engine, tmp_path, least=many(engine, full=full), seconds=900 if full else 300)
 
 
 @pytest.mark.parametrize("relays", [1, 3])

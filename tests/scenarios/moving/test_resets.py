@@ -22,6 +22,7 @@ from outbox.store.log.log import Log
 from outbox.store.subscriptions.generations import Generations
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.scenarios.moving.test_repartition import NUMBERS, Load, faults_of_kills
+from tests.scenarios.moving.writers import many
 from tests.support.waiting import eventually
 
 
@@ -57,7 +58,7 @@ class Again(Load):
 @pytest.fixture
 def load(engine: Engine, tmp_path: Path, full: bool) -> Again:
     """One on a database of its own."""
-    return Again(engine, tmp_path, least=10_000 if full else 200, seconds=900 if full else 300)
+    return Again(engine, tmp_path, least=many(engine, full=full), seconds=900 if full else 300)
 
 
 @pytest.mark.parametrize(("relays", "pause"), [(3, None), (4, 2.0)], ids=["at work", "killed"])

@@ -12,6 +12,13 @@ from sqlalchemy import Engine
 from outbox import Outbox
 
 
+def many(engine: Engine, *, full: bool) -> int:
+    """Return how many messages a phase waits for: at full scale as many as these writers write in a minute or two."""
+    if not full:
+        return 200
+    return 10_000 if engine.dialect.name == "postgresql" else 3_000
+
+
 class Writers:
     """Threads that commit numbered messages of keys, each of its own ones, until they are stopped."""
 

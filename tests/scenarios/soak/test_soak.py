@@ -21,7 +21,7 @@ from tests.scenarios.soak.world import World
 def test_a_soak(tmp_path: Path, full: bool) -> None:
     """Writers, relays, the database and two destinations are killed, stopped and cut off; commands come in between."""
     seed = int(os.environ.get("OUTBOX_TEST_SEED") or random.randrange(1_000_000))
-    seconds = float(os.environ.get("OUTBOX_TEST_SECONDS") or (1200 if full else 45))
+    seconds = float(os.environ.get("OUTBOX_TEST_SECONDS") or (1200 if full else 32))
     print(f"OUTBOX_TEST_SEED={seed} OUTBOX_TEST_SECONDS={seconds:g}")
 
     with ExitStack() as running:
