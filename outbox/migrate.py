@@ -59,7 +59,9 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
         raise TypeError(f"upgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
     _require_support(bind.dialect.name, schema)
     with _alembic, _transaction(bind) as connection:
-        Database(connection.engine, schema).require_native(lambda query: connection.scalar(text(query)))
+        ours, dialect = tables(schema, connection.dialect.name), connection.dialect
+        message = dialect.identifier_preparer.format_table(ours.message)
+        identity.require_native(part_of(dialect.name, Dialect), message, lambda query: connection.scalar(text(query)))
         if _are_newer(connection, schema):
             return
         with _explained(connection):

@@ -117,12 +117,24 @@ _schema = option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schem
 @option("--dialect", type=click.Choice(list(KINDS)), default="postgresql")
 @_schema
 @_slots
+@option("--function", is_flag=True, help="Instead, outbox_send(…) for writers in SQL and other languages (PostgreSQL).")
 @configured
-def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
+def sql(*, dialect: str, schema: str | None, slots: int | None, function: bool) -> None:
     """Print the SQL for the tables, to be applied by hand. Needs no database."""
     from outbox import migrate
     from outbox.model.slots import SLOTS
 
+    if function:
+        from outbox.store.database import require_schema_name
+        from outbox.store.dialects import part_of
+        from outbox.store.dialects.dialect import Dialect
+
+        made = part_of(dialect, Dialect).home.send_function
+        if made is None:
+            raise click.UsageError(f"--function is for PostgreSQL; {KINDS[dialect]} has no functions in SQL")
+        require_schema_name(schema)
+        click.echo(made(schema, slots or SLOTS), nl=False)
+        return
     click.echo(migrate.sql(dialect, schema, slots or SLOTS), nl=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
@@ -191,12 +191,6 @@ class Database:
     def wake_up_name(self) -> str:
         """The name under which hints of this outbox are sent."""
         return f"outbox_{self.schema}" if self.schema else "outbox"
-
-    def require_native(self, read: Callable[[str], Any]) -> None:
-        """Refuse a server that speaks as this kind does, and is another kind; `read` returns the value of a query."""
-        foreign = self.dialect.home.why_foreign(read, self.names["message"])
-        if foreign is not None:
-            raise DatabaseError("; ".join(foreign))
 
     def require_independent_connections(self) -> None:
         """Refuse a pool that would give a worker the application's connection, in an open transaction."""

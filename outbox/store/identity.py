@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Table
 from sqlalchemy.engine import Dialect as EngineDialect
@@ -53,6 +55,16 @@ class Identity:
     slots: int
     system_identifier: str | None
     database_oid: int | None
+
+
+def require_native(dialect: Dialect, message: str, read: Callable[[str], Any]) -> None:
+    """Refuse a server that speaks as this kind of database does, and is another kind.
+
+    `message`: the name of the log. `read` returns the value of a query.
+    """
+    foreign = dialect.home.why_foreign(read, message)
+    if foreign is not None:
+        raise DatabaseError("; ".join(foreign))
 
 
 def stored_identity(channel: Channel) -> Identity | None:

@@ -349,7 +349,7 @@ def test_the_table_of_records_is_made_and_does_no_harm_again(empty):
         (0, f"{place}: made the table outbox_record\n"),
         (0, f"{place}: the table outbox_record is there already\n"),
     ]
-    checked = outbox(empty, "db", "check", "--record-only")
+    checked = outbox(empty, "doctor", "--record-only")
     assert (checked.code, checked.err) == (0, "everything is as it should be\n")
 
 
@@ -357,17 +357,17 @@ def test_a_business_database_is_checked_for_its_records_only(empty):
     made = create_engine(empty)
     with made.begin() as connection:
         connection.execute(text("CREATE TABLE orders (id int)"))
-    without = outbox(empty, "db", "check", "--record-only", "--json")
+    without = outbox(empty, "doctor", "--record-only", "--json")
 
     outbox(empty, "db", "upgrade", "--record-only")
     with made.begin() as connection:
         connection.execute(text("ALTER TABLE outbox_record DROP COLUMN decided_at"))
     made.dispose()
-    damaged = outbox(empty, "db", "check", "--record-only", "--json")
+    damaged = outbox(empty, "doctor", "--record-only", "--json")
 
     assert (without.code, without.json["findings"]) == (
         1,
-        [{"where": "outbox_record", "problem": "is not there", "fix": f"run: {makes(empty)}"}],
+        [{"where": "outbox_record", "problem": "is not there", "evidence": None, "fix": f"run: {makes(empty)}"}],
     )
     assert (damaged.code, [each["where"] for each in damaged.json["findings"]]) == (1, ["outbox_record.decided_at"])
 
@@ -375,13 +375,13 @@ def test_a_business_database_is_checked_for_its_records_only(empty):
 def test_records_may_have_a_schema(pg_engine):
     outbox(pg_engine, "db", "upgrade", "--record-only", "--schema", "shop")
 
-    checked = [outbox(pg_engine, "db", "check", "--record-only", *where).code for where in (["--schema", "shop"], [])]
+    checked = [outbox(pg_engine, "doctor", "--record-only", *where).code for where in (["--schema", "shop"], [])]
 
     assert checked == [0, 1]
 
 
 def test_records_have_no_slots(empty):
-    ended = [outbox(empty, "db", verb, "--record-only", "--slots", "8") for verb in ("upgrade", "check")]
+    ended = [outbox(empty, *verb, "--record-only", "--slots", "8") for verb in (("db", "upgrade"), ("doctor",))]
 
     assert [(each.code, "records have no keys" in each.err) for each in ended] == [(2, True)] * 2
 

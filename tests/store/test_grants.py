@@ -25,7 +25,7 @@ from tests.support.guests import owner_and_guest
 from tests.support.pages import TOP, blocks
 
 RIGHTS = (TOP / "docs" / "rights.md").read_text()
-SPARK = (TOP / "docs" / "spark.md").read_text()
+SPARK = (TOP / "docs" / "spark-cluster.md").read_text()
 ROLE = "a b\"C'%s"
 
 
@@ -122,6 +122,29 @@ def test_a_producer_of_transactions(roles):
     with roles[0].connect() as connection:
         found = connection.scalars(text(f"SELECT body FROM outbox_message WHERE topic <> '{HALF_TOPIC}' ORDER BY id"))
         assert list(found) == [b"1", b"2", b"3"]
+
+
+def test_a_producer_with_records_in_the_business_database(roles):
+    """In the same database here. The check-back finds the record of one transaction, and fences another."""
+    owner, guest = roles
+    migrate.upgrade_record(owner)
+    (grant,) = re.findall(r"`(GRANT [^`]* outbox_record TO )app`", RIGHTS)
+    allow(owner, f"{grant}{guest.url.username}")
+    outbox = granted(roles, "--writer", "ROLE", "--transactions", "--relay", "ROLE")
+    producer = TransactionMQProducer(GROUP, outbox, business=guest)
+    done, left = (producer.begin_transaction(verdict="record") for _ in range(2))
+    for each in (done, left):
+        each.send("orders", b"1")
+    with Session(guest) as session:
+        done.join(session)
+        session.commit()
+    producer.shutdown()
+    check_back(outbox, business=guest)
+    outbox.close()
+
+    with owner.connect() as connection:
+        found = connection.execute(text("SELECT transaction_id, op FROM outbox_op")).all()
+    assert dict(map(tuple, found)) == {done.id: "commit", left.id: "rollback"}
 
 
 @pytest.mark.parametrize("partitions", [1, 4])

@@ -408,16 +408,16 @@ def test_an_upgrade_joins_the_transaction_of_its_caller(empty_pg):
 
 def test_outboxes_in_schemas_live_side_by_side(empty_pg):
     migrate.upgrade(empty_pg)
-    migrate.upgrade(empty_pg, "App_One", slots=8)
-    migrate.upgrade(empty_pg, "App_One")
+    migrate.upgrade(empty_pg, "app one", slots=8)
+    migrate.upgrade(empty_pg, "app one")
 
-    assert differences(empty_pg, "App_One") == []
-    assert migrate.current_revision(empty_pg, "App_One") == migrate.head_revision()
+    assert differences(empty_pg, "app one") == []
+    assert migrate.current_revision(empty_pg, "app one") == migrate.head_revision()
     assert migrate.current_revision(empty_pg, "elsewhere") is None
     with empty_pg.connect() as connection:
         assert contents(connection) == NEW
-        assert contents(connection, '"App_One".') == NEW | {"meta": [(schema.VERSION, 8)]}
-        tables = inspect(connection).get_table_names("App_One")
+        assert contents(connection, '"app one".') == NEW | {"meta": [(schema.VERSION, 8)]}
+        tables = inspect(connection).get_table_names("app one")
     assert schema.VERSION_TABLE in tables
 
 

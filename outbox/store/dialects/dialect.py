@@ -314,6 +314,8 @@ class Home:
     backend: str | None
     #: Finds what is wrong with the server, its settings and other sessions.
     check_server: Callable[[Connection], Iterator[Finding]]
+    #: Returns the SQL functions that write messages, for a schema and a number of slots; None where there are none.
+    send_function: Callable[[str | None, int], str] | None
     #: Finds the rights that a role lacks for its tasks, in the schema of the tables; None where there are no roles.
     check_rights: Callable[[Connection, str | None, str, Sequence[str]], Iterator[Finding]] | None
     #: Finds what is wrong with the tables in ways of this database only, given the names of those that are there.

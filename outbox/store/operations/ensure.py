@@ -16,7 +16,8 @@ def ensure_outbox(channel: Channel) -> None:
         SchemaError: the tables are missing, or of another version.
         DatabaseError: the database is a copy, or spreads over several servers.
     """
-    channel.database.require_native(lambda query: channel.rows(Sql(query))[0][0])
+    database = channel.database
+    identity.require_native(database.dialect, database.names["message"], lambda query: channel.rows(Sql(query))[0][0])
     with channel.database.explained():
         # First of all, because a standby would answer a write with an error that looks like an outage.
         Log().now(channel)

@@ -1,35 +1,22 @@
-"""A private Kafka broker, and how Maven fetches it."""
+"""A private Kafka broker, which Maven fetches."""
 
 from __future__ import annotations
 
 import base64
 import os
-import shutil
 import signal
 import socket
 import struct
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from outbox.testing.servers.local import NO_SETTINGS, LocalServer, ServerMissing
+from outbox.testing.servers.local import NO_SETTINGS, LocalServer
 from outbox.testing.servers.process import free_port, run_to_end
+from tests.support.servers.maven import class_path
 
 _KAFKA = "4.3.1"
 _LOG4J = "2.25.4"
-_KAFKA_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion><groupId>outbox</groupId><artifactId>kafka</artifactId><version>1</version>
-  <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{_KAFKA}</version></dependency>
-    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-core</artifactId><version>{_LOG4J}</version></dependency>
-    <dependency>
-      <groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>{_LOG4J}</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
 
 
 class KafkaServer(LocalServer):
@@ -154,37 +141,6 @@ class KafkaServer(LocalServer):
 
 
 def _kafka_class_path() -> str:
-    """Return the class path of a Kafka broker. Maven fetches it at the first call; a file remembers where it is.
-
-    Raises:
-        ServerMissing: there is neither Java nor Maven, or Maven cannot fetch it.
-    """
-    remembered = _cache_folder() / f"kafka-{_KAFKA}.classpath"
-    found = remembered.read_text() if remembered.exists() else ""
-    if found and all(Path(jar).exists() for jar in found.split(os.pathsep)):
-        return found
-    if not (shutil.which("java") and shutil.which("mvn")):
-        raise ServerMissing("no Kafka broker: install Java 17 and Maven, which fetches it from Maven Central")
-    found = _fetched_by_maven(_KAFKA_POM)
-    # Several processes may come here at once: each replaces the file as a whole.
-    mine = remembered.with_suffix(f".{os.getpid()}")
-    mine.write_text(found)
-    mine.replace(remembered)
-    return found
-
-
-def _fetched_by_maven(pom: str) -> str:
-    """Return the class path of what a pom.xml asks for."""
-    with tempfile.TemporaryDirectory(prefix="outbox-maven-") as folder:
-        Path(folder, "pom.xml").write_text(pom)
-        command = ["mvn", "-q", "-B", "dependency:build-classpath", "-Dmdep.outputFile=found"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise ServerMissing(f"Maven cannot fetch it: {(done.stdout + done.stderr)[-1000:]}")
-        return Path(folder, "found").read_text().strip()
-
-
-def _cache_folder() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outbox"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """Return the class path of a Kafka broker."""
+    logging = (f"org.apache.logging.log4j:{name}:{_LOG4J}" for name in ("log4j-core", "log4j-slf4j-impl"))
+    return class_path("kafka", f"org.apache.kafka:kafka_2.13:{_KAFKA}", *logging)

@@ -41,6 +41,7 @@ from outbox.store.dialects.postgresql import drivers
 from outbox.store.dialects.postgresql.append import append
 from outbox.store.dialects.postgresql.check import check_ids, check_tables
 from outbox.store.dialects.postgresql.filtering import FILTERING
+from outbox.store.dialects.postgresql.function import send_function
 from outbox.store.dialects.postgresql.grants import check_rights
 from outbox.store.dialects.postgresql.restore import RESTORE
 from outbox.store.dialects.postgresql.server import check_server, why_foreign
@@ -492,6 +493,7 @@ DIALECT = Dialect(
         size="pg_total_relation_size(CAST({log} AS regclass))",
         backend="SELECT pg_backend_pid()",
         check_server=check_server,
+        send_function=send_function,
         check_rights=check_rights,
         check_tables=check_tables,
         check_ids=check_ids,

@@ -83,7 +83,7 @@ def why_foreign(read: Callable[[str], Any], message: str) -> tuple[str, str] | N
 
     `read` returns the value of a query; `message` is the name of the log.
     """
-    name = read(_FOREIGN.format(message=message))
+    name = read(_FOREIGN.format(message=message.replace("'", "''")))
     if name is None:
         return None
     fix = _FOREIGN_FIXES.get(name, "use PostgreSQL itself").format(message=message)

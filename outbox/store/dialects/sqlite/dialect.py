@@ -261,6 +261,7 @@ DIALECT = Dialect(
         size="(SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)",
         backend=None,
         check_server=lambda _connection: iter(()),
+        send_function=None,
         check_rights=None,
         check_tables=check_tables,
         check_ids=check_ids,
