@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 2.0
 class _Limit(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
     """A limit, or `NAME=LIMIT` for one subscription."""
 
-    def __init__(self, of: click.ParamType) -> None:
+    def __init__(self, of: click.ParamType) -> None:  # type: ignore[type-arg]  # as above
         self._of = of
         self.name = of.name
 
@@ -39,7 +39,7 @@ class _Limit(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
         return name or None, self._of.convert(limit, param, ctx)
 
 
-def _limit(name: str, of: click.ParamType, help: str) -> Callable[[Any], Any]:
+def _limit(name: str, of: click.ParamType, help: str) -> Callable[[Any], Any]:  # type: ignore[type-arg]  # as above
     return option(name, type=_Limit(of), multiple=True, metavar="[NAME=]LIMIT", help=help)
 
 
@@ -63,9 +63,7 @@ def _thresholds(given: Sequence[tuple[str, str | None, Any]]) -> Thresholds:
 @_limit("--max-lag", DURATION, "Warn of messages that have waited longer. [5m]")
 @_limit("--max-dead", click.IntRange(0, 9_999), "Warn of more dead letters. [0]")
 @_limit("--max-backlog", click.IntRange(0), "Warn when more messages wait. [any number]")
-def status(
-    *, target: Target, json: bool, watch: bool, check: bool, **limits: tuple[tuple[str | None, Any], ...]
-) -> None:
+def status(*, target: Target, json: bool, watch: bool, check: bool, **limits: Sequence[tuple[str | None, Any]]) -> None:
     """Show what waits, since when, and who works on it.
 
     BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to DEAD
