@@ -8,12 +8,14 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from uuid import UUID
 
 from outbox.admin import commands, decisions, pausing, subscriptions
 from outbox.admin.backfill import backfill
 from outbox.admin.borrowing import NO_WAIT, WAIT
 from outbox.admin.decisions import Choice, Order
 from outbox.admin.diagnosis import Facts, findings_of
+from outbox.admin.erase import erase
 from outbox.admin.results import (
     Decision,
     Finding,
@@ -29,11 +31,14 @@ from outbox.admin.results import (
 from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
+from outbox.model.message import Message
 from outbox.model.subscription import Start, Subscription
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding as Defect
+from outbox.store.operations import tail
 from outbox.store.operations.check import findings
+from outbox.store.operations.erasure import Erased
 from outbox.store.operations.half_status import HalfStatus, half_standings
 from outbox.store.operations.log_status import log_status
 from outbox.store.operations.parked_status import Count
@@ -77,7 +82,11 @@ class Admin:
     # Looking
 
     def look(self, thresholds: Thresholds = _DEFAULT) -> Look:
-        """Return statuses, findings and transactions at one moment, as `outbox status` shows them."""
+        """Return statuses, findings and transactions at one moment, as `outbox status` shows them.
+
+        Raises:
+            SubscriptionError: a subscription with limits of its own is not there.
+        """
         with self._channel() as channel:
             return _look(channel, thresholds)
 
@@ -313,6 +322,21 @@ class Admin:
 
     # The log and the tables
 
+    def newest(self, *, limit: int = 20, topic: str | None = None, key: str | None = None) -> tuple[Message, ...]:
+        """Return at most `limit` messages of the newest 10 000, in the order of the log, sent or not.
+
+        Args:
+            limit: at most so many.
+            topic, key: only messages of a topic, or with a key.
+        """
+        with self._channel() as channel:
+            return tuple(tail.newest(channel, limit, topic, key))
+
+    def message(self, id: int) -> Message | None:
+        """Return a message of the log by its id; None: there is none, or no longer."""
+        with self._channel() as channel:
+            return tail.message(channel, id)
+
     def purge(self, older_than: timedelta, *, rehearsal: bool = False) -> Purged:
         """Delete old messages that every subscription has passed, in small batches; see `outbox purge`.
 
@@ -327,12 +351,40 @@ class Admin:
             work = Purge(channel)
             return work.rehearse(older_than) if rehearsal else work.run(older_than)
 
+    def erase(
+        self,
+        *,
+        keys: Sequence[str] = (),
+        message_ids: Sequence[UUID] = (),
+        by: str | None = None,
+        rehearsal: bool = False,
+    ) -> Erased:
+        """Delete the messages of a person that every subscription has passed, and discard their dead letters.
+
+        Messages that are still to be delivered stay, and are counted: call again after the delivery.
+
+        Args:
+            keys: the messages with one of these keys.
+            message_ids: the messages with one of these ids, as `send` returned them.
+            by: the person who decides; None: user and host of the process.
+            rehearsal: delete nothing, and count.
+
+        Raises:
+            SubscriptionError: there is no subscription, so nobody can tell which messages are needed.
+        """
+        with self._channel() as channel:
+            by = by or user_and_host()
+            return erase(channel, keys=keys, message_ids=message_ids, by=by, rehearsal=rehearsal)
+
     def check(self) -> tuple[Defect, ...]:
         """Return the defects of tables and server, each with its fix, as `outbox doctor` does; empty: none."""
         with self._channel() as channel:
             return tuple(findings(channel))
 
+    anewest = awaited(newest)
+    amessage = awaited(message)
     apurge = awaited(purge)
+    aerase = awaited(erase)
     acheck = awaited(check)
 
     @staticmethod
@@ -354,6 +406,8 @@ def _numbers(parked: Mapping[str, Count]) -> dict[str, int]:
 
 
 def _look(channel: Channel, thresholds: Thresholds) -> Look:
+    for name in thresholds.named:
+        Subscriptions(channel).get_all(name)  # a name that is not there is an error
     now, found = standings(channel)
     facts = Facts(
         now=now,
