@@ -21,6 +21,7 @@ from benchmarks.flat import flat_backlog, flat_pinned
 from benchmarks.flat_writer import flat_writer
 from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
+from benchmarks.keep import keep_vs_drain
 from benchmarks.latency import direct_latency, embedded_latency, latency, latency_random
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.partitions import drain_8_partitions, scale_4_processes
@@ -61,6 +62,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     },
     ("direct_latency_p50",): direct_latency,
     ("embedded_latency_p50",): embedded_latency,
+    ("keep_vs_drain",): keep_vs_drain,
     ("flat_backlog",): flat_backlog,
     ("flat_pinned",): flat_pinned,
     ("flat_writer_drain", "flat_writer_latency"): flat_writer,

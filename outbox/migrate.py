@@ -27,7 +27,7 @@ from outbox.store.database import Database
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.kinds import KINDS
-from outbox.store.operations.check import INBOX_ALONE, NEWER, of_tables, tables_of, tables_there
+from outbox.store.operations.check import INBOX_ALONE, of_tables, tables_of, tables_there
 
 #: The version that is stored in tables that are not complete. It is no real version, so workers refuse them.
 _INCOMPLETE = 0
@@ -40,6 +40,8 @@ _alembic = Lock()
 def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = SLOTS) -> None:
     """Create the tables, or bring them up to date; harmless on current tables, and in several processes at once.
 
+    Tables of a later version of this library stay as they are, if this version may use them.
+
     Complete tables without a revision (from an application's own Alembic, or `create_all`) are taken over. All changes
     are one transaction. A connection that is in a transaction already is joined, and the caller commits.
 
@@ -50,8 +52,8 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, spreads over several servers, or has no schemas.
-        SchemaError: the tables are of a newer version; or they have no revision and differ from this version's tables.
-            Nothing was changed.
+        SchemaError: this version cannot use the tables, which a newer one has made; or the tables have no revision, and
+            differ from those of this version. Nothing was changed.
     """
     if not isinstance(bind, Engine | Connection):
         raise TypeError(f"upgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
@@ -60,6 +62,8 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
         ours, dialect = tables(schema, connection.dialect.name), connection.dialect
         message = dialect.identifier_preparer.format_table(ours.message)
         identity.require_native(part_of(dialect.name, Dialect), message, lambda query: connection.scalar(text(query)))
+        if _are_newer(connection, schema):
+            return
         with _explained(connection):
             command.upgrade(_config(connection=connection, schema=schema), "head")
         if _version(connection, schema) != VERSION:
@@ -152,7 +156,7 @@ def take_over(connection: Connection, schema: str | None) -> None:
     """
     revision = current_revision(connection, schema)
     if revision is not None and not knows(revision):
-        raise SchemaError(f"the tables are of revision {revision}, which this version does not know; {NEWER}")
+        raise SchemaError(f"the tables are of revision {revision}, which this version does not know; {identity.NEWER}")
     present = tables_there(connection, tables(schema, connection.dialect.name))
     if revision is not None or not present:
         return
@@ -194,6 +198,12 @@ def current_revision(bind: Engine | Connection, schema: str | None = None) -> st
     with _transaction(bind) as connection:
         options = {"version_table": VERSION_TABLE, "version_table_schema": schema}
         return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+def _are_newer(connection: Connection, schema: str | None) -> bool:
+    """Return whether a later version of this library made the tables, in a way that lets this version use them."""
+    revision = current_revision(connection, schema)
+    return revision is not None and not knows(revision) and _version(connection, schema) == VERSION
 
 
 def head_revision() -> str | None:

@@ -35,6 +35,8 @@ from outbox.store.dialects import part_of
 from outbox.store.dialects.kinds import KINDS
 from outbox.store.dialects.native import Native
 
+#: Stored with the tables, and raised by a revision after which older code must not use the tables. A revision that only
+#: adds tables, indexes and columns with a default leaves the version, and older code goes on beside such tables.
 VERSION = 1
 PREFIX = "outbox_"
 _KINDS = "relay, compensation, check, extract, consumer, broadcast or backfill"

@@ -8,12 +8,14 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from uuid import UUID
 
 from outbox.admin import commands, decisions, pausing, subscriptions
 from outbox.admin.backfill import backfill
 from outbox.admin.borrowing import NO_WAIT, WAIT
 from outbox.admin.decisions import Choice, Order
 from outbox.admin.diagnosis import Facts, findings_of
+from outbox.admin.erase import erase
 from outbox.admin.results import (
     Decision,
     Finding,
@@ -34,6 +36,7 @@ from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding as Defect
 from outbox.store.operations.check import findings
+from outbox.store.operations.erasure import Erased
 from outbox.store.operations.half_status import HalfStatus, half_standings
 from outbox.store.operations.log_status import log_status
 from outbox.store.operations.parked_status import Count
@@ -327,12 +330,38 @@ class Admin:
             work = Purge(channel)
             return work.rehearse(older_than) if rehearsal else work.run(older_than)
 
+    def erase(
+        self,
+        *,
+        keys: Sequence[str] = (),
+        message_ids: Sequence[UUID] = (),
+        by: str | None = None,
+        rehearsal: bool = False,
+    ) -> Erased:
+        """Delete the messages of a person that every subscription has passed, and discard their dead letters.
+
+        Messages that are still to be delivered stay, and are counted: call again after the delivery.
+
+        Args:
+            keys: the messages with one of these keys.
+            message_ids: the messages with one of these ids, as `send` returned them.
+            by: the person who decides; None: user and host of the process.
+            rehearsal: delete nothing, and count.
+
+        Raises:
+            SubscriptionError: there is no subscription, so nobody can tell which messages are needed.
+        """
+        with self._channel() as channel:
+            by = by or user_and_host()
+            return erase(channel, keys=keys, message_ids=message_ids, by=by, rehearsal=rehearsal)
+
     def check(self) -> tuple[Defect, ...]:
         """Return the defects of tables and server, each with its fix, as `outbox doctor` does; empty: none."""
         with self._channel() as channel:
             return tuple(findings(channel))
 
     apurge = awaited(purge)
+    aerase = awaited(erase)
     acheck = awaited(check)
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Sequence
 from uuid import UUID
 
 from outbox.admin.commands import carry_out_without_worker
@@ -17,8 +17,8 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 def erase(
     channel: Channel,
     *,
-    keys: tuple[str, ...] = (),
-    message_ids: tuple[UUID, ...] = (),
+    keys: Sequence[str] = (),
+    message_ids: Sequence[UUID] = (),
     by: str,
     rehearsal: bool = False,
 ) -> Erased:
@@ -43,8 +43,13 @@ def erase(
             chosen = ParkedFilter(ids=tuple(ids), states=("dead",))
             ParkedMessages(channel, name).request(chosen, "discard", by, "outbox erase")
             carry_out_without_worker(channel, name)
-    log = erasure.run(rehearsal=rehearsal)
+    rows, waiting, undecided = erasure.run(rehearsal=rehearsal)
     for name, id, _ in erasure.parked():
         if not rehearsal or id not in dead[name]:
-            log.waiting[name].add(id)
-    return replace(log, dead_letters=sum(map(len, dead.values())))
+            waiting[name].add(id)
+    return Erased(
+        rows=rows,
+        dead_letters=sum(map(len, dead.values())),
+        waiting={name: len(ids) for name, ids in sorted(waiting.items())},
+        undecided=undecided,
+    )

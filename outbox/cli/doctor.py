@@ -79,7 +79,7 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
     from outbox import migrate
     from outbox.cli.connection import open_channel
     from outbox.store.dialects.finding import Finding
-    from outbox.store.operations.check import NEWER, findings, holds_inbox_alone
+    from outbox.store.operations.check import findings, holds_inbox_alone
 
     with open_channel(target.url, target.schema) as channel:
         if holds_inbox_alone(channel):
@@ -87,8 +87,8 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
         revision, head = migrate.current_revision(channel.database.engine, target.schema), migrate.head_revision()
         behind = revision not in (None, head) and migrate.knows(revision)
         found = findings(channel, slots, behind=behind)
-    if revision not in (None, head):
-        fix = f"run: {channel.database.upgrade_command}" if behind else NEWER
+    if behind:
+        fix = f"run: {channel.database.upgrade_command}"
         found.insert(0, Finding("tables", f"are of revision {revision}, not {head}", fix))
     return found
 

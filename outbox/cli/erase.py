@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from uuid import UUID
 
 import click
 
 from outbox.cli.options import Target, about_a_database, as_json, by_whom, option
 from outbox.cli.output import counted, say, show_json
-from outbox.runtime.process import user_and_host
 
 _STAY = ("stays", "stay")
 
@@ -31,23 +31,20 @@ def erase(
 
     Copies at destinations, in archives of `outbox extract`, and in backups stay.
     """
-    from outbox.admin.erase import erase
+    from outbox.admin.admin import Admin
 
     if not keys and not message_ids:
         raise click.UsageError("say whose messages: --key KEY or --message-id UUID")
     with target.open_outbox() as channel:
-        done = erase(channel, keys=keys, message_ids=message_ids, by=by or user_and_host(), rehearsal=dry_run)
-    waiting = {name: len(ids) for name, ids in sorted(done.waiting.items())}
-    undecided = len(done.undecided)
+        done = Admin(channel).erase(keys=keys, message_ids=message_ids, by=by, rehearsal=dry_run)
     if json:
-        counts = {"rows": done.rows, "dead_letters": done.dead_letters, "waiting": waiting, "undecided": undecided}
-        show_json({**counts, "dry_run": dry_run})
+        show_json({**asdict(done), "dry_run": dry_run})
     else:
         letters = f" and {counted(done.dead_letters, 'dead letter')}" if done.dead_letters else ""
         say(f"{counted(done.rows, 'message')}{letters} {'would go' if dry_run else 'deleted'}")
-        for name, number in waiting.items():
+        for name, number in done.waiting.items():
             say(f"{counted(number, 'message', _STAY)} with {name} for now; see: outbox status; then run this again")
-        if undecided:
-            say(f"{counted(undecided, 'half message', _STAY)} until there is a verdict; see: outbox half list")
-    if waiting or undecided:
+        if done.undecided:
+            say(f"{counted(done.undecided, 'half message', _STAY)} until there is a verdict; see: outbox half list")
+    if done.waiting or done.undecided:
         click.get_current_context().exit(1)

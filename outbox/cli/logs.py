@@ -15,7 +15,7 @@ _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 def set_up(verbosity: int, form: str) -> None:
     """Log the library's own events; `verbosity` 0: warnings, 1: also information, 2: all."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.setFormatter(formatter(form))
     logger = logging.getLogger("outbox")
     logger.handlers[:] = [handler]
     logger.propagate = False
@@ -23,6 +23,11 @@ def set_up(verbosity: int, form: str) -> None:
     # These say which of several processes works, and what it does, so they are shown without --verbose.
     for name in ("outbox.lease", "outbox.activity"):
         logging.getLogger(name).setLevel(logging.INFO)
+
+
+def formatter(form: str) -> logging.Formatter:
+    """Return the formatter of `text` or `json`."""
+    return _Json() if form == "json" else _Text()
 
 
 class _Text(logging.Formatter):
@@ -34,18 +39,23 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """Formats a record as a JSON object, for programs that collect logs."""
+    """Formats a record as a JSON object, for programs that collect logs; `named` gives a line its name and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
             "time": _moment(record),
             "level": record.levelname.lower(),
             "logger": record.name,
+            "event": "other",
             "message": scrubbed(record.getMessage()),
+            **{
+                name: scrubbed(value) if isinstance(value, str) else value
+                for name, value in getattr(record, "outbox", {}).items()
+            },
         }
         if record.exc_info is not None:
             fields["exception"] = scrubbed(self.formatException(record.exc_info))
-        return json.dumps(fields)
+        return json.dumps(fields, default=str)
 
 
 def _moment(record: logging.LogRecord) -> str:

@@ -47,7 +47,42 @@ class Reading:
     compact: bool | None
 
 
-@click.command()
+#: The options in the help, by what a reader looks for.
+SECTIONS = {
+    "Database and settings": ("database", "database_file", "schema", "config"),
+    "Destination": ("to", "to_file", "route"),
+    "Messages and policy of the subscription": (
+        "name", "topics", "tags", "filter", "start", "on_dead", "partitions", "compact",
+    ),
+    "Work": ("until_empty", "give_up_after", "keep", "lease"),
+    "Watching": ("http", "heartbeat_file", "verbose", "log_format", "help"),
+}  # fmt: skip
+_EXAMPLES = {
+    "Send every message, until a signal comes:": "outbox relay --to nats://localhost:4222",
+    "Send a part under another name, delete old messages, and answer probes:": (
+        "outbox relay --name audit --topics 'orders.*' --to kafka://k:9092 --keep 7d --http 0.0.0.0:9090"
+    ),
+}
+
+
+class _InSections(click.Command):
+    """A command whose help begins with examples, and has the options in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples and the sections."""
+        with formatter.section("Examples"):
+            for purpose, command in _EXAMPLES.items():
+                formatter.write_text(purpose)
+                # A command in one line can be copied.
+                formatter.write(f"{'':{formatter.current_indent + 2}}{command}\n")
+        options = {str(each.name): each for each in self.get_params(ctx)}
+        for title, names in SECTIONS.items():
+            records = (options[name].get_help_record(ctx) for name in names if name in options)
+            with formatter.section(title):
+                formatter.write_dl([each for each in records if each is not None])
+
+
+@click.command(cls=_InSections)
 @about_databases
 @to_a_destination
 @option(

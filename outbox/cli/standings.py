@@ -20,9 +20,17 @@ _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BL
 _PARTITION_HEADERS = ("SUBSCRIPTION", "PARTITION", "BACKLOG", "LAG", "IDLE", "WORKER")
 
 
-def show_statuses(found: Sequence[Status], *, least: int = 2) -> None:
-    """Write a table of subscriptions, and a table of the partitions of those that have at least so many."""
-    show_table(_HEADERS, map(_row, found), numbers=_HEADERS[1:-1])
+def show_statuses(
+    found: Sequence[Status], *, least: int = 2, before: Sequence[Status] = (), seconds: float = 0.0
+) -> None:
+    """Write a table of subscriptions, and a table of the partitions of those that have at least so many.
+
+    `before`: the statuses of `seconds` ago. Numbers that have changed since then are marked by ▲ or ▼, and BACKLOG has
+    the change a second.
+    """
+    known = {each.name: each for each in before}
+    rows = (_row(each, known.get(each.name), seconds) for each in found)
+    show_table(_HEADERS, rows, numbers=_HEADERS[1:-1])
     several = [each for each in found if len(each.partitions) >= least]
     if partitions := [row for status in several for row in _partition_rows(status)]:
         click.echo()
@@ -43,16 +51,29 @@ def number(count: int, *, about: bool) -> str:
     return f"~{count}" if about else str(count)
 
 
-def _row(status: Status) -> tuple[object, ...]:
+def changed(now: int, before: int | None, seconds: float = 0.0) -> str:
+    """Return a mark for a number that has changed, with the change a second if `seconds` have passed."""
+    if before is None or now == before:
+        return ""
+    rate = f" {(now - before) / seconds:+,.0f}/s" if seconds else ""
+    return f"{'▲' if now > before else '▼'}{rate}"
+
+
+def _row(status: Status, before: Status | None, seconds: float) -> tuple[object, ...]:
     worker = ", ".join(map(host_and_pid, status.workers)) or Alarm("nobody")
     if status.paused:
         worker = "paused"
     if status.held_since is not None:
         worker = Alarm("released") if status.released else f"held since {moment(status.held_since)}"
-    *parked, dead = (number(each, about=state in status.parked_is_minimum) for state, each in status.parked.items())
+    *parked, dead = (
+        number(each, about=state in status.parked_is_minimum)
+        + changed(each, None if before is None else before.parked[state])
+        for state, each in status.parked.items()
+    )
     return (
         status.name,
-        number(status.backlog, about=status.backlog_is_estimate),
+        number(status.backlog, about=status.backlog_is_estimate)
+        + changed(status.backlog, None if before is None else before.backlog, seconds),
         _lag(status),
         *parked,
         Alarm(dead) if status.parked["dead"] else dead,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
-from outbox.cli.output import age, say, show_json, show_table, warn
+from outbox.cli.output import age, moment, printable, say, show_json, show_table, warn
 from outbox.cli.standings import number, show_statuses
 from outbox.cli.tables import Alarm
 
 if TYPE_CHECKING:
-    from outbox.admin.results import Look, Thresholds, TransactionsStatus
+    from outbox.admin.results import Look, Status, Thresholds, TransactionsStatus
 
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
 #: Between two looks of --watch.
@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 2.0
 @click.command()
 @about_a_database
 @as_json
-@option("--watch", is_flag=True, help="Show the state every two seconds, until interrupted.")
+@option("--watch", is_flag=True, help="Show the state every two seconds, with rates and marks, until interrupted.")
 @option("--check", is_flag=True, help="End with exit code 1 if there is any warning.")
 @option("--max-lag", type=DURATION, default="5m", help="Warn of messages that have waited longer.")
 @option("--max-dead", type=click.IntRange(0, 9_999), default=0, help="Warn of more dead letters.")
@@ -64,10 +64,9 @@ def status(
     from outbox.admin.results import Look, Thresholds
     from outbox.cli.connection import InboxAloneError
 
-    show = _show_json if json else _show_table
     thresholds = Thresholds(max_lag=max_lag, max_dead=max_dead, max_backlog=max_backlog)
     if watch:
-        _watch(target, show, thresholds)
+        _watch(target, thresholds, json=json)
         return
     try:
         with target.open_outbox() as channel:
@@ -75,28 +74,34 @@ def status(
     except InboxAloneError as error:
         say(str(error))
         look = Look(at=datetime.now(UTC))
-    show(look)
+    (_show_json if json else _show_table)(look)
     if check and look.findings:
         from outbox.cli.failures import FAILURE
 
         click.get_current_context().exit(FAILURE)
 
 
-def _watch(target: Target, show: Callable[[Look], None], thresholds: Thresholds) -> None:
+def _watch(target: Target, thresholds: Thresholds, *, json: bool) -> None:
     """Show the status again and again, over any number of lost connections."""
     from outbox.admin.admin import Admin
     from outbox.cli.failures import UNREACHABLE, report_failure
+    from outbox.store.label import label_of
 
     reached = False
     while True:
         try:
             with target.open_outbox() as channel:
+                label, before = label_of(channel.database.engine.url, target.schema), None
                 while True:
                     found = Admin(channel).look(thresholds)
                     reached = True
-                    if show is _show_table and sys.stdout.isatty():
-                        click.clear()
-                    show(found)
+                    if json:
+                        _show_json(found)
+                    else:
+                        if sys.stdout.isatty():
+                            click.clear()
+                        show_watched(found, before, label)
+                    before = found
                     time.sleep(_PAUSE_SECONDS)
         except KeyboardInterrupt:
             return
@@ -110,8 +115,18 @@ def _watch(target: Target, show: Callable[[Look], None], thresholds: Thresholds)
             time.sleep(_PAUSE_SECONDS)
 
 
-def _show_table(look: Look) -> None:
-    show_statuses(look.subscriptions)
+def show_watched(look: Look, before: Look | None, label: str) -> None:
+    """Write the clock and the name of the database, and the tables with rates and marks for what has changed."""
+    seconds = 0.0 if before is None else max(0.0, (look.at - before.at).total_seconds())
+    rows, known = (0 if each is None or each.log is None else each.log.rows for each in (look, before))
+    written = f", {(rows - known) / seconds:,.0f} messages/s written" if seconds and rows >= known else ""
+    click.echo(click.style(f"{moment(look.at)}  {printable(label)}{written}", bold=True))
+    click.echo()
+    _show_table(look, before=() if before is None else before.subscriptions, seconds=seconds)
+
+
+def _show_table(look: Look, *, before: Sequence[Status] = (), seconds: float = 0.0) -> None:
+    show_statuses(look.subscriptions, before=before, seconds=seconds)
     if look.transactions:
         click.echo()
         show_table(_HALF_HEADERS, map(_half_row, look.transactions), numbers=_HALF_HEADERS[2:])

@@ -15,6 +15,7 @@ from outbox.model.message import Message
 from outbox.model.topics import Topics
 from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.runtime.event_loop import BackgroundLoop
+from outbox.runtime.named import named
 from outbox.runtime.tasks import NoAnswerError, in_time
 from outbox.runtime.throttled_log import Throttle
 from outbox.senders.port import destination_of
@@ -176,7 +177,8 @@ class Dispatch:
         if isinstance(error, NoAnswerError):
             return Retry(str(error))
         if self._throttle.allows((listener.name, type(error))):
-            logger.warning("%s: %s raised %s", self._consumer, listener.name, describe(error), exc_info=error)
+            about, why = named("listener_raised", subscription=self._consumer, error=describe(error)), describe(error)
+            logger.warning("%s: %s raised %s", self._consumer, listener.name, why, exc_info=error, extra=about)
         return Retry(describe(error))
 
     def _nobody(self, topic: str) -> Verdict:

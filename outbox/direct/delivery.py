@@ -17,6 +17,7 @@ from outbox.model.topics import Topics
 from outbox.model.verdict import Done, Unavailable
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.named import named
 from outbox.runtime.process import unique_name
 from outbox.senders.opening import Destination, OpenedSender, open_sender
 from outbox.store.database import Channel, Database
@@ -222,7 +223,8 @@ class DirectDelivery:
         """Log why direct sends do not work, once for each reason."""
         if why != self._last_told:
             self._last_told = why
-            logger.warning("direct sends of %s go by the relay meanwhile: %s", self._name, why)
+            about = named("direct_sends_fail", subscription=self._name, error=why)
+            logger.warning("direct sends of %s go by the relay meanwhile: %s", self._name, why, extra=about)
 
     def _open_sender(self) -> SharedSender:
         if self._sender is None:

@@ -17,6 +17,7 @@ from tenacity.wait import wait_base, wait_exponential, wait_random
 
 from outbox.errors import SubscriptionError
 from outbox.model.retry import seconds_to_wait
+from outbox.runtime.named import named
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import labelled
@@ -330,6 +331,7 @@ class _Supervised:
             "%s: not finished %g s after it was to stop, left behind; what was under way may be sent again",
             self.label,
             seconds,
+            extra=named("left_behind", seconds=seconds),
         )
 
     def _perform(self, until: Until) -> None:
@@ -373,7 +375,9 @@ class _Supervised:
         text, foreseen = in_one_line(error)
         self._trouble = text
         if self._throttle.allows(text):
-            logger.error("%s; %s will try again", text, self._work.name, exc_info=None if foreseen else error)
+            about = named("worker_failed", subscription=self._work.name, error=text)
+            trace = None if foreseen else error
+            logger.error("%s; %s will try again", text, self._work.name, exc_info=trace, extra=about)
 
 
 def _labels(works: Sequence[DatabaseWork]) -> list[str]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from outbox.runtime.named import named
+
 logger = logging.getLogger("outbox")
 
 
@@ -22,7 +24,7 @@ def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     def asked(number: int, _frame: FrameType | None) -> None:
         for each, former in before.items():
             signal.signal(each, former)
-        logger.info("%s: finishing what is under way", signal.Signals(number).name)
+        logger.info("%s: finishing what is under way", signal.Signals(number).name, extra=named("stopping"))
         stop()
 
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}

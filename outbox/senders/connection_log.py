@@ -10,6 +10,8 @@ import ssl
 import time
 from collections.abc import Callable
 
+from outbox.runtime.named import named
+
 _SECONDS_BETWEEN_WARNINGS = 60.0
 
 
@@ -32,14 +34,15 @@ class ConnectionLog:
         if self._clock() - self._warned_at >= _SECONDS_BETWEEN_WARNINGS:
             self._warned_at = self._clock()
             self._is_news = True
-            self._logger.warning("%s", text)
+            self._logger.warning("%s", text, extra=named("connection_lost", destination=self._name, error=reason))
         return text
 
     def connected(self, where: str) -> None:
         """Log the first connection, and the first after a warning."""
         if self._is_news:
             self._is_news = False
-            self._logger.info("%s: connected to %s", self._name, where)
+            about = named("connected", destination=self._name)
+            self._logger.info("%s: connected to %s", self._name, where, extra=about)
 
 
 def reason_of(error: BaseException) -> str:

@@ -17,6 +17,8 @@ from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.native import Native
 
+#: The fix where a later version of this library has made the tables, and this version cannot use them.
+NEWER = "install a newer outbox-log"
 _READ = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
 _CREATE = """
     {insert_once} {meta} (one, version, slots, system_identifier, database_oid, installation)
@@ -78,9 +80,8 @@ def verify(channel: Channel) -> None:
     if stored is None:
         raise SchemaError(f"outbox_meta is empty; run: {channel.database.upgrade_command}")
     if stored.version != VERSION:
-        raise SchemaError(
-            f"the tables are of version {stored.version}, this is {VERSION}; run: {channel.database.upgrade_command}"
-        )
+        fix = f"run: {channel.database.upgrade_command}" if stored.version < VERSION else NEWER
+        raise SchemaError(f"the tables are of version {stored.version}, this is {VERSION}; {fix}")
     if stored.slots != channel.database.slots:
         raise SchemaError(
             f"this outbox has {stored.slots} slots, not {channel.database.slots}; say Outbox(…, slots={stored.slots})"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from outbox.model.message import Message
 from outbox.runtime.clock import clock as monotonic
+from outbox.runtime.named import named
 from outbox.runtime.text import age, counted
 from outbox.telemetry.events import BatchRead, Event, Settled
 from outbox.telemetry.lag import Lag
@@ -73,7 +74,8 @@ class Activity:
         if number or waiting:
             within = f", 99 % of them within {_shown(took)} of being written" if took else ""
             said = f"{counted(number, 'message')} {self._done} in {age(seconds)}{within}; {waiting or 'none waits'}"
-            activity_logger.info("%s: %s", self._subscription, said)
+            about = named("activity", subscription=self._subscription, messages=number, seconds=seconds)
+            activity_logger.info("%s: %s", self._subscription, said, extra=about)
 
 
 def _step(seconds: float) -> int:

@@ -11,6 +11,7 @@ from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.subscription import Declaration, place_of
 from outbox.runtime.clock import clock as monotonic
+from outbox.runtime.named import named
 from outbox.runtime.text import age, counted, one_line, without_server
 from outbox.runtime.throttled_log import Throttle
 from outbox.telemetry.events import Dead, DestinationAway, DestinationBack, Event, Outage, Parked, UpkeepRefused
@@ -109,7 +110,8 @@ class FailureLog:
                 self._away(destination, outages)
             case DestinationBack(outage=outage) if outage.topic in self._logged:
                 self._logged.discard(outage.topic)
-                self._warn(f"{self._words.accepted(outage.topic)} after {age(outage.seconds)}{self._waited(outage)}")
+                text = f"{self._words.accepted(outage.topic)} after {age(outage.seconds)}{self._waited(outage)}"
+                self._warn(text, "destination_back", topic=outage.topic, seconds=outage.seconds)
             case Parked(messages=messages) if self._logged and len(self._waiting) < _MOST_WAITING:
                 waiting = [m for m, parked in messages if parked.state in ("waiting", "blocked")]
                 self._waiting.update((m.id, m.topic) for m in waiting if self._logged & {None, m.topic})
@@ -117,7 +119,7 @@ class FailureLog:
                 self._dead(messages)
             case UpkeepRefused(what=what, error=error) if what not in self._refused_upkeep:
                 self._refused_upkeep.add(what)
-                self._warn(f"cannot delete {what}, going on: {error}")
+                self._warn(f"cannot delete {what}, going on: {error}", "upkeep_refused", error=error)
             case _:
                 pass
 
@@ -131,9 +133,11 @@ class FailureLog:
         for outage in news[:_MOST_LINES]:
             since = f" (since {age(outage.seconds)})" if outage.seconds >= 1 else ""
             why = one_line(without_server(outage.error, destination))
-            self._warn(f"{self._words.refused(outage.topic)}{since}: {why}")
+            about = {"destination": destination, "topic": outage.topic, "error": why, "seconds": outage.seconds}
+            self._warn(f"{self._words.refused(outage.topic)}{since}: {why}", "destination_away", **about)
         if len(news) > _MOST_LINES:
-            self._warn(f"nor does it accept {len(news) - _MOST_LINES} more topics")
+            more = len(news) - _MOST_LINES
+            self._warn(f"nor does it accept {more} more topics", "destination_away", destination=destination)
 
     def _waited(self, outage: Outage) -> str:
         """Return how many messages have waited for the end of an outage, as far as they were parked; forget them."""
@@ -147,10 +151,20 @@ class FailureLog:
         """Log dead letters, with one line for all of a settle."""
         dead = sorted(messages, key=lambda each: each[0].id or 0)
         error = one_line(dead[0][1].error or "no reason given")
-        self._warn(self._words.given_up([message for message, _ in dead], error))
+        first, parking = dead[0]
+        self._warn(
+            self._words.given_up([message for message, _ in dead], error),
+            "dead_letters",
+            messages=len(dead),
+            topic=first.topic,
+            message_id=first.message_id,
+            attempt=parking.attempts,
+            error=error,
+        )
 
-    def _warn(self, text: str) -> None:
-        logger.warning("%s: %s", self._subscription, text)
+    def _warn(self, text: str, event: str, **fields: object) -> None:
+        about = named(event, subscription=self._subscription, **fields)
+        logger.warning("%s: %s", self._subscription, text, extra=about)
 
 
 def words_of(declared: Declaration) -> Words:

@@ -8,6 +8,7 @@ from shlex import quote
 
 from outbox.errors import SubscriptionError
 from outbox.model.subscription import Declaration, Start, Subscription
+from outbox.runtime.named import named
 from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.subscriptions.notices import RefusalNotice
@@ -55,7 +56,8 @@ class Declaring:
                 self.known = True
                 self._say_if_partitions_differ(subscription)
         if found is None or not (found.is_used or found.direct is not None):
-            logger.info("subscription %s begins at %s", subscription.name, self._start if found is None else "earliest")
+            start, about = self._start if found is None else "earliest", named("begins", subscription=subscription.name)
+            logger.info("subscription %s begins at %s", subscription.name, start, extra=about)
         return subscription
 
     def _say_if_partitions_differ(self, stored: Subscription) -> None:

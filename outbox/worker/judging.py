@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
+from outbox.runtime.named import named
 from outbox.runtime.text import counted
 from outbox.worker.batch_size import BatchSize
 from outbox.worker.blame import Blame
@@ -39,7 +40,7 @@ class Judge:
         if isinstance(call, PortionedCall):
             return self._judge_portions(batch, call)
         if not call.finished:
-            logger.warning("a call with %s did not come back in time", counted(len(call.messages), "message"))
+            _tell_late(call)
             self._size.hung()
             return self._nobody_knows(batch, call.messages, self._no_answer)
         if call.verdicts is None:
@@ -59,7 +60,7 @@ class Judge:
         decided = self.apply(batch, *call.answered)
         if not call.left:
             return decided
-        logger.warning("a call with %s did not come back in time", counted(len(call.messages), "message"))
+        _tell_late(call)
         batch.resolve([], [(message, self._policy.failed(message, self._no_answer)) for message in call.messages])
         return True
 
@@ -177,10 +178,18 @@ class Judge:
             if stuck:
                 batch.quota -= len(stuck)
                 why = "its call has not come back; it is held until the call does, or the process is started again"
-                logger.warning("a call with %s hangs for %d s: %s", counted(len(ids), "message"), call.seconds, why)
+                about = named("call_hangs", messages=len(ids), seconds=call.seconds)
+                number = counted(len(ids), "message")
+                logger.warning("a call with %s hangs for %d s: %s", number, call.seconds, why, extra=about)
                 batch.resolve([], [(message, self._policy.waiting(message, why)) for message in stuck])
 
     def _accepted(self, batch: Pending, count: int) -> None:
         self._blame.accepted(count)
         self._size.accepted(count)
         batch.findings.accepted()
+
+
+def _tell_late(call: Call) -> None:
+    about = named("call_late", messages=len(call.messages), topic=call.messages[0].topic)
+    number = counted(len(call.messages), "message")
+    logger.warning("a call with %s did not come back in time", number, extra=about)

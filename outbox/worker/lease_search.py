@@ -14,6 +14,7 @@ from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.shares import fair_shares
 from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
+from outbox.runtime.named import named
 from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
@@ -86,7 +87,8 @@ class LeaseSearch:
                 continue
             if self._stands_by:
                 self._stands_by = False
-                lease_logger.info("%s: the lease is free; taking over", self._subscription)
+                about = named("lease_taken", subscription=self._subscription)
+                lease_logger.info("%s: the lease is free; taking over", self._subscription, extra=about)
             taken[lease] = before
         return taken
 
@@ -112,7 +114,8 @@ class LeaseSearch:
             all_met = len(met) == stored.partitions
             changed = all_met and Subscriptions(channel).begin_next_generation(stored.name)
             if changed and stored.kind == "backfill":
-                lease_logger.info("%s has come to its end", stored.name)
+                about = named("backfill_ended", subscription=stored.name)
+                lease_logger.info("%s has come to its end", stored.name, extra=about)
             return changed
         found = Subscriptions(channel).find(stored.name)
         if stored.kind == "backfill" and found is None:
@@ -133,7 +136,8 @@ class LeaseSearch:
         if self._told != numbers:
             self._told = numbers
             text = "%s: a share of %d of %d partitions, beside %s"
-            lease_logger.info(text, self._subscription, *numbers[:2], counted(numbers[2], "other worker"))
+            others, about = counted(numbers[2], "other worker"), named("lease_share", subscription=self._subscription)
+            lease_logger.info(text, self._subscription, *numbers[:2], others, extra=about)
         return share
 
     def _say_that_it_stands_by(self, holder: Holder) -> None:
@@ -143,7 +147,8 @@ class LeaseSearch:
             watched = (holder.length or self._length).total_seconds()
             held = "another worker holds the lease; standing by"
             left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
-            lease_logger.info("%s: %s", self._subscription, held if holder.live else left)
+            about = named("lease_awaited", subscription=self._subscription)
+            lease_logger.info("%s: %s", self._subscription, held if holder.live else left, extra=about)
         # A lease that a command has borrowed is soon given back, mostly before a renewal.
         theirs, ours = ((each or self._length).total_seconds() for each in (holder.length, self._length))
         # Stored in milliseconds.

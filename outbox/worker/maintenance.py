@@ -35,6 +35,11 @@ class Task:
     begun: bool = False
 
 
+def pause_after(seconds: float, upkeep: Upkeep) -> float:
+    """Return the seconds between two portions: a task that has more to do takes at most a fifth of the time."""
+    return max(upkeep.prune_again, 4 * seconds)
+
+
 class Maintenance:
     """Runs the tasks of one lease. A step without a due task costs little."""
 
@@ -52,7 +57,7 @@ class Maintenance:
         now = time.monotonic()
         self._database = channel.database
         self._teller = teller
-        self._again = upkeep.prune_again
+        self._upkeep = upkeep
 
         def settled(_base: Position) -> bool:
             settlement.prune()
@@ -85,8 +90,7 @@ class Maintenance:
             if began >= task.at and not (behind and task.waits):
                 task.begun = self._done(task, stored_base)
                 now = time.monotonic()
-                # So tasks never take more than a fifth of the worker's time.
-                task.at = now + (max(self._again, 4 * (now - began)) if task.begun else task.every)
+                task.at = now + (pause_after(now - began, self._upkeep) if task.begun else task.every)
 
     def _done(self, task: Task, stored_base: Position) -> bool:
         """Do a task; return whether there is more to do. When a task is refused, messages are sent all the same."""

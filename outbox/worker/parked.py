@@ -12,6 +12,7 @@ from tenacity.wait import wait_exponential
 from outbox.model.message import Message
 from outbox.model.parking import Held
 from outbox.model.retry import seconds_to_wait
+from outbox.runtime.named import named
 from outbox.runtime.text import one_line
 from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.telemetry.events import Teller
@@ -107,7 +108,8 @@ def carry_out(requests: Sequence[Request], parked: Parked, settlement: Settlemen
     for request in requests:
         by = one_line(request.by or "somebody")
         why = "" if request.reason is None else f" ({one_line(request.reason)})"
-        logger.info("parked message %d: %s by %s%s", request.id, request.verb, by, why)
+        about = named(request.verb, subscription=parked.subscription, id=request.id)
+        logger.info("parked message %d: %s by %s%s", request.id, request.verb, by, why, extra=about)
 
 
 class ParkedQueue:

@@ -16,6 +16,7 @@ from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
 from outbox.model.lease import Lease, Partition
 from outbox.model.position import Position
 from outbox.model.subscription import AT, Subscription, place_of
+from outbox.runtime.named import named
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import counted
 from outbox.store.database import Channel, Database
@@ -166,11 +167,13 @@ class SubscriptionWorker:
     def _tell_pauses(self, known: Subscription, stored: Subscription) -> None:
         for pause in stored.pauses:
             if pause not in known.pauses:
-                logger.info("subscription %s: %s", stored.name, pause.in_words())
+                about = named("paused", subscription=stored.name, key=pause.key)
+                logger.info("subscription %s: %s", stored.name, pause.in_words(), extra=about)
         for pause in known.pauses:
             if pause.key not in {each.key for each in stored.pauses}:
                 key = "" if pause.key is None else f" key {pause.key!r}"
-                logger.info("subscription %s:%s resumed", stored.name, key)
+                about = named("resumed", subscription=stored.name, key=pause.key)
+                logger.info("subscription %s:%s resumed", stored.name, key, extra=about)
 
     def _stand_still(self, connection: Connection, stored: Subscription) -> None:
         """Take no lease of a paused subscription; look again with the next poll.
@@ -261,7 +264,8 @@ class SubscriptionWorker:
         if deferral is not None and deferral.asked:
             tries.again_at = time.monotonic() + DEFERRED_SECONDS
         elif not turn.finished and not connection.stop.asked:
-            lease_logger.info("%s: %s; giving it back", self.job.declared.name, self._why(turn))
+            name, why = self.job.declared.name, self._why(turn)
+            lease_logger.info("%s: %s; giving it back", name, why, extra=named("lease_left", subscription=name))
         self.look_at = min(self.look_at, tries.again_at)
 
     def _why(self, turn: Turn) -> str:

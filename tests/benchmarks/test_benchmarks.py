@@ -45,6 +45,7 @@ GOALS = {
     "latency_random_600_p99": "<= 2.00",
     "direct_latency_p50": "<= 1.00",
     "embedded_latency_p50": "<= 0.70",
+    "keep_vs_drain": ">= 0.80",
     "flat_backlog": ">= 0.90",
     "flat_pinned": ">= 0.90",
     "flat_writer_drain": ">= 0.90",

@@ -125,7 +125,7 @@ def test_tables_of_a_newer_version_need_a_newer_library(engine):
 
     found, upgraded = outbox(engine, "doctor", "--json").json["findings"], outbox(engine, "db", "upgrade")
 
-    assert [each["fix"] for each in found] == ["install a newer outbox-log"] * 2
+    assert [each["fix"] for each in found] == ["install a newer outbox-log"]
     assert (upgraded.code, upgraded.err) == (
         1,
         "Error: the tables are of revision 9999, which this version does not know; install a newer outbox-log\n",

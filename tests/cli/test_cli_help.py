@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from outbox.cli import main
+from outbox.cli.relay import SECTIONS
 from tests.support.command_line import outbox
 
 HEAVY = ("sqlalchemy", "alembic", "psycopg", "tenacity", "nats")
@@ -83,7 +84,7 @@ def test_every_option_can_be_set_by_the_environment(path):
 
 def test_the_relay_has_no_more_options_than_a_screen_shows():
     """What few users type is said in the file of routes."""
-    assert len([each for each in ALL["relay"].params if isinstance(each, click.Option)]) <= 22
+    assert len([each for each in ALL["relay"].params if isinstance(each, click.Option)]) <= 23
 
 
 def test_a_variable_counts_as_the_option(sqlite_engine):
@@ -204,3 +205,10 @@ def test_a_missing_folder_is_named(tmp_path, command):
 
     text = f"Error: there is no file {tmp_path}/nodir/x.db, and no folder {tmp_path}/nodir to make it in\n"
     assert (ended.code, ended.err) == (3, text)
+
+
+def test_each_option_of_the_relay_is_in_a_section_of_its_help():
+    parameters = {each.name for each in ALL["relay"].params}
+
+    assert {name for names in SECTIONS.values() for name in names} == {*parameters, "help"}
+    assert "Examples:\n  Send every message" in outbox(None, "relay", "--help").out

@@ -323,4 +323,7 @@ def test_logs_are_lines_of_json_when_asked_for(sqlite_engine, tmp_path):
     )
 
     logged = [json.loads(line) for line in ended.err.splitlines() if line.startswith("{")]
-    assert ("info", "subscription relay begins at earliest") in {(each["level"], each["message"]) for each in logged}
+    (begun,) = [each for each in logged if each["event"] == "begins"]
+    assert (begun["level"], begun["message"], begun["subscription"]) == (
+        "info", "subscription relay begins at earliest", "relay",
+    )  # fmt: skip

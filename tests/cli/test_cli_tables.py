@@ -2,10 +2,13 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from outbox import Done, Outbox, Reject, Relay, Unavailable
+from outbox import Done, Message, Outbox, Reject, Relay, Unavailable
+from outbox.cli.status import show_watched
 from outbox.cli.tables import table_lines
 from tests.rocketmq.halves import ask, begun
 from tests.support.command_line import at_a_terminal, outbox
@@ -147,3 +150,21 @@ def test_a_terminal_shows_in_colour_what_needs_a_person(shop, environment, in_co
     red, yellow = "\x1b[31m", "\x1b[33m"
     assert (f"{red}\x1b[1m{len(KEYS)}" in shown.out, f"{yellow}\x1b[1mwarning:" in shown.err) == (in_colour,) * 2
     assert "\x1b" not in piped.out + piped.err
+
+
+def test_a_watched_status_has_clock_database_rates_and_marks(sqlite_engine, capsys):
+    """Only of the second look on: of the first nothing is known to have changed."""
+    outbox_of_shop = Outbox(sqlite_engine)
+    first = outbox_of_shop.admin.look()
+    with outbox_of_shop.begin() as session:
+        outbox_of_shop.send_all(session, [Message("orders", b"1") for _ in range(30)])
+    second = outbox_of_shop.admin.look()
+    second = replace(second, at=first.at + timedelta(seconds=2))
+
+    show_watched(first, None, "shop.db")
+    before = capsys.readouterr().out
+    show_watched(second, first, "shop.db")
+    after = capsys.readouterr().out
+
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  shop.db\n", before)
+    assert ("▲" in before, "  shop.db, 15 messages/s written\n" in after, "30▲ +15/s" in after) == (False, True, True)

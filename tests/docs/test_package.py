@@ -44,8 +44,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
         names = set(files.namelist())
 
     outside = {name for name in names if not name.startswith("outbox/") and ".dist-info/" not in name}
-    kinds = {Path(name).suffix for name in names if name.startswith("outbox/")}
-    needed = {"outbox/py.typed", "outbox/_migrations/env.py", "outbox/_examples/orders.py"}
+    deploy = {name for name in names if name.startswith("outbox/_examples/deploy/")}
+    kinds = {Path(name).suffix for name in names - deploy if name.startswith("outbox/")}
+    needed = {
+        "outbox/py.typed",
+        "outbox/_migrations/env.py",
+        "outbox/_examples/orders.py",
+        "outbox/_examples/deploy/compose.yaml",
+    }
     assert outside == {"pyspark_outbox.py"}
     assert kinds == {".py", ".typed", ".mako", ".md"}
     assert needed - names == set()
@@ -66,10 +72,15 @@ def test_the_long_description_leads_to_pages_of_the_site(metadata):
     assert {page for page in pages if not (TOP / "docs" / f"{page}.md").is_file()} == set()
 
 
-def test_each_version_of_python_that_is_named_is_one_that_ci_tests(metadata):
+def test_what_is_promised_is_what_the_matrix_tests(metadata):
     named = {each for each in metadata.get_all("Classifier", []) if re.search(r":: 3\.\d+$", each)}
-    script = (TOP / ".ci" / "pythons").read_text()
-    oldest = PROJECT["requires-python"].removeprefix(">=")
-    tested = {oldest, *re.findall(r"python(3\.\d+)", script)}
+    script = (TOP / ".ci" / "matrix").read_text()
+    pythons = sorted({int(minor) for minor in re.findall(r"in_row 3\.(\d+) ", script)})
+    servers = sorted({int(major) for major in re.findall(r"\[(\d+)\]=", script)})
 
-    assert named == {f"Programming Language :: Python :: {version}" for version in tested}
+    promise = f"PostgreSQL {servers[0]} to {servers[-1]}, or SQLite; Python 3.{pythons[0]} to 3.{pythons[-1]}"
+    assert [promise in (TOP / page).read_text().replace("\n", " ") for page in ("README.md", "docs/index.md")] == [
+        True
+    ] * 2
+    assert PROJECT["requires-python"] == f">=3.{pythons[0]}"
+    assert named == {f"Programming Language :: Python :: 3.{minor}" for minor in pythons}

@@ -35,6 +35,7 @@ from tests.rocketmq.parts import (
 )
 from tests.support.handles import HANDLES, a_psycopg_connection
 from tests.support.orders import Base, customers
+from tests.support.sessions import terminate
 from tests.support.waiting import eventually
 
 INSERT = text("INSERT INTO orders (customer) VALUES ('ann')")
@@ -447,8 +448,7 @@ def kill(engine: Engine, business: Connection) -> None:
         business.connection.dbapi_connection.close()  # type: ignore[union-attr]
         return
     pid = business.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
-    with engine.begin() as other:
-        other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+    terminate(engine, "pid = :pid", pid=pid)
 
 
 @pytest.mark.parametrize("has_read", [True, False])

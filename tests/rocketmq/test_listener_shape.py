@@ -37,6 +37,7 @@ from tests.rocketmq.parts import (
     verdicts,
 )
 from tests.support.readers import delivered
+from tests.support.sessions import terminate
 
 
 def sent(outbox, listener, message=None, **options):
@@ -265,13 +266,7 @@ def test_a_half_message_whose_answer_was_lost_is_stored_again_and_is_one(pg_engi
         place = yield from append(self, *args)
         if not lost:
             lost.append(place)
-            with pg_engine.begin() as connection:
-                connection.execute(
-                    text(
-                        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-                        " WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%INSERT%'"
-                    )
-                )
+            terminate(pg_engine, "query LIKE '%INSERT%'")
             raise psycopg.OperationalError("connection lost")
         return place
 
@@ -317,13 +312,7 @@ def test_a_verdict_whose_answer_was_lost_is_written_once_and_known(pg_engine, mo
         decision = yield from written(self, *args, **options)
         if not lost:
             lost.append(decision)
-            with pg_engine.begin() as connection:
-                connection.execute(
-                    text(
-                        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-                        " WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%INSERT%'"
-                    )
-                )
+            terminate(pg_engine, "query LIKE '%INSERT%'")
             raise psycopg.OperationalError("connection lost")
         return decision
 

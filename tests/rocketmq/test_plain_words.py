@@ -17,6 +17,7 @@ from tests.conftest import started
 from tests.rocketmq.parts import COMMIT, ROLLBACK, UNKNOW, Listener, arrived, check_back, producer_of, verdicts
 from tests.support.handles import a_psycopg_connection
 from tests.support.orders import Base, customers
+from tests.support.sessions import terminate
 
 INSERT = text("INSERT INTO orders (customer) VALUES ('ann')")
 
@@ -142,13 +143,7 @@ def business(postgres, request):
 
 def restarted(engine: Engine) -> None:
     """Lose every connection, as by a restart."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND pid <> pg_backend_pid()"
-            )
-        )
+    terminate(engine, "true")
     engine.dispose()
 
 

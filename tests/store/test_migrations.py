@@ -303,6 +303,7 @@ def test_an_upgrade_names_some_of_many_differences(empty_pg):
 def test_an_upgrade_refuses_tables_of_a_newer_version(empty):
     migrate.upgrade(empty)
     do(empty, f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
+    do(empty, "UPDATE outbox_meta SET version = 9999")
 
     with pytest.raises(SchemaError, match=r"are of revision 9999, .* install a newer outbox-log"):
         migrate.upgrade(empty)

@@ -18,6 +18,7 @@ from outbox import NoTransactionError, Outbox, TransactionAbortedError
 from tests.support.handles import HANDLES, conninfo_of
 from tests.support.orders import Base, Order
 from tests.support.readers import bodies
+from tests.support.sessions import terminate
 from tests.support.waiting import eventually
 
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
@@ -42,8 +43,7 @@ def test_an_application_recovers_from_a_lost_connection(pg_engine):
     with Session(pg_engine) as session:
         outbox.send(session, "orders", "1")
         pid = session.scalar(text("SELECT pg_backend_pid()"))
-        with pg_engine.connect() as other:
-            other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+        terminate(pg_engine, "pid = :pid", pid=pid)
         with pytest.raises(DBAPIError) as caught:
             outbox.send(session, "orders", "2")
         session.rollback()
@@ -59,8 +59,7 @@ def test_a_commit_on_a_lost_connection_is_an_error(pg_engine):
     with Session(pg_engine) as session:
         outbox.send(session, "orders", "1")
         pid = session.scalar(text("SELECT pg_backend_pid()"))
-        with pg_engine.connect() as other:
-            other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+        terminate(pg_engine, "pid = :pid", pid=pid)
         with pytest.raises(DBAPIError):
             session.commit()
         session.rollback()

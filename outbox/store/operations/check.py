@@ -30,7 +30,7 @@ from outbox.schema import VERSION, Tables, tables
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding
 from outbox.store.dialects.statements import Sql
-from outbox.store.identity import is_elsewhere, stored_identity
+from outbox.store.identity import NEWER, is_elsewhere, stored_identity
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.progress import ProgressLog
 
@@ -38,8 +38,6 @@ _MISSING = "is missing"
 #: The tables in the database of a consumer without an outbox.
 INBOX_ALONE = {"outbox_inbox"}
 _MARK = "outbox_progress.last_message"
-#: The fix where a later version has made the tables.
-NEWER = "install a newer outbox-log"
 _MOST_SLOTS = 32_767
 _SAMPLED = 1_000
 #: Clocks that NTP sets differ by milliseconds.

@@ -7,6 +7,7 @@ messages as lost, and would no longer notice a purge of those.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -33,21 +34,21 @@ _PARKED = "SELECT subscription, id, state FROM {parked} WHERE {chosen} ORDER BY 
 class Erased:
     """The number of messages that went from the log, and of dead letters that were discarded.
 
-    `waiting`: the ids of messages that stay, by the subscription that has still to deliver them. `undecided`: the ids
-    of half messages that stay until their transaction has a verdict.
+    `waiting`: how many messages stay, by the subscription that has still to deliver or discard them. `undecided`: how
+    many half messages stay until their transaction has a verdict.
     """
 
     rows: int
-    waiting: dict[str, set[int]]
-    undecided: set[int]
-    dead_letters: int = 0
+    dead_letters: int
+    waiting: Mapping[str, int]
+    undecided: int
 
 
 class Erasure:
     """Finds and deletes the messages with one of these keys or message ids."""
 
     def __init__(
-        self, channel: Channel, *, keys: tuple[str, ...], message_ids: tuple[UUID, ...], batch: int = BATCH
+        self, channel: Channel, *, keys: Sequence[str], message_ids: Sequence[UUID], batch: int = BATCH
     ) -> None:
         self._channel = channel
         self._batch = batch
@@ -63,15 +64,17 @@ class Erasure:
         self._chosen = database.sql(_CHOSEN, chosen=" OR ".join(chosen))
         self._parked = database.sql(_PARKED, chosen=" OR ".join(chosen))
 
-    def run(self, *, rehearsal: bool = False) -> Erased:
+    def run(self, *, rehearsal: bool = False) -> tuple[int, dict[str, set[int]], int]:
         """Delete the messages that every subscription has passed; a rehearsal counts them.
+
+        Returns:
+            The number of deleted messages; the ids that stay, by subscription; the number of undecided half messages.
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell which messages are still needed.
         """
         waiting: dict[str, set[int]] = defaultdict(set)
-        undecided: set[int] = set()
-        rows = after = 0
+        rows = undecided = after = 0
         while (upto := self._channel.rows(_SPAN, after=after, rows=self._batch)[0][0]) is not None:
             found = self._channel.rows(self._chosen, after=after, upto=upto, **self._parameters)
             # The bases are read after the rows: a base sees later what it saw before.
@@ -81,15 +84,14 @@ class Erasure:
                 behind = {name for name, base in bases if not base.sees(number)}
                 for name in behind:
                     waiting[name].add(id)
-                if is_undecided:
-                    undecided.add(id)
-                elif not behind:
+                undecided += bool(is_undecided)
+                if not is_undecided and not behind:
                     passed.append(id)
             if passed and not rehearsal:
                 self._channel.run(_DELETE, ids=self._channel.database.bind(passed))
             rows += len(passed)
             after = upto
-        return Erased(rows=rows, waiting=waiting, undecided=undecided)
+        return rows, waiting, undecided
 
     def parked(self) -> list[tuple[str, int, str]]:
         """Return the parked copies of the messages: subscription, id in the log, and state."""
