@@ -31,10 +31,12 @@ from outbox.admin.results import (
 from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
+from outbox.model.message import Message
 from outbox.model.subscription import Start, Subscription
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding as Defect
+from outbox.store.operations import tail
 from outbox.store.operations.check import findings
 from outbox.store.operations.erasure import Erased
 from outbox.store.operations.half_status import HalfStatus, half_standings
@@ -316,6 +318,21 @@ class Admin:
 
     # The log and the tables
 
+    def newest(self, *, limit: int = 20, topic: str | None = None, key: str | None = None) -> tuple[Message, ...]:
+        """Return at most `limit` messages of the newest 10 000, in the order of the log, sent or not.
+
+        Args:
+            limit: at most so many.
+            topic, key: only messages of a topic, or with a key.
+        """
+        with self._channel() as channel:
+            return tuple(tail.newest(channel, limit, topic, key))
+
+    def message(self, id: int) -> Message | None:
+        """Return a message of the log by its id; None: there is none, or no longer."""
+        with self._channel() as channel:
+            return tail.message(channel, id)
+
     def purge(self, older_than: timedelta, *, rehearsal: bool = False) -> Purged:
         """Delete old messages that every subscription has passed, in small batches; see `outbox purge`.
 
@@ -360,6 +377,8 @@ class Admin:
         with self._channel() as channel:
             return tuple(findings(channel))
 
+    anewest = awaited(newest)
+    amessage = awaited(message)
     apurge = awaited(purge)
     aerase = awaited(erase)
     acheck = awaited(check)

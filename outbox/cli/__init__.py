@@ -23,6 +23,8 @@ _VERBS = {
     "consume": ("outbox.cli.consume:consume", "Handle messages of the log by functions of an application."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
     "half": ("outbox.cli.half:half", "Look at pending transactions, decide on them, ask about them."),
+    "send": ("outbox.cli.send:send", "Write a message, for a first try."),
+    "log": ("outbox.cli.log:log", "Look at the messages of the log."),
     "parked": ("outbox.cli.parked:parked", "Look at messages set aside, and decide on them."),
     "subscriptions": (
         "outbox.cli.subscriptions:subscriptions",

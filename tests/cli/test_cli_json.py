@@ -23,6 +23,8 @@ ALL = {"version": "number", "more": "boolean"}
 BESIDES = "What `status` has besides"
 COMMANDS = {
     "status": [],
+    "log tail": [],
+    "send": ["fine", "a body"],
     "parked list": [],
     "parked replay": ["--all", "--topic", "bad", "--yes"],
     "parked discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],

@@ -1,0 +1,83 @@
+"""`outbox log`: the messages of the log, whether they were sent or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from outbox.cli.groups import Group
+from outbox.cli.options import Target, about_a_database, as_json, option
+from outbox.cli.output import moment, say, show_json, show_table
+
+if TYPE_CHECKING:
+    from outbox.model.message import Message
+
+_HEADERS = ("ID", "CREATED (UTC)", "TOPIC", "KEY", "BYTES", "BODY")
+#: Characters of a body in a table.
+_SHOWN = 60
+
+
+@click.group(cls=Group, no_args_is_help=True)
+def log() -> None:
+    """Look at the messages of the log, sent or not, until retention deletes them."""
+
+
+@log.command()
+@about_a_database
+@option("--topic", help="Only of a topic.")
+@option("--key", help="Only with a key.")
+@option("--limit", type=click.IntRange(1, 10_000), default=20, help="Show at most so many.")
+@as_json
+def tail(*, target: Target, topic: str | None, key: str | None, limit: int, json: bool) -> None:
+    """List the newest messages, in the order of the log.
+
+    With --topic or --key the newest 10 000 messages are searched. Half messages are not shown.
+    """
+    from outbox.admin.admin import Admin
+
+    with target.open_outbox() as channel:
+        found = Admin(channel).newest(limit=limit, topic=topic, key=key)
+    if json:
+        show_json({"messages": [_as_json(each) for each in found]})
+    elif found:
+        show_table(_HEADERS, map(_row, found), numbers=("ID", "BYTES"))
+    else:
+        say("no messages")
+
+
+@log.command()
+@about_a_database
+@click.argument("id", type=click.IntRange(1))
+@as_json
+def show(*, target: Target, id: int, json: bool) -> None:
+    """Show a message with headers and body."""
+    from outbox.admin.admin import Admin
+    from outbox.cli.contents import show_contents, show_fields
+
+    with target.open_outbox() as channel:
+        found = Admin(channel).message(id)
+    if found is None:
+        raise click.ClickException(f"no message {id} is in the log; perhaps it was purged")
+    if json:
+        show_json(_as_json(found))
+    else:
+        show_fields(_fields(found))
+        show_contents(found)
+
+
+def _fields(message: Message) -> dict[str, object]:
+    return {name: getattr(message, name) for name in ("id", "message_id", "topic", "key", "created_at")}
+
+
+def _as_json(message: Message) -> dict[str, object]:
+    from outbox.cli.contents import contents_of
+
+    return {**_fields(message), **contents_of(message)}
+
+
+def _row(message: Message) -> tuple[object, ...]:
+    created = None if message.created_at is None else moment(message.created_at, zone=False)
+    body = message.body.decode(errors="replace")
+    shown = body if len(body) <= _SHOWN else f"{body[:_SHOWN]}…"
+    return (message.id, created, message.topic, message.key, len(message.body), shown)

@@ -1,0 +1,57 @@
+"""`outbox send`: writes a message in a transaction of its own, for a first try."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import click
+
+from outbox.cli.options import DURATION, Target, about_a_database, as_json, as_value, option
+from outbox.cli.output import tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """The options for the fields of a message."""
+
+    key: str | None
+    tags: str | None
+    content_type: str | None
+    delay: timedelta | None
+
+
+@click.command()
+@about_a_database
+@click.argument("topic")
+@click.argument("body")
+@option("--key", help="The unit of order.")
+@option("--tags", help="One tag.")
+@option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. May be given several times.")
+@option("--content-type", help="Of the body.  [text/plain]")
+@option("--delay", type=DURATION, help="Time until the message may be sent.")
+@as_value("fields", Fields)
+@as_json
+def send(*, target: Target, topic: str, body: str, headers: tuple[str, ...], fields: Fields, json: bool) -> None:
+    """Write a message to the log, in a transaction of its own, for a first try.
+
+    BODY is text; - reads the bytes of standard input. An application writes its messages in its own transactions
+    instead, so that messages and data are committed together.
+    """
+    from outbox.cli.connection import open_channel_of, open_database
+    from outbox.outbox import Outbox
+
+    pairs = [each.partition("=") for each in headers]
+    if wrong := [name for name, separator, _ in pairs if not separator]:
+        raise click.UsageError(f"--header {wrong[0]}: write NAME=VALUE")
+    content = sys.stdin.buffer.read() if body == "-" else body
+    with open_database(target.url, target.schema) as database, database.explained():
+        with open_channel_of(database):
+            outbox = Outbox(database.engine, schema=target.schema, slots=database.slots)
+        with outbox.begin() as session:
+            id = outbox.send(
+                session, topic, content, headers={name: value for name, _, value in pairs}, **asdict(fields)
+            )
+        outbox.close()
+    tell(f"message {id} is in the log, topic {topic}", {"message_id": id, "topic": topic}, json=json)

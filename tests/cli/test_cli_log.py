@@ -1,0 +1,52 @@
+"""`outbox send` and `outbox log`: a first message from the command line, and a look at the log."""
+
+import pytest
+from sqlalchemy import Engine
+
+from outbox import Outbox
+from tests.rocketmq.halves import begun
+from tests.support.command_line import outbox
+
+OPTIONS = ("--key", "order-7", "--tags", "placed", "--header", "X-Trace=7=8", "--delay", "1h")
+
+
+def ids(engine: Engine, *options: str) -> list[int]:
+    return [each["id"] for each in outbox(engine, "log", "tail", "--json", *options).json["messages"]]
+
+
+def test_a_message_is_sent_and_shown_with_all_that_it_carries(engine):
+    sent = outbox(engine, "send", "orders", "\u00a1hola!", *OPTIONS)
+
+    (found,) = Outbox(engine).admin.newest()
+    shown = outbox(engine, "log", "show", str(found.id), "--json").json
+    assert (sent.code, sent.err) == (0, f"message {found.message_id} is in the log, topic orders\n")
+    assert (shown["body"], shown["key"], shown["tags"], shown["headers"], shown["content_type"]) == (
+        "\u00a1hola!", "order-7", "placed", {"X-Trace": "7=8"}, "text/plain",
+    )  # fmt: skip
+    assert shown["deliver_at"] > shown["created_at"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("or ders", "1"), "topic"),
+        (("orders", "1", "--header", "X-Trace"), "--header X-Trace: write NAME=VALUE"),
+        (("orders", "1", "--key", ""), "key"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_written(sqlite_engine, arguments, said):
+    ended = outbox(sqlite_engine, "send", *arguments)
+
+    assert (ended.code != 0, said in ended.err, ids(sqlite_engine)) == (True, True, [])
+
+
+def test_the_newest_are_listed_in_the_order_of_the_log_without_half_messages(engine):
+    for topic, key in (("orders", "a"), ("mail", "b"), ("orders", "b")):
+        outbox(engine, "send", topic, "1", "--key", key)
+    begun(engine, "orders")
+
+    found = [ids(engine, *options) for options in ((), ("--limit", "2"), ("--topic", "orders"), ("--key", "b"))]
+
+    assert found == [[1, 2, 3], [2, 3], [1, 3], [2, 3]]
+    assert outbox(engine, "log", "tail").out.splitlines()[1].split()[3:] == ["orders", "a", "1", "1"]
+    assert [outbox(engine, "log", "show", id).code for id in ("1", "4", "99")] == [0, 1, 1]
