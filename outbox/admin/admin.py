@@ -82,7 +82,11 @@ class Admin:
     # Looking
 
     def look(self, thresholds: Thresholds = _DEFAULT) -> Look:
-        """Return statuses, findings and transactions at one moment, as `outbox status` shows them."""
+        """Return statuses, findings and transactions at one moment, as `outbox status` shows them.
+
+        Raises:
+            SubscriptionError: a subscription with limits of its own is not there.
+        """
         with self._channel() as channel:
             return _look(channel, thresholds)
 
@@ -402,6 +406,8 @@ def _numbers(parked: Mapping[str, Count]) -> dict[str, int]:
 
 
 def _look(channel: Channel, thresholds: Thresholds) -> Look:
+    for name in thresholds.named:
+        Subscriptions(channel).get_all(name)  # a name that is not there is an error
     now, found = standings(channel)
     facts = Facts(
         now=now,

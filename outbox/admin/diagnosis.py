@@ -175,7 +175,7 @@ class _Diagnosis:
         """Yield that there are dead letters; of each transaction the first half message alone is dead."""
         troubles = [each for each in standing.troubles if each.state == "dead"]
         number, subscription = standing.parked["dead"], standing.subscription
-        if not troubles or number.number <= self.limits.max_dead:
+        if not troubles or number.number <= self.limits.of(subscription.name).max_dead:
             return
         since, is_check = min(each.since for each in troubles), subscription.kind == "check"
         group_option = f" --group {quote(subscription.tags[0])}" if subscription.tags else ""
@@ -214,7 +214,7 @@ class _Diagnosis:
         # An extract reads when a person starts it, and has a limit of its own; a person has slowed a paused one down.
         if standing.hold is not None or standing.subscription.pause is not None:
             return
-        exceeded, limits = list[str](), self.limits
+        exceeded, limits = list[str](), self.limits.of(standing.subscription.name)
         if standing.behind > limits.max_lag:
             oldest = age(standing.behind.total_seconds())
             exceeded.append(f"the oldest for {oldest}, which is more than {age(limits.max_lag.total_seconds())}")

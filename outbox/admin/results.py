@@ -28,12 +28,18 @@ class Thresholds:
     """The limits beyond which a subscription causes a finding.
 
     `max_lag`: how long the oldest message may wait. `max_dead`: how many dead letters there may be. `max_backlog`: how
-    many messages may wait; None: any number. The limits count for each subscription.
+    many messages may wait; None: any number. The limits count for each subscription. `named`: other limits for single
+    subscriptions, by name.
     """
 
     max_lag: timedelta = timedelta(minutes=5)
     max_dead: int = 0
     max_backlog: int | None = None
+    named: Mapping[str, Thresholds] = field(default_factory=dict)
+
+    def of(self, subscription: str) -> Thresholds:
+        """Return the limits of one subscription."""
+        return self.named.get(subscription, self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

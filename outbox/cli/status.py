@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,17 +24,46 @@ _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "R
 _PAUSE_SECONDS = 2.0
 
 
+class _Limit(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A limit, or `NAME=LIMIT` for one subscription."""
+
+    def __init__(self, of: click.ParamType) -> None:  # type: ignore[type-arg]  # as above
+        self._of = of
+        self.name = of.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str | None, Any]:
+        """Return the name of the subscription, if there is one, and the limit."""
+        if isinstance(value, tuple):
+            return value
+        name, _, limit = value.rpartition("=")
+        return name or None, self._of.convert(limit, param, ctx)
+
+
+def _limit(name: str, of: click.ParamType, help: str) -> Callable[[Any], Any]:  # type: ignore[type-arg]  # as above
+    return option(name, type=_Limit(of), multiple=True, metavar="[NAME=]LIMIT", help=help)
+
+
+def _thresholds(given: Sequence[tuple[str, str | None, Any]]) -> Thresholds:
+    """Return thresholds from limits, each with the name of a subscription, or None for all."""
+    from outbox.admin.results import Thresholds
+
+    common = Thresholds(**{limit: value for limit, name, value in given if name is None})
+    named: dict[str, Thresholds] = {}
+    for limit, name, value in given:
+        if name is not None:
+            named[name] = replace(named.get(name, common), **{limit: value})
+    return replace(common, named=named)
+
+
 @click.command()
 @about_a_database
 @as_json
 @option("--watch", is_flag=True, help="Show the state every two seconds, with rates and marks, until interrupted.")
 @option("--check", is_flag=True, help="End with exit code 1 if there is any warning.")
-@option("--max-lag", type=DURATION, default="5m", help="Warn of messages that have waited longer.")
-@option("--max-dead", type=click.IntRange(0, 9_999), default=0, help="Warn of more dead letters.")
-@option("--max-backlog", type=click.IntRange(0), help="Warn when more messages wait.")
-def status(
-    *, target: Target, json: bool, watch: bool, check: bool, max_lag: timedelta, max_dead: int, max_backlog: int | None
-) -> None:
+@_limit("--max-lag", DURATION, "Warn of messages that have waited longer. [5m]")
+@_limit("--max-dead", click.IntRange(0, 9_999), "Warn of more dead letters. [0]")
+@_limit("--max-backlog", click.IntRange(0), "Warn when more messages wait. [any number]")
+def status(*, target: Target, json: bool, watch: bool, check: bool, **limits: Sequence[tuple[str | None, Any]]) -> None:
     """Show what waits, since when, and who works on it.
 
     BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to DEAD
@@ -43,7 +73,7 @@ def status(
     Findings say what is wrong, since when, and what to do: messages have waited for their destination, have failed for
     a minute, or are older than --max-lag. Others tell of dead letters, of a worker that cannot begin, of a subscription
     without a worker, and of a log without a reader. A monitor uses --check. The limits count for each subscription, but
-    for no extract.
+    for no extract; --max-lag 5m --max-lag billing=1h gives one subscription a limit of its own.
 
     A second table has the partitions of subscriptions with several: 1/4 is partition 1 of four, counted from 0. With
     1/4→2 there will be two partitions as soon as all four have met.
@@ -61,10 +91,10 @@ def status(
     if check and watch:
         raise click.UsageError("--check and --watch exclude each other")
     from outbox.admin.admin import Admin
-    from outbox.admin.results import Look, Thresholds
+    from outbox.admin.results import Look
     from outbox.cli.connection import InboxAloneError
 
-    thresholds = Thresholds(max_lag=max_lag, max_dead=max_dead, max_backlog=max_backlog)
+    thresholds = _thresholds([(limit, *each) for limit, given in limits.items() for each in given])
     if watch:
         _watch(target, thresholds, json=json)
         return

@@ -17,12 +17,14 @@ from outbox.rocketmq import TransactionMQProducer
 from outbox.store.idempotency import dedup, inbox
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.settings import Upkeep
 from tests.rocketmq.parts import COMMIT, GROUP, HALF_TOPIC, Listener, check_back
 from tests.support.command_line import outbox as typed
-from tests.support.destination import Destination
+from tests.support.destination import Destination, fill, relay_to
 from tests.support.directly import settled, writing_directly
 from tests.support.guests import owner_and_guest
 from tests.support.pages import TOP, blocks
+from tests.support.waiting import eventually
 
 RIGHTS = (TOP / "docs" / "rights.md").read_text()
 SPARK = (TOP / "docs" / "spark-cluster.md").read_text()
@@ -188,14 +190,23 @@ def test_a_relay_and_a_consumer(roles, partitions):
 
 
 def test_a_relay_that_purges(roles):
+    """As the command does, and by its retention; verdicts on transactions go, too."""
+    owner, _ = roles
     outbox = granted(roles, "--relay", "ROLE", "--purge")
-    with (owner := Outbox(roles[0])).begin() as session:
-        owner.send(session, "orders", b"1")
-    Relay(outbox, lambda _: None).until_empty()
+    fill(Outbox(owner), 3)
+    relay = relay_to(Destination(), outbox, upkeep=Upkeep(purge=0.05), keep=timedelta(milliseconds=1))
+    relay.start()
 
+    def is_empty():
+        with owner.connect() as connection:
+            return connection.scalar(text("SELECT count(*) FROM outbox_message")) == 0
+
+    gone = eventually(is_empty)
+    relay.stop()
+    relay.join(20)
     with closing(outbox.database.open()) as channel:
-        assert Purge(channel).run(timedelta(0)).rows == 1
-    assert rights_on_log(roles) == ["SELECT", "DELETE"]
+        assert Purge(channel).run(timedelta(0)).rows == 0
+    assert (gone, rights_on_log(roles)) == (True, ["SELECT", "DELETE"])
 
 
 def test_an_inbox_of_a_consumer_and_a_monitor(roles):

@@ -283,6 +283,9 @@ def at_work(engine: Engine) -> Iterator[None]:
         (360, (), 1),
         (360, ("--max-lag", "10m"), 0),
         (90, ("--max-lag", "1m"), 1),
+        (360, ("--max-lag", "relay=10m"), 0),
+        (90, ("--max-lag", "1h", "--max-lag", "relay=1m"), 1),
+        (240, ("--max-backlog", "0", "--max-backlog", "relay=3", "--max-lag", "relay=1h"), 0),
         (240, ("--max-backlog", "2"), 1),
         (240, ("--max-backlog", "3"), 0),
     ],
@@ -300,6 +303,20 @@ def test_a_worker_that_is_too_slow_is_told_by_how_far_it_is_behind(engine, secon
         bool(code),
         bool(code),
     )
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [
+        ("nobody=1m", "there is no subscription 'nobody'"),
+        ("relay=soon", "'soon' is not a duration"),
+        ("relay=", "'' is not a duration"),
+    ],
+)
+def test_a_limit_of_a_subscription_that_is_not_there_is_an_error(sqlite_engine, limit, says):
+    ended = outbox(sqlite_engine, "status", "--check", "--max-lag", limit)
+
+    assert (ended.code, says in ended.err) == (2, True), ended.err
 
 
 def test_a_lag_is_told_with_its_limit(engine):

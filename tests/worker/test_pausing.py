@@ -1,8 +1,10 @@
 """A person pauses a subscription, or a key, or slows it down: workers hand nothing over, and go on in order."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.pace import Pace
 from outbox.worker.settings import Settings
-from tests.support.destination import Destination, expected, fill, relay_to
+from tests.support.destination import LONG_LEASE, Destination, expected, fill, relay_to
 from tests.support.parked import states
 from tests.support.readers import send
 from tests.support.waiting import eventually
@@ -109,6 +111,29 @@ def test_messages_of_a_paused_key_wait_in_order_and_others_pass(outbox):
     assert held_back == []
     assert all(destination.of_key(f"k{key}") == expected(key, 200) for key in range(20))
     assert states(outbox.engine) == {}
+
+
+def test_a_pause_holds_back_everything_beside_a_call_that_hangs(outbox):
+    """The relay keeps the lease of such a partition when it is asked for it, but not its hands on the messages."""
+    destination, hangs = Destination(), threading.Event()
+    hangs.set()
+    destination.hanging = lambda messages: hangs.is_set() and any(message.key == "k1" for message in messages)
+    fill(outbox, 1, first=1)
+    with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300), lease=LONG_LEASE)):
+        assert eventually(lambda: destination.calls == 1)
+        fill(outbox, 18, first=2)
+        assert eventually(lambda: len(destination.messages) == 18)
+        pause(outbox)
+        time.sleep(1)
+        fill(outbox, 20, first=20)
+        time.sleep(1)
+        beside = len(destination.messages)
+        hangs.clear()
+        resume(outbox)
+        assert eventually(lambda: len(destination.messages) == 39)
+
+    assert beside == 18
+    assert destination.of_key("k1") == [b"1", b"21"]
 
 
 def test_a_paused_key_stays_paused_over_starts_and_the_pause_of_everything(outbox):

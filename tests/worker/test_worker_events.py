@@ -156,6 +156,22 @@ def test_a_call_is_told_on_the_thread_that_made_it_and_a_batch_where_it_was_read
     }
 
 
+def test_a_worker_beats_while_a_call_hangs(sqlite_engine):
+    outbox, beats, end = Outbox(sqlite_engine), list[events.Beat](), threading.Event()
+    began = threading.Event()
+    outbox.listen(lambda event: beats.append(event) if began.is_set() and isinstance(event, events.Beat) else None)
+    send(outbox, "1")
+
+    def hang(_message: Message) -> None:
+        began.set()
+        end.wait(60)
+
+    with outbox.running(hang, settings=BRISK, deadline=timedelta(seconds=0.1)):
+        assert eventually(lambda: len(beats) >= 2)
+        assert not end.is_set()
+        end.set()
+
+
 def test_a_destination_that_is_away_is_told_again_and_again_and_its_return_once(engine):
     outbox = Outbox(engine)
     told = listening(outbox)
