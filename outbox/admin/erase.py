@@ -43,10 +43,16 @@ def erase(
             chosen = ParkedFilter(ids=tuple(ids), states=("dead",))
             ParkedMessages(channel, name).request(chosen, "discard", by, "outbox erase")
             carry_out_without_worker(channel, name)
-    rows, waiting, undecided = erasure.run(rehearsal=rehearsal)
-    for name, id, _ in erasure.parked():
-        if not rehearsal or id not in dead[name]:
-            waiting[name].add(id)
+    waiting: dict[str, set[int]] = defaultdict(set)
+
+    def note_copies() -> None:
+        for name, id, _ in erasure.parked():
+            if not rehearsal or id not in dead[name]:
+                waiting[name].add(id)
+
+    note_copies()
+    rows, undecided = erasure.run(waiting, rehearsal=rehearsal)
+    note_copies()  # of messages that a worker has parked meanwhile
     return Erased(
         rows=rows,
         dead_letters=sum(map(len, dead.values())),

@@ -30,6 +30,7 @@ logger = logging.getLogger("outbox")
 #: At most so many connections are open, each for at most so many seconds.
 MOST_CONNECTIONS = 16
 MOST_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
 _TEXT = "text/plain; charset=utf-8"
 
 #: Status, content type and body.
@@ -51,11 +52,10 @@ def serving(host: str, port: int, supervisor: Supervisor, looks: Looks) -> Itera
         }
         try:
             server = open.enter_context(_Server(host, port, routes))
-        except OSError as error:
-            where = f"--http {host}:{port}"
-            raise click.UsageError(
-                f"{where}: {error.strerror}; give an address of this machine and a free port"
-            ) from None
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or "that is no name of a host"
+            fix = "give an address of this machine and a free port"
+            raise click.UsageError(f"--http {host}:{port}: {why}; {fix}") from None
         threading.Thread(target=server.serve_forever, name="outbox-http", daemon=True).start()
         open.callback(server.shutdown)
         at = server.socket.getsockname()[1]
@@ -124,6 +124,15 @@ class _Server(ThreadingMixIn, TCPServer):
         self._lock = threading.Lock()
         super().__init__((host, port), _Handler)
 
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection."""
+        try:
+            return super().get_request()
+        except OSError:
+            # For want of descriptors; the server would try again at once, and take a processor.
+            time.sleep(_PAUSE_SECONDS)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection."""
         with self._lock:
@@ -146,7 +155,7 @@ class _Server(ThreadingMixIn, TCPServer):
                     _cut_off(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error, unless it is that of a client which went away or was cut off."""
+        """Log an error, unless the client went away or was cut off."""
         error = sys.exception()
         if not isinstance(error, OSError):
             logger.error("--http: a request failed", exc_info=error)
@@ -176,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_HEAD = do_GET  # noqa: N815 - as above
+    do_HEAD = do_GET  # noqa: N815 - the name that the server calls
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: a probe comes every few seconds."""

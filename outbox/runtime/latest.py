@@ -28,8 +28,9 @@ class Latest(Generic[T]):
         """Ask in a thread, unless the question is being asked, or was a moment ago."""
         with self._changed:
             if not self._asking and time.monotonic() >= self._again_at:
-                self._asking = True
                 threading.Thread(target=self._run, name="outbox-latest", daemon=True).start()
+                # Last, because a thread may not start for want of memory.
+                self._asking = True
 
     def get(self, until: float) -> T:
         """Return the newest answer; wait for a new one until a moment by `time.monotonic`.

@@ -211,7 +211,7 @@ def test_such_a_dead_letter_can_be_looked_at(sqlite_engine, tmp_path, headers):
         insert(connection, "1", headers)
     relay_to(open_sender(f"file://{tmp_path}/messages.jsonl"), Outbox(sqlite_engine)).until_empty()  # type: ignore[arg-type]  # any sender will do
 
-    shown, as_json = command(sqlite_engine, "dead", "show", "1"), command(sqlite_engine, "dead", "show", "1", "--json")
+    shown, as_json = (command(sqlite_engine, "parked", "show", "1", *more) for more in ([], ["--json"]))
 
     assert (shown.code, UNFIT[headers] in shown.out) == (0, True)
     assert as_json.json["headers"] == headers

@@ -6,7 +6,6 @@ messages as lost, and would no longer notice a purge of those.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,16 +63,21 @@ class Erasure:
         self._chosen = database.sql(_CHOSEN, chosen=" OR ".join(chosen))
         self._parked = database.sql(_PARKED, chosen=" OR ".join(chosen))
 
-    def run(self, *, rehearsal: bool = False) -> tuple[int, dict[str, set[int]], int]:
+    def run(self, waiting: dict[str, set[int]], *, rehearsal: bool = False) -> tuple[int, int]:
         """Delete the messages that every subscription has passed; a rehearsal counts them.
 
+        Args:
+            waiting: the ids of parked copies that stay, by subscription. Their messages stay in the log, too. The ids
+                that a subscription has not passed are added.
+            rehearsal: delete nothing.
+
         Returns:
-            The number of deleted messages; the ids that stay, by subscription; the number of undecided half messages.
+            The number of deleted messages, and of half messages that stay until their transaction has a verdict.
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell which messages are still needed.
         """
-        waiting: dict[str, set[int]] = defaultdict(set)
+        copies = set().union(*waiting.values())
         rows = undecided = after = 0
         while (upto := self._channel.rows(_SPAN, after=after, rows=self._batch)[0][0]) is not None:
             found = self._channel.rows(self._chosen, after=after, upto=upto, **self._parameters)
@@ -83,15 +87,15 @@ class Erasure:
             for id, number, is_undecided in found:
                 behind = {name for name, base in bases if not base.sees(number)}
                 for name in behind:
-                    waiting[name].add(id)
+                    waiting.setdefault(name, set()).add(id)
                 undecided += bool(is_undecided)
-                if not is_undecided and not behind:
+                if not is_undecided and not behind and id not in copies:
                     passed.append(id)
             if passed and not rehearsal:
                 self._channel.run(_DELETE, ids=self._channel.database.bind(passed))
             rows += len(passed)
             after = upto
-        return rows, waiting, undecided
+        return rows, undecided
 
     def parked(self) -> list[tuple[str, int, str]]:
         """Return the parked copies of the messages: subscription, id in the log, and state."""
