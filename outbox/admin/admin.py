@@ -112,7 +112,8 @@ class Admin:
 
         Args:
             limit: at most so many.
-            choice: see `Choice`; without any all parked messages are meant.
+            choice: `name` of the subscription, `state` (one or several), `topic`, `key`, `error_like` (a part of the
+                error) and `before` (the moment of parking); without any all parked messages are meant.
 
         Raises:
             SubscriptionError: there is no such subscription or state, or a moment has no zone.
@@ -151,7 +152,8 @@ class Admin:
         Args:
             ids: of messages; or `all=True` for every message of a choice.
             reason: for the log.
-            order: see `Order`.
+            order: a choice as in `parked`; `by`, the person; `rehearsal=True`: change nothing, and return the number of
+                messages that are meant.
 
         Raises:
             SubscriptionError: neither ids nor `all`; an id that is not parked, or that several subscriptions have
@@ -181,7 +183,8 @@ class Admin:
         Args:
             name: of the subscription.
             start: "earliest", "latest" or a moment.
-            properties: see `Properties`; `destination` is needed.
+            properties: `destination`, which is needed, and `topics`, `tags`, `filter`, `on_dead`, `grace`, `ordered`,
+                `compact`, `partitions`.
 
         Raises:
             SubscriptionError: a subscription of this name has other properties, or a route has the topics.
@@ -195,7 +198,7 @@ class Admin:
         Args:
             name: of the subscription.
             wait: for how long a worker is asked for its lease.
-            properties: see `Properties`.
+            properties: those of `create`; `partitions` is a change of its own.
 
         Raises:
             SubscriptionError: the change does not fit the subscription, or a worker keeps the lease. Nothing changed.

@@ -79,23 +79,24 @@ def run_probed(supervisor: Supervisor, probes: Probes, looks: Mapping[str, Calla
 
     `looks`: at the databases of the works, by label.
     """
+    from outbox.admin.gauges import Looks
     from outbox.runtime.signals import stopping_on_signals
     from outbox.telemetry.events import EVERYWHERE
 
+    seen = Looks(looks)
     if "opentelemetry.trace" in sys.modules:
         # By opentelemetry-instrument, or by the module of a consumer.
         from outbox.telemetry.opentelemetry import export
 
-        export()
+        export(seen.samples)
     pulse = Pulse(supervisor, probes.heartbeat_file, os.environ)
     with ExitStack() as open:
         EVERYWHERE.listen(supervisor.told)
         open.callback(EVERYWHERE.unlisten, supervisor.told)
         if probes.http is not None:
-            from outbox.admin.gauges import Looks
             from outbox.cli.http import serving
 
-            open.enter_context(serving(*probes.http, supervisor, Looks(looks)))
+            open.enter_context(serving(*probes.http, supervisor, seen))
         open.enter_context(stopping_on_signals(supervisor.stop))
         for _ in supervisor.running():
             pulse.beat()

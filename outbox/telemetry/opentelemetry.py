@@ -16,7 +16,7 @@ from outbox.errors import MissingExtraError
 from outbox.model.message import Message
 from outbox.model.verdict import Done
 from outbox.telemetry.events import EVERYWHERE, Event, HandedOver, Settled
-from outbox.telemetry.metrics import BUCKETS, Metric, Metrics, Sample
+from outbox.telemetry.metrics import BUCKETS, OF_STATE, Metric, Metrics, Sample
 
 try:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
@@ -129,11 +129,22 @@ def processing(consumer: str, messages: Sequence[Message]) -> Iterator[None]:
         yield
 
 
+def export(samples: Callable[[], Iterable[Sample]] | None = None) -> None:
+    """Send metrics and spans of this process to OpenTelemetry's global providers; a second call sends nothing twice.
+
+    `samples`: returns the values of gauges of databases; see `Looks`.
+    """
+    exporter = _exporter()
+    if samples is not None:
+        exporter.observe(OF_STATE, samples)
+
+
 @cache
-def export() -> None:
-    """Send metrics and spans of this process to OpenTelemetry's global providers from now on; again: do nothing."""
-    EVERYWHERE.listen(Metrics(OpenTelemetryExporter()).told)
+def _exporter() -> OpenTelemetryExporter:
+    exporter = OpenTelemetryExporter()
+    EVERYWHERE.listen(Metrics(exporter).told)
     EVERYWHERE.listen(Traces().told)
+    return exporter
 
 
 def _links(messages: Sequence[Message]) -> Iterator[Link]:

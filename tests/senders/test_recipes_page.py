@@ -123,26 +123,26 @@ def test_celery_does_the_work_of_a_message_once(rabbitmq: RabbitServer, folder, 
 
     hand_over_twice(sqlite_engine, tasks, "to_celery")
 
-    assert asyncio.run(celery_ids(rabbitmq.url)) == ids(sent)
+    assert asyncio.run(queued(rabbitmq.url, "celery")) == ids(sent)
     command = ["celery", "-A", "celery_tasks", "worker", "--pool=solo", "--without-gossip", "--without-mingle"]
-    check_work(folder, lambda: asyncio.run(celery_ids(rabbitmq.url)) == [], *command)
+    check_work(folder, lambda: asyncio.run(queued(rabbitmq.url, "celery")) == [], *command)
     tasks.app.close()
-    asyncio.run(delete_queue(rabbitmq.url))
+    asyncio.run(delete_queue(rabbitmq.url, "celery"))
 
 
-async def celery_ids(url: str) -> list[str]:
-    """The ids of the tasks in Celery's queue, which are given back."""
+async def queued(url: str, name: str) -> list[str]:
+    """The ids of the tasks in a queue, which are given back."""
     async with await aio_pika.connect(url) as connection:
-        queue = await (await connection.channel()).get_queue("celery")
+        queue = await (await connection.channel()).get_queue(name)
         found = []
         while (task := await queue.get(fail=False)) is not None:
-            found.append(str(task.headers["id"]))
+            found.append(str(task.headers.get("id", task.message_id)))
         return sorted(found)
 
 
-async def delete_queue(url: str) -> None:
+async def delete_queue(url: str, name: str) -> None:
     async with await aio_pika.connect(url) as connection:
-        await (await connection.channel()).queue_delete("celery")
+        await (await connection.channel()).queue_delete(name)
 
 
 def test_dramatiq_does_the_work_of_a_message_once(redis: RedisServer, folder, sqlite_engine, sent, monkeypatch):
@@ -173,6 +173,16 @@ def test_taskiq_does_the_work_of_a_message_once(redis: RedisServer, folder, sqli
     client.flushdb()
 
 
+def test_faststream_does_the_work_of_a_message_once(rabbitmq: RabbitServer, folder, sqlite_engine, sent, monkeypatch):
+    tasks = module("faststream_tasks", f"{rabbitmq.url}/", monkeypatch)
+
+    hand_over_twice(sqlite_engine, tasks, "to_faststream")
+
+    assert asyncio.run(queued(rabbitmq.url, "invoices")) == ids(sent)
+    check_work(folder, lambda: asyncio.run(queued(rabbitmq.url, "invoices")) == [], "python", "faststream_tasks.py")
+    asyncio.run(delete_queue(rabbitmq.url, "invoices"))
+
+
 def stored(client: Any) -> list[bytes]:
     """The tasks in taskiq's stream."""
     return [fields[b"data"] for _, fields in client.xrange("taskiq")]
@@ -190,6 +200,7 @@ def all_read(client: driver.Redis) -> bool:
         ("celery_tasks", "amqp", "to_celery"),
         ("dramatiq_tasks", "redis", "to_dramatiq"),
         ("taskiq_tasks", "redis", "to_taskiq"),
+        ("faststream_tasks", "amqp", "to_faststream"),
     ],
 )
 def test_messages_wait_while_the_broker_is_away(name, scheme, function, folder, monkeypatch):
@@ -203,11 +214,16 @@ def test_messages_wait_while_the_broker_is_away(name, scheme, function, folder, 
 
 @pytest.mark.parametrize(
     ("name", "function"),
-    [("celery_tasks", "to_celery"), ("dramatiq_tasks", "to_dramatiq"), ("taskiq_tasks", "to_taskiq")],
+    [
+        ("celery_tasks", "to_celery"),
+        ("dramatiq_tasks", "to_dramatiq"),
+        ("taskiq_tasks", "to_taskiq"),
+        ("faststream_tasks", "to_faststream"),
+    ],
 )
 def test_messages_wait_while_the_broker_is_silent(name, function, rabbitmq, redis, folder, monkeypatch):
     """A function that waits for it without end would hang, and this test with it."""
-    server = rabbitmq if name == "celery_tasks" else redis
+    server = rabbitmq if name in ("celery_tasks", "faststream_tasks") else redis
     with TcpProxy("127.0.0.1", server.port) as proxy:
         tasks = module(name, server.url.replace(str(server.port), str(proxy.port)), monkeypatch)
         with closing(open_sender(getattr(tasks, function))) as sender:

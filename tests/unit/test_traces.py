@@ -19,7 +19,7 @@ from outbox.model.trace_context import trace_headers
 from outbox.model.verdict import DONE
 from outbox.store.database import Database
 from outbox.telemetry import events
-from outbox.telemetry.metrics import Metrics
+from outbox.telemetry.metrics import DEAD, UNSENT, Metrics, Sample
 from outbox.telemetry.opentelemetry import OpenTelemetryExporter, Traces
 from outbox.telemetry.processing import processed
 
@@ -130,12 +130,14 @@ def test_an_awaited_function_with_a_list_that_fails(spans):
 
 def test_metrics_have_their_names_units_and_attributes():
     reader = InMemoryMetricReader()
-    metrics = Metrics(OpenTelemetryExporter(MeterProvider([reader]).get_meter("outbox")))
+    exporter = OpenTelemetryExporter(MeterProvider([reader]).get_meter("outbox"))
+    metrics = Metrics(exporter)
     message = Message("orders", b"1")
 
     metrics.told(events.HandedOver(**WHERE, destination="nats://n/s", messages=[message], verdicts=[DONE], error=None,
                                    seconds=0.5))  # fmt: skip
     metrics.told(events.LeaseTaken(**WHERE, partition=1, epoch=1))
+    exporter.observe([DEAD, UNSENT], lambda: [Sample(DEAD, 3, ("shop", "relay"))])
 
     data = reader.get_metrics_data()
     assert data is not None
@@ -151,5 +153,6 @@ def test_metrics_have_their_names_units_and_attributes():
         "outbox.destination.up": ("1", {**where, "destination": "nats://n/s"}),
         "outbox.lease.takeovers": ("{lease}", where),
         "outbox.lease.held": ("1", {**where, "partition": "1"}),
+        "outbox.dead": ("{message}", {"database": "shop", "subscription": "relay"}),
     }
     assert found["messaging.client.operation.duration"][1].sum == 0.5

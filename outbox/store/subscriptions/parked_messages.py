@@ -85,17 +85,17 @@ _LIST = f"""
     WHERE subscription = :subscription AND id > :after AND {{chosen}} ORDER BY id LIMIT :limit
 """
 _COUNT = "SELECT count(*) FROM {parked} AS p WHERE subscription = :subscription AND {chosen}"
-#: Blocked messages behind the chosen ones that nothing else holds back; by the partial indexes of keys and of heads.
+#: Blocked messages of the keys that only chosen messages hold back; the keys by the partial index of heads. Neither
+#: list depends on the row, so that a key with many thousands of messages costs no more than these.
 _BEHIND = """
     SELECT count(*) FROM (
-        SELECT 1 FROM {parked} AS b
-        WHERE b.subscription = :subscription AND b.state = 'blocked'
-          AND EXISTS (SELECT 1 FROM {parked} AS p
-                      WHERE p.subscription = b.subscription AND p.key = b.key AND p.blocks
-                        AND (p.place, p.id) < (b.place, b.id) AND {chosen})
-          AND NOT EXISTS (SELECT 1 FROM {parked} AS p
-                          WHERE p.subscription = b.subscription AND p.key = b.key AND p.blocks AND p.state <> 'blocked'
-                            AND (p.place, p.id) < (b.place, b.id) AND NOT ({chosen}))
+        SELECT 1 FROM {parked} AS p
+        WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.blocks AND ({chosen}) IS NOT TRUE
+          AND p.key IN (SELECT p.key FROM {parked} AS p
+                        WHERE p.subscription = :subscription AND p.blocks AND p.state <> 'blocked' AND {chosen})
+          AND p.key NOT IN (SELECT p.key FROM {parked} AS p
+                            WHERE p.subscription = :subscription AND p.blocks AND p.state <> 'blocked'
+                              AND ({chosen}) IS NOT TRUE)
         LIMIT :limit) AS n
 """
 #: By primary key.
@@ -127,7 +127,7 @@ class ParkedMessages:
         return int(self._rows(_COUNT, chosen)[0][0])
 
     def behind(self, chosen: ParkedFilter) -> int:
-        """Return how many blocked messages go on when the chosen ones are gone, counted up to `MOST_BEHIND`."""
+        """Return how many blocked messages go on when the chosen messages are gone, counted up to `MOST_BEHIND`."""
         return int(self._rows(_BEHIND, chosen, limit=MOST_BEHIND)[0][0])
 
     def message(self, id: int) -> Message | None:
@@ -151,7 +151,10 @@ class ParkedMessages:
         parts: dict[str, dict[str, Any]] = {}
         if chosen.ids is not None:
             parts[self._database.among("p.id", numbers="ids")] = {"ids": self._database.bind(chosen.ids)}
-        if chosen.states is not None:
+        if chosen.states is not None and len(chosen.states) == 1:
+            # In the order of the index, however many messages are in other states.
+            parts["p.state = :state"] = {"state": chosen.states[0]}
+        elif chosen.states is not None:
             parts[self._database.among("p.state", texts="states")] = {"states": self._database.bind(chosen.states)}
         if chosen.topic is not None:
             parts["p.topic = :topic"] = {"topic": chosen.topic}
