@@ -357,8 +357,9 @@ class SubscriptionWorker:
         pause = subscription.pause
         # Each partition has its share, whoever holds the others.
         rate = None if pause is None or pause.rate is None else pause.rate / subscription.partitions
-        if rate is not None:
-            # What is parked, and what people ask of it, waits for the end of a batch.
+        if rate is not None and not subscription.compact:
+            # What is parked, and what people ask of it, waits for the end of a batch. Only within a batch the newest
+            # message of a key replaces others.
             rows = max(1, min(settings.limits.rows, int(rate)))
             settings = replace(settings, limits=replace(settings.limits, rows=rows))
         policy = replace(

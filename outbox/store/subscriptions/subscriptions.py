@@ -258,9 +258,8 @@ class Subscriptions:
         consumer, at, _instance = new.name.partition(AT)
         followed = subscription_of(new.name)
         around = [each for each in self.all() if each.name == followed or (at and each.name.startswith(consumer + AT))]
-        return (
-            tuple(pause for pause in around[0].pauses if all(pause in each.pauses for each in around)) if around else ()
-        )
+        found = around[0].pauses if around else ()
+        return tuple(pause for pause in found if all(pause in each.pauses for each in around))
 
     def first_progress(self, start: Start, now: Position) -> Progress:
         """Return the progress of a partition that begins at `start`; `now`: the position of now."""
