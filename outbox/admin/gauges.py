@@ -27,7 +27,7 @@ _SECONDS = 3.0
 
 
 class Looks:
-    """The newest looks at databases, taken when somebody asks, at most once a second and for 1 % of a processor."""
+    """The newest looks at databases, taken when somebody asks, at most once a second and for 0.5 % of a processor."""
 
     def __init__(self, looks: Mapping[str, Callable[[], Look]]) -> None:
         """`looks`: by the label of the database."""

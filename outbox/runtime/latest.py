@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 #: At most this share of a processor is used for one question; and it is asked once a second at most.
-_SHARE = 0.01
+_SHARE = 0.005
 _LEAST_SECONDS = 1.0
 
 

@@ -34,7 +34,8 @@ _CALL = ("messaging.system", "messaging.operation.name", *_WHERE, "error.type")
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0)
 
 
-@dataclass(frozen=True, slots=True)
+# Compared by identity, because a batch looks several of them up.
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """A metric by its name in OpenTelemetry. `labels`: attributes there."""
 

@@ -35,6 +35,7 @@ GOALS = {
     "consume_8_vs_1": ">= 7.00",
     "consume_inbox": ">= 0.80",
     "filter_pushdown": ">= 10.00",
+    "filter_pushdown_number": ">= 4.00",
     "latency_p50": "<= 1.50",
     "latency_p99": "<= 2.00",
     "latency_random_50_p50": "<= 1.50",

@@ -71,6 +71,7 @@ def with_passwords(server: PostgresServer, **passwords: str) -> None:
     (server.data / "pg_hba.conf").write_text("".join(f"{rule}\n" for rule in rules))
     with psycopg.connect(conninfo_of_server(server), autocommit=True) as connection:
         connection.execute("SELECT pg_reload_conf()")
+        connection.execute("SET password_encryption = 'scram-sha-256'")  # before PostgreSQL 14 not the default
         for name, password in passwords.items():
             role, secret = psycopg.sql.Identifier(name), psycopg.sql.Literal(password)
             connection.execute(psycopg.sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, secret))

@@ -1,6 +1,5 @@
 """`send` is an INSERT in the caller's transaction: one statement, at once, on the caller's own connection."""
 
-import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -251,23 +250,6 @@ def test_sqlite_has_one_writer_anyway_so_the_lock_costs_nothing(sqlite_engine):
 
 
 # Who holds the transaction
-
-
-WRONG = [None, "session", object(), Session, sqlite3.connect(":memory:")]
-
-
-@pytest.mark.parametrize("handle", WRONG, ids=lambda handle: type(handle).__name__)
-def test_a_wrong_handle_is_told_what_is_accepted(engine, handle: Any):
-    outbox = Outbox(engine)
-
-    with pytest.raises(
-        TypeError, match="takes a Session, a scoped_session, a Connection or a psycopg Connection, not "
-    ):
-        outbox.send(handle, "orders", b"")
-    with pytest.raises(
-        TypeError, match="takes a Session, a scoped_session, a Connection or a psycopg Connection, not "
-    ):
-        outbox.send_all(handle, [Message("orders", b"")])
 
 
 def test_an_engine_and_a_factory_are_no_transactions(engine):

@@ -13,6 +13,9 @@ class Filtering:
     text: str
     #: The text of the header `{name}` out of the column `headers`; null without the header, or if its value is no text.
     header: str
+    #: The column `headers` holds the text `{text}` as it is; and it holds a backslash, of an escape.
+    holds: str
+    escaped: str
     #: A number out of the text `{text}`, null if it is none; and out of a text that is one.
     number: str
     literal: str

@@ -32,6 +32,8 @@ FILTERING = Filtering(
     text="CAST({text} AS text)",
     # A cast of what is no JSON would be an error, and stop the reader at this row for ever.
     header=f"{_SEARCHED} THEN CASE WHEN {_matches('headers', _OBJECT)} THEN CAST(headers AS json) ->> {{name}} END END",
+    holds="strpos(headers, {text}) > 0",
+    escaped=r"strpos(headers, E'\\') > 0",
     # Nearly every number has digits and perhaps a point, which takes no regular expression to see.
     number=f"CASE WHEN length({{text}}) <= {LONGEST_NUMBER} AND (btrim({{text}}, '0123456789') IN ('', '.')"
     f" AND {{text}} NOT IN ('', '.') OR {_matches('{text}', NUMBER)}) THEN CAST({{text}} AS numeric) END",

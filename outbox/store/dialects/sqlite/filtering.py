@@ -14,6 +14,8 @@ FILTERING = Filtering(
     text="{text}",
     header="CASE WHEN json_valid(headers) THEN"
     f" CASE json_type(headers, {_PATH}) WHEN 'text' THEN json_extract(headers, {_PATH}) END END",
+    holds="instr(headers, {text}) > 0",
+    escaped=r"instr(headers, '\') > 0",
     # As bytes, because what an escape of half a pair stands for is no text that Python could be given.
     number="outbox_number(CAST({text} AS blob))",
     literal="{text}",
