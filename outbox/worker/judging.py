@@ -190,6 +190,6 @@ class Judge:
 
 
 def _tell_late(call: Call) -> None:
-    about = named("call_late", messages=len(call.messages), topic=call.messages[0].topic)
+    about = named("call_late", messages=len(call.messages))
     number = counted(len(call.messages), "message")
     logger.warning("a call with %s did not come back in time", number, extra=about)
