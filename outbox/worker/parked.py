@@ -145,7 +145,7 @@ class ParkedQueue:
     @property
     def suspended(self) -> bool:
         """True when everything waits for a message that failed."""
-        return self._suspends and self._parked.some_retry()
+        return self._suspends and self._parked.some_retry(self.keys.paused)
 
     @property
     def due_in(self) -> float:

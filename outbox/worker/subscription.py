@@ -156,9 +156,15 @@ class SubscriptionWorker:
                 self._stored, self.look_at = replace(known, pauses=stored.pauses), 0.0
                 self._tell_pauses(known, stored)
             for partition, turn in list(self.turns.items()):
+                hangs = bool(hung_calls_of(self._hung, partition, connection.channel.database.slots).unfinished)
+                if stored.is_paused and hangs:
+                    # Without the lease, another worker would send their messages beside the calls after the resume.
+                    turn.stand_still(connection.stop)
+                    continue
+                turn.go_on()
                 if not (stored.is_paused or turn.began_under != stored.pauses):
                     continue
-                if hung_calls_of(self._hung, partition, connection.channel.database.slots).unfinished:
+                if hangs:
                     # Such a turn keeps its lease when it is asked for it, and goes on with other messages.
                     self._end(connection, partition)
                 else:
@@ -349,14 +355,20 @@ class SubscriptionWorker:
             connection.channel.listen()
         block = subscription.on_dead != "continue"
         pause = subscription.pause
+        # Each partition has its share, whoever holds the others.
+        rate = None if pause is None or pause.rate is None else pause.rate / subscription.partitions
+        if rate is not None and not subscription.compact:
+            # What is parked, and what people ask of it, waits for the end of a batch. Only within a batch the newest
+            # message of a key replaces others.
+            rows = max(1, min(settings.limits.rows, int(rate)))
+            settings = replace(settings, limits=replace(settings.limits, rows=rows))
         policy = replace(
             self.job.policy,
             block_on_dead=block,
             ordered=subscription.ordered,
             compact=subscription.compact,
             paused=frozenset(each.key for each in subscription.pauses),
-            # Each partition has its share, whoever holds the others.
-            rate=None if pause is None or pause.rate is None else pause.rate / subscription.partitions,
+            rate=rate,
         )
         hung.ordered = subscription.ordered
         calls = LeasedCaller(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator
 from typing import Protocol
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.pausing import Pauses
+from outbox.runtime.stop import Stop
 from outbox.store.dialects.dialect import Hint
 from outbox.worker.calls import HeldLease
 from outbox.worker.hung import HungCalls
@@ -65,6 +67,8 @@ class Turn:
         self.wait = _NOW
         #: True between two steps. `pauses`: the step under way waits for its destination, and not for a call alone.
         self.between, self.pauses = True, False
+        #: True while no step is taken, although there may be work to do.
+        self.stands = False
         #: True at the end, if `until` is reached.
         self.finished = False
         self._work = work
@@ -101,12 +105,21 @@ class Turn:
     @property
     def idle(self) -> bool:
         """True while nothing has come, and a hint would cause a look."""
-        return self.between and self._hears and not self.wait.over
+        return self.between and self._hears and not self.stands and not self.wait.over
 
     def hinted(self, hint: Hint) -> None:
         """Look for more at once, because messages may have come."""
         self._polling.hinted(hint.pause)
         self.wait = _NOW
+
+    def stand_still(self, stop: Stop) -> None:
+        """Keep the lease, and take no step before `go_on`, or before the worker is asked to `stop`."""
+        self.stands, self.wait = True, Wait(math.inf, stop=stop)
+
+    def go_on(self) -> None:
+        """Go on from where the turn stands still."""
+        if self.stands:
+            self.stands, self.wait = False, _NOW
 
     def close(self) -> None:
         """End the turn at any point; keep the outcomes that are not settled for the next lease."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from outbox import Consumer, Message, Outbox
+from outbox import Consumer, Message, Outbox, SubscriptionError
+from outbox.admin import pausing
 from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Upkeep
@@ -69,6 +70,19 @@ def test_an_instance_is_named_after_its_host(outbox):
     consumer = outbox.consumer("cache", broadcast=True)
 
     assert (consumer.name, consumer.start_at) == (f"cache@{socket.gethostname()}", "latest")
+
+
+def test_what_is_paused_of_all_instances_is_paused_of_a_new_one(outbox):
+    """A paused instance is not forgotten either."""
+    instance(outbox, "a").until_empty()
+    with closing(outbox.database.open()) as channel:
+        pausing.pause(channel, "cache", by="ops@host")
+        with pytest.raises(SubscriptionError, match="cache@b is paused by ops@host"):
+            instance(outbox, "b").until_empty()
+        age(outbox, "cache@a", days=8)
+
+        assert drop_gone(channel, "cache@") == 0
+        assert [len(each.pauses) for each in Subscriptions(channel).get_all("cache")] == [1, 1]
 
 
 def test_an_instance_that_comes_back_goes_on_where_it_was(outbox):

@@ -11,15 +11,17 @@ import pytest
 from sqlalchemy import Engine
 from tenacity import wait_fixed
 
-from outbox import InvalidMessageError, Outbox, Relay, Retry, RetryPolicy, SubscriptionError
+from outbox import Consumer, InvalidMessageError, Message, Outbox, Reject, Relay, Retry, RetryPolicy, SubscriptionError
 from outbox.admin import pausing
 from outbox.model.subscription import Subscription
 from outbox.model.verdict import DONE
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.pace import Pace
 from outbox.worker.settings import Settings
-from tests.support.destination import LONG_LEASE, Destination, expected, fill, relay_to
+from tests.support.consumers import consumer_of
+from tests.support.destination import LONG_LEASE, Destination, briskly, expected, fill, relay_to
 from tests.support.parked import states
 from tests.support.readers import send
 from tests.support.waiting import eventually
@@ -32,7 +34,7 @@ def outbox(engine: Engine) -> Outbox:
 
 
 @contextmanager
-def running(*relays: Relay) -> Iterator[None]:
+def running(*relays: Relay | Consumer) -> Iterator[None]:
     """The relays work meanwhile."""
     for relay in relays:
         relay.start()
@@ -44,14 +46,14 @@ def running(*relays: Relay) -> Iterator[None]:
             relay.join(20)
 
 
-def pause(outbox: Outbox, **options: Any) -> list[Subscription]:
+def pause(outbox: Outbox, name: str = "relay", **options: Any) -> list[Subscription]:
     with closing(outbox.database.open()) as channel:
-        return pausing.pause(channel, "relay", by="ops@host", **options)
+        return pausing.pause(channel, name, by="ops@host", **options)
 
 
-def resume(outbox: Outbox, **options: Any) -> list[Subscription]:
+def resume(outbox: Outbox, name: str = "relay", **options: Any) -> list[Subscription]:
     with closing(outbox.database.open()) as channel:
-        return pausing.resume(channel, "relay", **options)
+        return pausing.resume(channel, name, **options)
 
 
 def is_held(outbox: Outbox) -> bool:
@@ -67,6 +69,14 @@ def epoch(outbox: Outbox) -> int:
         found = Leases(channel).look(Subscriptions(channel).get("relay").partition(0))
         assert found is not None
         return found.epoch
+
+
+def renewals(outbox: Outbox) -> int:
+    """How often the lease was renewed."""
+    with closing(outbox.database.open()) as channel:
+        found = Leases(channel).look(Subscriptions(channel).get("relay").partition(0))
+        assert found is not None
+        return found.renewals
 
 
 def test_workers_of_a_paused_subscription_stand_by_and_go_on_where_they_stood(outbox):
@@ -114,7 +124,7 @@ def test_messages_of_a_paused_key_wait_in_order_and_others_pass(outbox):
 
 
 def test_a_pause_holds_back_everything_beside_a_call_that_hangs(outbox):
-    """The relay keeps the lease of such a partition when it is asked for it, but not its hands on the messages."""
+    """The relay keeps the lease, so that no other one sends beside the call after the resume, and sends nothing."""
     destination, hangs = Destination(), threading.Event()
     hangs.set()
     destination.hanging = lambda messages: hangs.is_set() and any(message.key == "k1" for message in messages)
@@ -126,7 +136,8 @@ def test_a_pause_holds_back_everything_beside_a_call_that_hangs(outbox):
         pause(outbox)
         time.sleep(1)
         fill(outbox, 20, first=20)
-        time.sleep(1)
+        before = renewals(outbox)
+        assert eventually(lambda: renewals(outbox) >= before + 2)
         beside = len(destination.messages)
         hangs.clear()
         resume(outbox)
@@ -187,6 +198,49 @@ def test_a_slowed_down_relay_sends_at_most_its_rate(outbox):
     relay_to(destination, outbox, settings=Settings()).until_empty()
 
     assert (len(destination.messages), time.monotonic() - began >= 1.3) == (30, True)
+
+
+def test_requests_of_people_do_not_wait_for_the_backlog_of_a_slowed_down_relay(outbox):
+    """A batch is as large as what is sent in a second, and requests are carried out between two batches."""
+    destination = Destination(lambda message: Reject("no") if message.body == b"0" else DONE)
+    fill(outbox, 1)
+    relay_to(destination, outbox).until_empty()
+    pause(outbox, rate=20.0)
+    fill(outbox, 150, first=1)
+    with running(relay_to(destination, outbox)):
+        assert eventually(lambda: destination.messages)
+        with closing(outbox.database.open()) as channel:
+            ParkedMessages(channel, "relay").request(DEAD, "discard", "ops@host", None)
+        assert eventually(lambda: "dead" not in states(outbox.engine))
+        sent = len(destination.messages)
+
+    assert sent < 150
+
+
+def test_a_paused_key_does_not_suspend_a_queue(outbox):
+    """A failed message holds back all keys of the queue, but not while a person has paused the message's key."""
+    got, fails = list[str | None](), ["k1"]
+
+    def handle(message: Message) -> Retry | None:
+        if message.key in fails:
+            return Retry("no")
+        got.append(message.key)
+        return None
+
+    patient = RetryPolicy(attempts=10_000, wait=wait_fixed(0.05))
+    consumer = consumer_of(outbox, suspend="queue", start="earliest", retry=patient, settings=briskly())
+    consumer.on("*")(handle)
+    fill(outbox, 20)
+    with running(consumer):
+        assert eventually(lambda: states(outbox.engine).get("retry") == 1)
+        held_back = list(got)
+        pause(outbox, "billing", key="k1")
+        assert eventually(lambda: len(got) == 19)
+        fails.clear()
+        resume(outbox, "billing", key="k1")
+        assert eventually(lambda: len(got) == 20)
+
+    assert (held_back, got[-1]) == (["k0"], "k1")
 
 
 def test_a_pace_makes_up_for_no_idle_time():

@@ -19,14 +19,14 @@ _GONE = """
 
 
 def drop_gone(channel: Channel, prefix: str) -> int:
-    """Drop the instances, whose names begin with `prefix`, that were not seen for 7 days; return their number."""
+    """Drop the unpaused instances, named `prefix` and more, that were not seen for 7 days; return their number."""
     looked = {"prefix": prefix, "length": len(prefix), "seconds": -_KEPT_SECONDS}
     if not channel.rows(_GONE, **looked):
         return 0
     subscriptions = Subscriptions(channel)
     with subscriptions.changing():
         # Looked again, because an instance may have come back before the lock was taken.
-        gone = [name for (name,) in channel.rows(_GONE, **looked)]
+        gone = [name for (name,) in channel.rows(_GONE, **looked) if not subscriptions.get(name).is_paused]
         for name in gone:
             subscriptions.drop(name)
     return len(gone)

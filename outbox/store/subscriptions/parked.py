@@ -151,7 +151,7 @@ _FEW = 500
 #: One behind a message that does not wait for another try has to wait for more than that: perhaps for a person.
 _SOME_RETRY = f"""
     SELECT 1 FROM {{parked}} AS p
-    WHERE p.subscription = :subscription AND p.state = 'retry' {{of_slots_p}}
+    WHERE p.subscription = :subscription AND p.state = 'retry' {{of_slots_p}} AND NOT {{paused}}
       AND NOT EXISTS ({_EARLIER} AND e.state <> 'retry') LIMIT 1
 """
 _WAITING = """
@@ -345,10 +345,11 @@ class Parked:
         rows = self._channel.rows(statement, few=_FEW if self._of_slots else 1, **self._common)
         return rows[0][0] if rows else None
 
-    def some_retry(self) -> bool:
-        """Return whether a message waits only for another try."""
-        statement = self._database.sql(_SOME_RETRY, of_slots_p=self._of_slots_p)
-        return bool(self._channel.rows(statement, **self._common))
+    def some_retry(self, paused: Collection[str] = ()) -> bool:
+        """Return whether a message waits only for another try; `paused`: keys whose messages wait for a person."""
+        among = self._database.among("coalesce(p.key, '')", texts="paused")  # no key is empty
+        statement = self._database.sql(_SOME_RETRY, of_slots_p=self._of_slots_p, paused=among)
+        return bool(self._channel.rows(statement, **self._common, paused=self._database.bind(paused)))
 
     def waiting(self, limit: int) -> int:
         """Return how many messages wait for their destination, counted up to `limit`."""

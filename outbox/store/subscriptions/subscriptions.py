@@ -248,11 +248,18 @@ class Subscriptions:
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
         # The position is captured first, because a transaction that has written cannot capture.
         place = self.first_progress(start, Log().now(self._channel).position)
-        followed = self.find(subscription_of(declared.name) or "")
-        own = {"on_dead": declared.on_dead or "block", "pauses": stored_form(followed.pauses) if followed else None}
+        own = {"on_dead": declared.on_dead or "block", "pauses": stored_form(self._pauses_around(declared))}
         if self._channel.run(_CREATE, **_row(declared) | own):
             made = self.get(declared.name)
             Generations(self._channel).begin(made, [place] * made.partitions)
+
+    def _pauses_around(self, new: Declaration) -> Pauses:
+        """Return what is paused of the subscription that a new one follows, or of all other instances of a consumer."""
+        consumer, at, _instance = new.name.partition(AT)
+        followed = subscription_of(new.name)
+        around = [each for each in self.all() if each.name == followed or (at and each.name.startswith(consumer + AT))]
+        found = around[0].pauses if around else ()
+        return tuple(pause for pause in found if all(pause in each.pauses for each in around))
 
     def first_progress(self, start: Start, now: Position) -> Progress:
         """Return the progress of a partition that begins at `start`; `now`: the position of now."""
