@@ -162,12 +162,8 @@ class SubscriptionWorker:
                     turn.stand_still(connection.stop)
                     continue
                 turn.go_on()
-                if not (stored.is_paused or turn.began_under != stored.pauses):
-                    continue
-                if hangs:
-                    # Such a turn keeps its lease when it is asked for it, and goes on with other messages.
-                    self._end(connection, partition)
-                else:
+                # For the same reason a turn goes on under the orders of its beginning, until its calls have come back.
+                if not hangs and (stored.is_paused or turn.began_under != stored.pauses):
                     turn.held.stop.ask()
 
     def _tell_pauses(self, known: Subscription, stored: Subscription) -> None:

@@ -13,6 +13,7 @@ from tenacity import wait_fixed
 
 from outbox import Consumer, InvalidMessageError, Message, Outbox, Reject, Relay, Retry, RetryPolicy, SubscriptionError
 from outbox.admin import pausing
+from outbox.model.lease import Holder
 from outbox.model.subscription import Subscription
 from outbox.model.verdict import DONE
 from outbox.store.subscriptions.leases import Leases
@@ -71,12 +72,12 @@ def epoch(outbox: Outbox) -> int:
         return found.epoch
 
 
-def renewals(outbox: Outbox) -> int:
-    """How often the lease was renewed."""
+def lease_of(outbox: Outbox) -> Holder:
+    """The lease of the relay, as it is now."""
     with closing(outbox.database.open()) as channel:
         found = Leases(channel).look(Subscriptions(channel).get("relay").partition(0))
         assert found is not None
-        return found.renewals
+        return found
 
 
 def test_workers_of_a_paused_subscription_stand_by_and_go_on_where_they_stood(outbox):
@@ -107,9 +108,9 @@ def test_messages_of_a_paused_key_wait_in_order_and_others_pass(outbox):
     patient = RetryPolicy(attempts=10_000, wait=wait_fixed(0.05))
     with running(relay_to(destination, outbox, retry=patient)):
         assert eventually(lambda: len(destination.messages) == 95)
-        before = epoch(outbox)
+        before = lease_of(outbox).epoch
         pause(outbox, key="k1")
-        assert eventually(lambda: epoch(outbox) > before)
+        assert eventually(lambda: lease_of(outbox).epoch > before)
         destination.answer = lambda _message: DONE
         fill(outbox, 100, first=100)
         assert eventually(lambda: len(destination.messages) == 190 and states(outbox.engine).get("blocked") == 9)
@@ -136,8 +137,8 @@ def test_a_pause_holds_back_everything_beside_a_call_that_hangs(outbox):
         pause(outbox)
         time.sleep(1)
         fill(outbox, 20, first=20)
-        before = renewals(outbox)
-        assert eventually(lambda: renewals(outbox) >= before + 2)
+        before = lease_of(outbox).renewals
+        assert eventually(lambda: lease_of(outbox).renewals >= before + 2)
         beside = len(destination.messages)
         hangs.clear()
         resume(outbox)
@@ -145,6 +146,29 @@ def test_a_pause_holds_back_everything_beside_a_call_that_hangs(outbox):
 
     assert beside == 18
     assert destination.of_key("k1") == [b"1", b"21"]
+
+
+def test_the_pause_of_a_key_waits_for_a_call_that_hangs(outbox):
+    """The relay keeps the lease and goes on; another relay would send beside the call."""
+    destination, hangs = Destination(), threading.Event()
+    hangs.set()
+    destination.hanging = lambda messages: hangs.is_set() and any(message.key == "k1" for message in messages)
+    fill(outbox, 1, first=1)
+    with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300), lease=LONG_LEASE)):
+        assert eventually(lambda: destination.calls == 1)
+        pause(outbox, key="k2")
+        before = lease_of(outbox).renewals
+        assert eventually(lambda: lease_of(outbox).renewals >= before + 4)
+        fill(outbox, 18, first=2)
+        assert eventually(lambda: len(destination.messages) == 18)
+        lease = lease_of(outbox).epoch
+        hangs.clear()
+        assert eventually(lambda: lease_of(outbox).epoch > lease)
+        fill(outbox, 20, first=20)
+        assert eventually(lambda: states(outbox.engine) == {"blocked": 1})
+
+    assert destination.of_key("k1") == [b"1", b"21"]
+    assert destination.of_key("k2") == [b"2"]
 
 
 def test_a_paused_key_stays_paused_over_starts_and_the_pause_of_everything(outbox):
