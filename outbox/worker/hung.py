@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outbox.model.lease import Lease, Partition
 from outbox.model.message import Message
 from outbox.model.parking import Held, Parking
 from outbox.model.slots import slot_of
-from outbox.model.verdict import Done
+from outbox.model.verdict import Done, Reject
 from outbox.runtime.fork import in_child
 from outbox.worker.calls import Call
 from outbox.worker.known import KnownOutcomes
+from outbox.worker.policy import HandlerPolicy
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +48,8 @@ class HungCalls:
         """`earlier`: calls for other partitions, whose keys may be here by now. Their answers do not count."""
         #: True when no message is handled beside an earlier message of its key.
         self.ordered = True
+        #: Makes the dead letter of a rejected message.
+        self.dead: Callable[[Message, str], Parking] = HandlerPolicy().dead
         self._reset()
         self._calls.extend(HungCall(call, void=True, blamed=True) for call in earlier)
         in_child(self._reset)
@@ -129,7 +132,10 @@ class HungCalls:
         A message alone in a call that hangs is left out, because an attempt may have to be counted.
         """
         for hung in self.take_finished():
-            self.known.note(message for message, verdict in hung.call.answers if isinstance(verdict, Done))
+            answers = hung.call.answers
+            done = [message for message, verdict in answers if isinstance(verdict, Done)]
+            dead = [(message, self.dead(message, v.error)) for message, v in answers if isinstance(v, Reject)]
+            self.known.note(done, dead)
         alone = {hung.alone.id for hung in self.unfinished if hung.alone is not None}
         return Held(ids=self.ids - alone, keys=self.keys, but=alone)
 

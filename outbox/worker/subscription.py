@@ -366,7 +366,7 @@ class SubscriptionWorker:
             paused=frozenset(each.key for each in subscription.pauses),
             rate=rate,
         )
-        hung.ordered = subscription.ordered
+        hung.ordered, hung.dead = subscription.ordered, policy.dead
         calls = LeasedCaller(
             caller=self.job.caller,
             handler=self.job.handler,

@@ -20,6 +20,7 @@ GOALS = {
     "write_4_connections_1": "<= 1.15",
     "write_4_connections_5": "<= 1.15",
     "async_write": "<= 1.10",
+    "async_write_asyncpg": "<= 1.10",
     "telemetry_write": "<= 1.01",
     "telemetry_drain": ">= 0.99",
     "metrics_cost": "<= 1.02",

@@ -272,8 +272,8 @@ class RemoteSenderContract:
     ) -> None:
         """The log tells of the connection, of the outage once a minute, and of the next connection."""
         began = time.monotonic()  # which nobody sets back, unlike the time of a record
+        caplog.set_level(logging.INFO)  # before the sender connects in its own thread
         sender = mortal.open(seconds=2)
-        caplog.set_level(logging.INFO)
         # Connected before the first kill, also on a busy machine.
         check_eventually_done(sender, first := [a_message("alpha", "first")], seconds=60)
 
