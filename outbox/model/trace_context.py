@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,8 +13,19 @@ from typing import Any
 #: In this order, because a `tracestate` means nothing without its `traceparent`.
 TRACE_HEADERS = ("traceparent", "tracestate")
 
+#: With this variable the API itself sets the provider, when it is asked for one.
+_BY_ENVIRONMENT = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
 _NONE: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger(__name__)
+
+
+def has_spans() -> bool:
+    """Return whether somebody may record spans: OpenTelemetry's API is imported, and a provider of spans is set.
+
+    Asked for every message, so the API's own variable is read: its function reads the environment each time.
+    """
+    api = sys.modules.get("opentelemetry.trace")
+    return api is not None and (getattr(api, "_TRACER_PROVIDER", True) is not None or _BY_ENVIRONMENT)
 
 
 def trace_headers(topic: str, number: int = 1) -> Mapping[str, str]:
@@ -38,6 +50,9 @@ def _inject(carrier: dict[str, str], topic: str, number: int) -> None:
     from opentelemetry.trace import SpanKind, set_span_in_context
 
     tracer, propagator = tracer_and_propagator()
+    if not has_spans():
+        propagator.inject(carrier)
+        return
     attributes = {
         "messaging.system": "outbox",
         "messaging.operation.name": "create",

@@ -17,6 +17,7 @@ from aiormq.abc import ChannelFrame
 from asyncpg.transaction import Transaction
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
+from opentelemetry import trace
 from pg8000.core import CoreConnection
 from redis import Redis
 from redis.connection import AbstractConnection, DefaultParser
@@ -61,6 +62,11 @@ def test_asyncpg():
     source = inspect.getsource(Transaction)
     assert "await self._connection.execute(query)" in source
     assert "query = 'COMMIT;'" in source
+
+
+def test_opentelemetry():
+    """Its API knows in a variable whether a provider of spans is set."""
+    assert trace._TRACER_PROVIDER is None or isinstance(trace._TRACER_PROVIDER, trace.TracerProvider)
 
 
 def test_pg8000():

@@ -32,6 +32,7 @@ def spans(monkeypatch) -> Iterator[InMemorySpanExporter]:
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     monkeypatch.setattr("outbox.telemetry.opentelemetry.get_tracer", provider.get_tracer)
     trace_context.tracer_and_propagator.cache_clear()
     yield exporter
