@@ -14,7 +14,7 @@ from outbox.model.trace_context import has_spans
 def processed(function: Callable[..., Any], consumer: str, *, awaited: bool) -> Callable[..., Any]:
     """Return the function, each call in a span `process`. The last argument is a message, or a list of messages.
 
-    A process that records no spans has none, and a call costs one look into a dict.
+    Without a provider of spans the function is called as it is; the check costs one look into a dict.
     """
     if awaited:
 

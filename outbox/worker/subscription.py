@@ -162,7 +162,7 @@ class SubscriptionWorker:
                     turn.stand_still(connection.stop)
                     continue
                 turn.go_on()
-                # For the same reason a turn goes on under the orders of its beginning, until its calls have come back.
+                # While a call hangs, the turn keeps its lease for the same reason, and the orders of its beginning.
                 if not hangs and (stored.is_paused or turn.began_under != stored.pauses):
                     turn.held.stop.ask()
 

@@ -265,6 +265,18 @@ def test_nor_does_it_when_the_others_come_in_another_batch():
     assert flat(handler.calls) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
+def test_a_late_rejection_counts_also_when_parked_messages_are_looked_at_first():
+    handler, hung, all = Handler(), HungCalls(), messages("k")
+    handler.answer = lambda _: Reject("never")
+    hung.taken(LEASES[1])
+    finished_late(hung, Call(all), handler, LEASES[1])
+    hung.taken(LEASES[2])
+    hung.held()
+    outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
+
+    assert (flat(handler.calls), seen(outcome)) == ([1], {"done": [], "parked": [(1, "dead", 1)], "open": []})
+
+
 def test_it_counts_for_another_key_and_without_a_key():
     handler, hung, all = Handler(), HungCalls(), messages(*"kkabc", None, None, "k", "k")
     hung_call(handler, hung, all)

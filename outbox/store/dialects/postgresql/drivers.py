@@ -1,7 +1,7 @@
 """The drivers by which an application may reach PostgreSQL, and how each tells of a failed transaction.
 
-PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, and no driver makes an error of that. Most drivers
-know before the commit that the transaction has failed. asyncpg knows, and does not tell: there the answer is heard.
+PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, and no driver raises an error. Most drivers tell
+before the commit that the transaction has failed. asyncpg does not: `commit` reads the server's answer to its COMMIT.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy import URL
 NAMES = frozenset(("psycopg", "psycopg_async", "psycopg2", "asyncpg", "pg8000"))
 
 _IDLE, _FAILED = psycopg.pq.TransactionStatus.IDLE, psycopg.pq.TransactionStatus.INERROR
-#: PostgreSQL's letters for the same, as pg8000 keeps them.
+#: These statuses by PostgreSQL's letters, which pg8000 keeps.
 _LETTERS = {b"I": _IDLE, b"E": _FAILED}
 
 
