@@ -33,6 +33,7 @@ from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import read_headers, wire_headers
 from outbox.senders.key_order import Chains, Order, send_again
 from outbox.senders.port import destination_of
+from outbox.senders.tls import TLS_OPTIONS, Tls
 
 try:
     import hiredis
@@ -70,14 +71,16 @@ class RedisSender:
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
         self.destination = destination_of(url)
-        address = Address.of(url, form="redis://host:6379/0 or rediss://host:6379/0", options=("timeout", "wait", "ca"))
+        form = "redis://host:6379/0 or rediss://host:6379/0"
+        address = Address.of(url, form=form, options=("timeout", "wait", *TLS_OPTIONS))
         host, port = address.only_host(6379)
         self._where = f"{address.scheme}://{host}:{port}"
         self._seconds = address.timeout(timeout)
         self.deadline = timedelta(seconds=self._seconds)
         self._replicas = _replicas_of(address)
         database, self._prefix = _database_and_prefix_of(address)
-        tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": address.ca("rediss")}
+        tls = address.tls("rediss")
+        files = tls or Tls()
         self._client = Redis(
             host=host,
             port=port,
@@ -90,7 +93,10 @@ class RedisSender:
             # The relay tries again. A second try in here would hide that a message may be stored twice.
             retry=Retry(NoBackoff(), 0),
             protocol=2,
-            **(tls if address.scheme == "rediss" else {}),
+            ssl=tls is not None,
+            ssl_ca_certs=files.ca,
+            ssl_certfile=files.cert,
+            ssl_keyfile=files.key,
         )
         # The client itself has no such argument.
         self._client.connection_pool.connection_kwargs["parser_class"] = _Parser
