@@ -34,7 +34,7 @@ class Place(Destination):
     """A destination that is reached through a proxy."""
 
     #: Twice what a sender takes, for a busy machine.
-    deadline = 10.0
+    deadline = 60.0
     #: How long a call of its senders may take.
     seconds = 4.0
     #: Makes a sender of the URL.

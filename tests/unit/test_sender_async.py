@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 class Shelf(Destination):
     """A destination in memory, which an async function writes to."""
 
-    deadline = 2.5
+    deadline = 60.0
 
     def __init__(self):
         self.copies: list[Stored] = []
