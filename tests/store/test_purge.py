@@ -101,7 +101,7 @@ def test_a_young_row_between_old_ones_stays(outbox):
     aged(outbox, *(body for body in numbered(7) if body not in (b"2", b"5")))
     Relay(outbox, Destination()).until_empty()
     with closing(outbox.database.open()) as channel:
-        rehearsed = Purge(channel, batch=2).rehearse(WEEK)
+        rehearsed = Purge(channel, batch=2).run(WEEK, rehearsal=True)
 
     purged = purge(outbox, WEEK)
 
@@ -246,7 +246,7 @@ def test_a_rehearsal_counts_what_would_go_and_deletes_nothing(outbox):
     settle(outbox.engine, Progress(now(outbox)))
 
     with closing(outbox.database.open()) as channel:
-        rehearsed = Purge(channel, batch=2).rehearse(NOTHING)
+        rehearsed = Purge(channel, batch=2).run(NOTHING, rehearsal=True)
 
     assert (rehearsed.rows, len(kept(outbox)), tuple(meta(outbox))) == (5, 5, (None, 0))
     assert purge(outbox).rows == 5
@@ -311,7 +311,7 @@ def test_of_what_is_kept_elsewhere_only_what_its_position_sees_goes(pg_engine):
         work = Purge(channel, batch=2)
         kept_elsewhere = Kept(old=work.old(NOTHING), position=position)
 
-        rehearsed, purged = (do(NOTHING, kept=kept_elsewhere) for do in (work.rehearse, work.run))
+        rehearsed, purged = (work.run(NOTHING, kept=kept_elsewhere, rehearsal=is_one) for is_one in (True, False))
 
     assert (rehearsed.rows, purged.rows, kept(outbox)) == (2, 2, [b"late", b"3"])
 

@@ -98,7 +98,7 @@ def candidates(channel: Channel, path: str | PathLike[str], older_than: timedelt
     purge = Purge(channel)
     kept = purge.passed(Kept(old=purge.old(older_than), position=last.until))
     held = purge.held(kept)
-    if held is None or not purge.rehearse(older_than, kept=kept).rows:
+    if held is None or not purge.run(older_than, kept=kept, rehearsal=True).rows:
         # Messages that become old, or get a verdict, from now on are not compared, so none may be purged.
         return Comparison(kept=replace(kept, position=EARLIEST), ranges=())
     # The archive may be older than the candidates by years; messages that were purged before do not matter.
@@ -116,9 +116,6 @@ def compare_candidates(
         found: see `candidates`.
         source: the options by which Spark reads the same database: url, and schema.
         width: how many ids a range has.
-
-    Raises:
-        ArchiveError: a file of the archive is damaged or missing.
     """
     archive, highest = found.archive, found.kept.old.last_id
     is_old = sf.col("id") <= highest
@@ -142,8 +139,7 @@ def purge_archived(channel: Channel, older_than: timedelta, compared: Comparison
         ArchiveError: a range differs (the text names the first one); nothing is deleted.
     """
     _require_same(compared)
-    purge = Purge(channel)
-    return (purge.rehearse if rehearsal else purge.run)(older_than, kept=compared.kept)
+    return Purge(channel).run(older_than, kept=compared.kept, rehearsal=rehearsal)
 
 
 def _require_same_server(channel: Channel, archive: Archive, last: Manifest) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import itemgetter
@@ -155,13 +155,18 @@ class Purge:
             self._database.sql(each, gone=gone) for each in (_HIGHEST, _DELETE, _COUNT)
         )
 
-    def run(self, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
-        """Delete the rows that may be deleted; with `kept`, only rows that are kept elsewhere.
-
-        Raises:
-            SubscriptionError: there is no subscription, so nobody can tell which rows are still needed.
-        """
-        return self._go(older_than, kept, rehearsal=False)
+    def run(self, older_than: timedelta, *, kept: Kept | None = None, rehearsal: bool = False) -> Purged:
+        """Delete all old rows that nobody needs; with `kept`, only rows that are kept elsewhere. A rehearsal counts."""
+        identity.verify(self._channel)
+        before = self._moment_before(older_than) if kept is None else kept.old.before
+        self._passed_by_all()
+        first, last = ids_before(self._channel, before)
+        last = last if kept is None else min(last, kept.old.last_id)
+        count = self._counted if rehearsal else self._deleted
+        rows = sum(count(bounds, kept) for bounds in self._bounds(first, last, before))
+        if not rehearsal:
+            deque(self._delete_ops(before, older_than), maxlen=0)
+        return Purged(rows=rows, before=before, held_by=self._holding(last))
 
     def batches(self, keep: timedelta) -> Iterator[int]:
         """Delete as `run` does, with a pause for the caller after each batch, which yields the number of rows.
@@ -176,10 +181,6 @@ class Purge:
         for bounds in self._bounds(first, last if unread is None else min(last, unread), before):
             yield self._deleted(bounds)
         yield from self._delete_ops(before, keep)
-
-    def rehearse(self, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
-        """Count the rows that `run` would delete, and delete nothing."""
-        return self._go(older_than, kept, rehearsal=True)
 
     def old(self, older_than: timedelta) -> Old:
         """Find out which messages are old enough to be deleted; raise without any subscription."""
@@ -209,24 +210,11 @@ class Purge:
                 runs.append((begins, high))
         return Held(lowest, tuple(runs)) if runs else None
 
-    def _go(self, older_than: timedelta, kept: Kept | None, *, rehearsal: bool) -> Purged:
-        identity.verify(self._channel)
-        before = self._moment_before(older_than) if kept is None else kept.old.before
-        self._passed_by_all()
-        first, last = ids_before(self._channel, before)
-        last = last if kept is None else min(last, kept.old.last_id)
-        count = self._counted if rehearsal else self._deleted
-        rows = sum(count(bounds, kept) for bounds in self._bounds(first, last, before))
-        if not rehearsal:
-            deque(self._delete_ops(before, older_than), maxlen=0)
-        return Purged(rows=rows, before=before, held_by=self._holding(last))
-
     def _counted(self, bounds: dict[str, Any], kept: Kept | None) -> int:
         passed = self._passed_by_all(kept)
         return int(self._channel.rows(self._count, **bounds, **self._of(passed))[0][0])
 
     def _bounds(self, first: int, last: int, before: datetime) -> Iterator[dict[str, Any]]:
-        """Yield the parameters of one batch after the other."""
         for after, upto in self._spans(first, last):
             yield {"after": after, "upto": upto, "before": self._database.dialect.clock.bind(before)}
 
@@ -241,7 +229,9 @@ class Purge:
             if highest is None:
                 return 0
             gone = self._channel.run(self._delete, **chosen, highest=highest)
-            purged = _deleted_of(passed, highest)
+            # What all have passed, up to the highest deleted number. A reader without a subscription compares the
+            # position with a window, and would take the newest rows for lost if it saw them.
+            purged = Position.of(highest + 1, passed.open)
             purged = purged if stored is None else purged.union(Position.parse(stored))
             self._channel.run(_RECORD, purged=str(purged), id=max(purged_id, bounds["upto"]))
         return gone
@@ -262,8 +252,8 @@ class Purge:
 
     def _passed_by_all(self, kept: Kept | None = None) -> Position:
         """Return what the stored bases of all subscriptions see; a partly settled window is not passed."""
-        bases = [base for _, base in stored_bases(self._channel)]
-        return _seen_by_all(bases if kept is None else [*bases, kept.position])
+        bases = [base for _, base in stored_bases(self._channel)] + ([] if kept is None else [kept.position])
+        return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
 
     def _spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield spans of ids, (after, upto], that hold one batch each."""
@@ -283,17 +273,3 @@ class Purge:
 
     def _moment_before(self, age: timedelta) -> datetime:
         return self._database.moment(self._channel.rows(_CUTOFF, seconds=-age.total_seconds())[0][0])
-
-
-def _seen_by_all(bases: Sequence[Position]) -> Position:
-    """Return the position that sees what all of these see."""
-    return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
-
-
-def _deleted_of(passed: Position, highest: int) -> Position:
-    """Return the position that sees the deleted rows: what all had passed, up to the highest deleted number.
-
-    A reader without a subscription compares the position with a window. A position of all passed rows would report the
-    newest rows as lost although they are there.
-    """
-    return Position.of(highest + 1, passed.open)
