@@ -417,6 +417,7 @@ DIALECT = Dialect(
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
         page_late=_PAGE_WITH_LATE,
+        chosen=_CHOSEN,
         extent=_EXTENT,
         late=_LATE.replace(_RAW_COLUMNS, "{columns}"),
         messages=_messages,

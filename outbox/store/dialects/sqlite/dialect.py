@@ -190,6 +190,7 @@ DIALECT = Dialect(
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
         page_late=_PAGE,
+        chosen=_CHOSEN,
         extent=_EXTENT,
         late=None,
         messages=_messages,
