@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any
@@ -77,18 +77,13 @@ class Purged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Old:
-    """The messages that are old enough to be deleted: written `before` a moment, with ids up to `last_id`."""
+class Kept:
+    """Old messages that are kept elsewhere, as in an archive: written `before` a moment, with ids up to `last_id`, and
+    seen by `position`.
+    """
 
     before: datetime
     last_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The messages that are kept elsewhere, as in an archive: of the old ones, all that `position` sees."""
-
-    old: Old
     position: Position
 
 
@@ -158,10 +153,10 @@ class Purge:
     def run(self, older_than: timedelta, *, kept: Kept | None = None, rehearsal: bool = False) -> Purged:
         """Delete all old rows that nobody needs; with `kept`, only rows that are kept elsewhere. A rehearsal counts."""
         identity.verify(self._channel)
-        before = self._moment_before(older_than) if kept is None else kept.old.before
+        before = self._moment_before(older_than) if kept is None else kept.before
         self._passed_by_all()
         first, last = ids_before(self._channel, before)
-        last = last if kept is None else min(last, kept.old.last_id)
+        last = last if kept is None else min(last, kept.last_id)
         count = self._counted if rehearsal else self._deleted
         rows = sum(count(bounds, kept) for bounds in self._bounds(first, last, before))
         if not rehearsal:
@@ -182,28 +177,23 @@ class Purge:
             yield self._deleted(bounds)
         yield from self._delete_ops(before, keep)
 
-    def old(self, older_than: timedelta) -> Old:
-        """Find out which messages are old enough to be deleted; raise without any subscription."""
+    def kept(self, older_than: timedelta, position: Position) -> Kept:
+        """Return the old messages that `position` sees and every subscription has passed; raise without any."""
         identity.verify(self._channel)
-        self._passed_by_all()
-        before = self._moment_before(older_than)
-        return Old(before=before, last_id=ids_before(self._channel, before)[1])
-
-    def passed(self, kept: Kept) -> Kept:
-        """Narrow what is kept elsewhere to what every subscription has passed, and may be deleted now."""
-        return replace(kept, position=self._passed_by_all(kept))
+        before, passed = self._moment_before(older_than), self._passed_by_all(position)
+        return Kept(before=before, last_id=ids_before(self._channel, before)[1], position=passed)
 
     def held(self, kept: Kept) -> Held | None:
         """Return where those messages lie in the database that are kept elsewhere; None: nowhere.
 
         Half messages without a verdict count.
         """
-        first, _ = ids_before(self._channel, kept.old.before)
-        bounds = {"before": self._database.dialect.clock.bind(kept.old.before), "piece": _PIECE}
+        first, _ = ids_before(self._channel, kept.before)
+        bounds = {"before": self._database.dialect.clock.bind(kept.before), "piece": _PIECE}
         seen = {"head": kept.position.head, "open": self._database.bind(kept.position.open)}
         runs: list[tuple[int, int]] = []
         lowest = kept.position.head
-        for after, upto in self._spans(first, kept.old.last_id):
+        for after, upto in self._spans(first, kept.last_id):
             for low, high, number in self._channel.rows(self._held, after=after, upto=upto, **bounds, **seen):
                 lowest = min(lowest, number)
                 begins = runs.pop()[0] if runs and low - runs[-1][1] <= _PIECE else low
@@ -211,7 +201,7 @@ class Purge:
         return Held(lowest, tuple(runs)) if runs else None
 
     def _counted(self, bounds: dict[str, Any], kept: Kept | None) -> int:
-        passed = self._passed_by_all(kept)
+        passed = self._passed_by_all(*([] if kept is None else [kept.position]))
         return int(self._channel.rows(self._count, **bounds, **self._of(passed))[0][0])
 
     def _bounds(self, first: int, last: int, before: datetime) -> Iterator[dict[str, Any]]:
@@ -223,7 +213,7 @@ class Purge:
         with self._channel.transaction():
             self._channel.run(_LOCK)
             stored, purged_id = self._channel.rows(_PURGED)[0]
-            passed = self._passed_by_all(kept)
+            passed = self._passed_by_all(*([] if kept is None else [kept.position]))
             chosen = {**bounds, **self._of(passed)}
             highest = self._channel.rows(self._highest, **chosen)[0][0]
             if highest is None:
@@ -250,9 +240,9 @@ class Purge:
     def _of(self, passed: Position) -> dict[str, Any]:
         return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}
 
-    def _passed_by_all(self, kept: Kept | None = None) -> Position:
+    def _passed_by_all(self, *others: Position) -> Position:
         """Return what the stored bases of all subscriptions see; a partly settled window is not passed."""
-        bases = [base for _, base in stored_bases(self._channel)] + ([] if kept is None else [kept.position])
+        bases = [*(base for _, base in stored_bases(self._channel)), *others]
         return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
 
     def _spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
