@@ -333,7 +333,8 @@ def test_any_number_of_messages_above_the_limit_costs_one_channel(strict):
     sent = [a_message("orders", b"x" * (6_000 if n % 3 else 60), key=f"k{n}") for n in range(1500)]
 
     def refusals() -> int:
-        return (strict.folder / "server.log").read_text().count("is larger than")
+        log: str = (strict.folder / "server.log").read_text()
+        return log.count("is larger than")
 
     before = refusals()
 
