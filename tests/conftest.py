@@ -1,6 +1,7 @@
 """What tests share: one server a run, one database a test; a shop that uses them, and a destination."""
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -98,6 +99,14 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """A test leaves the library's log as it was, or the log lines of a later test would be missing."""
+    yield
+    log = logging.getLogger("outbox")
+    assert (log.level, log.propagate, log.handlers) == (logging.NOTSET, True, [])
 
 
 @pytest.fixture(scope="session")

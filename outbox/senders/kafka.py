@@ -36,6 +36,7 @@ from outbox.senders.connection_log import ConnectionLog
 from outbox.senders.headers import read_headers, wire_headers
 from outbox.senders.key_order import Chains, send_again
 from outbox.senders.port import destination_of
+from outbox.senders.tls import TLS_OPTIONS, Tls
 
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
@@ -66,7 +67,7 @@ _CAREFUL_SECONDS = 1.0
 #: A question to the brokers is asked again after so long, if what happened meanwhile does not answer it.
 _SLICE_SECONDS = 0.3
 
-_OPTIONS = ("timeout", "mechanism", "compression", "ca", "transactional.id")
+_OPTIONS = ("timeout", "mechanism", "compression", "transactional.id", *TLS_OPTIONS)
 
 _PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 _MECHANISMS = {"plain": "PLAIN", "scram-sha-256": "SCRAM-SHA-256", "scram-sha-512": "SCRAM-SHA-512"}
@@ -94,7 +95,7 @@ class KafkaSender:
         self._mechanism = _chosen(address, "mechanism", _MECHANISMS, default="plain")
         self._compression = _chosen(address, "compression", _COMPRESSIONS, default="none")
         _check_login(address)
-        address.ca("kafkas")
+        self._tls = address.tls("kafkas")
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
         self._turn = threading.Lock()
         self._connection: _Connection | None = None
@@ -199,7 +200,7 @@ class KafkaSender:
 
     def _connecting(self) -> dict[str, Any]:
         """Return the settings by which a client finds the brokers, and is let in."""
-        address = self._address
+        address, tls = self._address, self._tls or Tls()
         user = address.user is not None
         security = ("SASL_SSL" if user else "SSL") if address.scheme == "kafkas" else "SASL_PLAINTEXT" if user else ""
         chosen = {
@@ -207,7 +208,9 @@ class KafkaSender:
             "sasl.mechanism": self._mechanism if user else "",
             "sasl.username": address.user,
             "sasl.password": address.password,
-            "ssl.ca.location": address.options.get("ca"),
+            "ssl.ca.location": tls.ca,
+            "ssl.certificate.location": tls.cert,
+            "ssl.key.location": tls.key or tls.cert,
         }
         return {
             "bootstrap.servers": ",".join(address.hosts),

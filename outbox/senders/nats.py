@@ -33,6 +33,7 @@ from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import Reserved, read_headers, wire_headers
 from outbox.senders.jetstream import Dropped, verdict_of
 from outbox.senders.remote import MOST_BYTES_UNDER_WAY, Call, Connection, RemoteSender
+from outbox.senders.tls import TLS_OPTIONS, Tls
 
 try:
     from nats.aio.client import Client
@@ -48,6 +49,7 @@ RESERVED = Reserved("NATS", prefixes=("nats-",), names=("status",))
 #: More bytes than the headers of a message can take; only with a body this close to the limit they are counted.
 _HEADERS_AT_MOST = 64 * 1024
 
+_OPTIONS = ("timeout", *TLS_OPTIONS)
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
 _SUBJECT = re.compile(r"[A-Za-z0-9_%|-]+(\.[A-Za-z0-9_%|-]+)*")
 _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
@@ -57,13 +59,13 @@ class NatsSender(RemoteSender):
     """A sender that stores messages in JetStream; at most one message of a key is unacknowledged."""
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
-        address = Address.of(url, form="nats://host:port or tls://host:port", options=("timeout",))
-        prefix = _prefix_of(address)
+        address = Address.of(url, form="nats://host:port or tls://host:port", options=_OPTIONS)
+        prefix, tls = _prefix_of(address), address.tls("tls")
         super().__init__(
             "NATS",
             url,
             address.servers,
-            lambda server, log: _Connection(server, log, address, prefix),
+            lambda server, log: _Connection(server, log, address, prefix, tls),
             seconds=address.timeout(timeout),
         )
 
@@ -89,9 +91,10 @@ def _prefix_of(address: Address) -> str:
 class _Connection(Connection):
     """One connection to one server."""
 
-    def __init__(self, server: str, log: ConnectionLog, address: Address, prefix: str) -> None:
+    def __init__(self, server: str, log: ConnectionLog, address: Address, prefix: str, tls: Tls | None) -> None:
         super().__init__(server, log)
         self._address = address
+        self._tls = tls
         self._prefix = prefix
         self._client = _Client(self._lose)
         self._exchanges: dict[str, _Exchange] = {}
@@ -105,6 +108,7 @@ class _Connection(Connection):
             await self._client.connect(
                 [self.server],
                 name="outbox",
+                tls=self._tls.context() if self._tls else None,
                 # A single name before the @ is a token.
                 user=None if self._address.password is None else self._address.user,
                 password=self._address.password,

@@ -36,6 +36,7 @@ from outbox.senders.address import Address, host_and_port
 from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import CONTENT_TYPE, ID, read_headers
 from outbox.senders.remote import Call, Connection, RemoteSender
+from outbox.senders.tls import TLS_OPTIONS, Tls
 
 try:
     import pamqp.frame
@@ -49,6 +50,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("RabbitMQ needs an extra: pip install 'outbox-log[rabbitmq]'") from error
 
+_OPTIONS = ("exchange", "timeout", *TLS_OPTIONS)
 _PORTS = {"amqp": 5672, "amqps": 5671}
 #: Bytes of a frame for a server that has no limit.
 _FRAME_MAX = 128 * 1024
@@ -71,7 +73,7 @@ class RabbitSender(RemoteSender):
     """A sender that publishes messages to an exchange; at most one message of a key is unconfirmed."""
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
-        address = Address.of(url, form="amqp://host:port/vhost?exchange=name", options=("exchange", "timeout", "ca"))
+        address = Address.of(url, form="amqp://host:port/vhost?exchange=name", options=_OPTIONS)
         target = _Target.of(address)
         super().__init__(
             "RabbitMQ",
@@ -108,7 +110,7 @@ class _Target:
     address: Address
     vhost: str
     exchange: str
-    tls: ssl.SSLContext | None
+    tls: Tls | None
 
     @classmethod
     def of(cls, address: Address) -> _Target:
@@ -123,9 +125,7 @@ class _Target:
         except ValueError:
             limit = "at most 127 characters; an exchange of letters, digits, blanks and -_.:@#,/+"
             address.refuse(f"the driver takes names of {limit}")
-        ca = address.ca("amqps")
-        tls = ssl.create_default_context(cafile=ca) if address.scheme == "amqps" else None
-        return cls(address, vhost, exchange, tls)
+        return cls(address, vhost, exchange, address.tls("amqps"))
 
     def url(self, host: str, port: int) -> str:
         """Return the URL of one server for the driver, which takes the virtual host in another way."""
@@ -154,8 +154,9 @@ class _Connection(Connection):
         address, loop = self._target.address, asyncio.get_running_loop()
         host, port = host_and_port(self.server.partition("://")[2], _PORTS[address.scheme])
         streams = _Streams(loop)
+        tls = self._target.tls
         async with asyncio.timeout_at(deadline):
-            self._transport = await streams.open(host, port, self._target.tls)
+            self._transport = await streams.open(host, port, tls.context() if tls else None)
         self._driver = DriverConnection(self._target.url(host, port), transport_factory=streams)
         self._driver.vhost = self._target.vhost
         # A driver that is cancelled waits for the server once more; one that is cut off ends at once.

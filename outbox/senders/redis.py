@@ -35,6 +35,7 @@ from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import read_headers, wire_headers
 from outbox.senders.key_order import Chains, Order, send_again
 from outbox.senders.port import destination_of
+from outbox.senders.tls import TLS_OPTIONS
 
 try:
     from redis.exceptions import AskError, MovedError, NoPermissionError, RedisError, ResponseError
@@ -68,7 +69,7 @@ _MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: So often messages follow a stream in one round. Two nodes that send them to each other have not heard the news yet.
 _MOST_REDIRECTS = 5
 
-_OPTIONS = ("timeout", "wait", "ca")
+_OPTIONS = ("timeout", "wait", *TLS_OPTIONS)
 #: By what stands behind the + of the scheme: an example of the URL, and the options.
 _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "": ("redis://host:6379/0 or rediss://host:6379/0", _OPTIONS),
@@ -100,14 +101,13 @@ class RedisSender:
         database, self._prefix = _database_and_prefix_of(names)
         if kind == "cluster" and database:
             address.refuse("a cluster has no other database than 0")
-        ca = address.ca(f"rediss+{kind}".removesuffix("+"))
         connecting = Connecting(
             scheme=scheme,
             user=address.user,
             password=address.password,
             seconds=self._seconds,
             database=database,
-            tls={"ssl_ca_certs": ca} if scheme == "rediss" else None,
+            tls=address.tls(f"rediss+{kind}".removesuffix("+")),
         )
         self._topology = topology_of(address, kind, connecting, master=master)
         self._log = ConnectionLog(logging.getLogger(__name__), "Redis")

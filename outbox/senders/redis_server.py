@@ -17,6 +17,7 @@ from redis.exceptions import AskError, ClusterDownError, ExecAbortError, RedisEr
 from redis.retry import Retry
 
 from outbox.runtime.text import one_line
+from outbox.senders.tls import Tls
 
 # Its own types know tuples of one element only.
 pack = cast("Callable[[tuple[str | bytes | int, ...]], bytes]", hiredis.pack_command)
@@ -50,14 +51,14 @@ class Abilities(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connecting:
-    """The means to connect to each server of an address. `tls`: arguments of the driver; None: without TLS."""
+    """The means to connect to each server of an address."""
 
     scheme: str
     user: str | None
     password: str | None
     seconds: float
-    database: int = 0
-    tls: dict[str, Any] | None = None
+    database: int
+    tls: Tls | None
 
 
 class Server:
@@ -68,6 +69,7 @@ class Server:
         self.host, self.port = host, port
         #: What was found out about the server; None: nothing yet, or the connection was lost since.
         self.abilities: Abilities | None = None
+        files = connecting.tls or Tls()
         self.client = Redis(
             host=host,
             port=port,
@@ -80,7 +82,10 @@ class Server:
             # The relay tries again. A second try in here would hide that a message may be stored twice.
             retry=Retry(NoBackoff(), 0),
             protocol=2,
-            **({"ssl": True, **connecting.tls} if connecting.tls is not None else {}),
+            ssl=connecting.tls is not None,
+            ssl_ca_certs=files.ca,
+            ssl_certfile=files.cert,
+            ssl_keyfile=files.key,
         )
         # The client itself has no such arguments.
         pool = self.client.connection_pool

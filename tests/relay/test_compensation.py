@@ -15,7 +15,7 @@ from outbox.admin import commands
 from outbox.model.subscription import Declaration, compensation_of
 from outbox.model.verdict import DONE
 from outbox.store.database import Database
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.purge import Purge
 from outbox.store.operations.status import standings
 from outbox.store.subscriptions.notices import refused_workers

@@ -483,16 +483,14 @@ def test_what_is_stored_of_a_destination_holds_no_secrets():
         ("amqp://ann:s3cr3t@h/a/b", "amqp://h/a/b: the path is one virtual host; write %2F for a slash in its name"),
         (
             "amqp://ann:s3cr3t@h/?queue=s3cr3t",
-            "amqp://h/: its options are exchange, timeout, ca, as, each once; 'queue' is none of them",
+            "amqp://h/: its options are exchange, timeout, ca, cert, key, as, each once; 'queue' is none of them",
         ),
         (
             "amqp://ann:s3cr3t@h?exchange=a&exchange=b",
-            "amqp://h: its options are exchange, timeout, ca, as, each once; 'exchange' is given twice",
+            "amqp://h: its options are exchange, timeout, ca, cert, key, as, each once; 'exchange' is given twice",
         ),
         ("amqp://ann:s3cr3t@h?timeout=0", "amqp://h: timeout must be a number of seconds"),
         ("amqp://ann:s3cr3t@h?ca=/etc/ca.pem", "amqp://h: ca is an option of amqps://"),
-        ("amqps://ann:s3cr3t@h?ca=/no/such/file", "amqps://h: ca: no such file or directory"),
-        ("amqps://ann:s3cr3t@h?ca=/dev/null", "amqps://h: ca: the file holds no certificates"),
         ("amqp://ann:s3cr3t@h?exchange=" + "x" * 128, "amqp://h: the driver takes names of at most 127 characters"),
         ("amqp://ann:s3cr3t@h?exchange=gr%C3%B6%C3%9Fe", "amqp://h: the driver takes names of at most 127 characters"),
         ("amqp://ann:s3cr3t@h/" + "x" * 128, "amqp://h/x"),

@@ -16,8 +16,7 @@ from outbox.model.subscription import Declaration
 from outbox.store.database import Channel, Database
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.grace import Grace
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.servers import PostgresServer

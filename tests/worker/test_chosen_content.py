@@ -8,7 +8,7 @@ from sqlalchemy import text
 from outbox import FilterError, Message, Outbox, Relay, Route, SubscriptionError, routes
 from outbox.model.filter.sql92 import Filter
 from outbox.store.log.append import Direct
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.status import standings
 from outbox.worker.settings import Settings
 from tests.support.command_line import outbox as command_line

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import text
 
 from outbox import Message, Outbox, Unavailable, Verdict
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, accepted
 from tests.support.parked import states

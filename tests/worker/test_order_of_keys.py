@@ -27,7 +27,7 @@ from outbox import (
 from outbox.admin import commands
 from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings

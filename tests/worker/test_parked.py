@@ -11,7 +11,7 @@ from outbox import Message, Outbox, Reject, Relay, Retry, Unavailable, Verdict
 from outbox.errors import LeaseLostError
 from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.parked import Parked
 from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy

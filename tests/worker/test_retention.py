@@ -11,7 +11,7 @@ from outbox import Outbox, Relay, SchemaError
 from outbox.model.position import Position
 from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings, Upkeep

@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from outbox import Message, Outbox, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker import partition
 from outbox.worker.calls import Call, Caller
 from outbox.worker.policy import HandlerPolicy

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from outbox import Outbox, Relay
 from outbox.model.lease import Holder, Lease, Partition
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.worker.calls import Call, Handler
 from outbox.worker.settings import Settings

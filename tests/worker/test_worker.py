@@ -15,8 +15,7 @@ from outbox import Message, Outbox, Reject, Relay, StandbyError
 from outbox.model.lease import Partition
 from outbox.model.position import Capture
 from outbox.runtime import failpoints
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.worker.connection import Heartbeat
 from outbox.worker.settings import Settings

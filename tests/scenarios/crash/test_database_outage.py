@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Relay, create_engine, migrate
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.testing.servers import PostgresServer
 from outbox.worker.settings import Settings
 from tests.conftest import started

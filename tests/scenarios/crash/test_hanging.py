@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Message, Outbox, RetryPolicy
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.scenarios.crash.test_slow_destination import Slow
 from tests.support.destination import Destination, relay_to

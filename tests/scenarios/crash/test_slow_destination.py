@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from outbox import Message, Outbox, Retry, Verdict
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.leases import epoch, lease_left

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from outbox import HungHandlerError, Message, Outbox, Relay, Retry, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.support.destination import Answer, Destination, relay_to
 from tests.support.parked import states
