@@ -4,12 +4,12 @@ A cluster: `redis+cluster://host:6379,host2:6379/prefix`. A master that sentinel
 `redis+sentinel://host:26379,host2:26379/mymaster/0/prefix`.
 
 A topic is a stream. A number in the path is the database; a prefix stands before each topic, with a colon. A message is
-`Done` when the server has answered its XADD. How durable it is then is a matter of the server's `appendfsync`; with
-`wait=1` it also has to be on one replica.
+`Done` when the server has answered its XADD. The server's `appendfsync` decides how durable an entry is; with `wait=1`
+a replica also has to have the entry.
 
-Several messages of a key are appended in one transaction of the server, so none of them passes one that is refused. In
-a cluster a transaction is of one stream, so that one node carries out all of it or nothing. A user who has no right to
-MULTI and EXEC sends the messages of a key one after the other, each after the answer to the one before.
+Several messages of a key are appended in one transaction of the server, so no message passes a refused message. In a
+cluster a transaction is of one stream, so that a node carries out the whole transaction or nothing. A user who has no
+right to MULTI and EXEC sends the messages of a key one after the other, each after the previous answer.
 
 The fields of an entry have the names of `outbox.senders.headers`, and the body is in `Outbox-Body`. `read_message`
 turns them back into a `Message`. A Redis from 8.6 on drops a second copy by its id; no entry is ever trimmed.
@@ -207,9 +207,9 @@ class RedisSender:
             part.commands = commands
 
     def _exchange(self, to_servers: Mapping[Server, Sequence[_Part]], *, atomic: bool) -> None:
-        """Send to all servers, and then read what each of them answers: a server that hangs holds up no other one.
+        """Send to all servers, and then read the answers, so that a server that hangs holds up no other server.
 
-        `atomic`: all commands of a part are carried out, or none; only a stream of a wrong type refuses single ones.
+        `atomic`: all commands of a part are carried out, or none; only a stream of a wrong type refuses single commands.
         """
         wait = [wait_command(self._replicas, self._seconds)] if self._replicas else []
         connections: dict[Server, Any] = {}
@@ -235,7 +235,7 @@ class RedisSender:
                     _fail(parts, error)
 
     def _settle(self, part: _Part, now: _Round) -> _Part | None:
-        """Settle the messages of a part; return those that have to follow their stream to another server."""
+        """Settle the messages of a part; return the part that has to follow its stream to another server."""
         in_cluster = self._topology.is_cluster
         if part.answers is None:
             now.is_aborted = True
@@ -357,7 +357,7 @@ class _Part:
         return [*chain.from_iterable((ASKING, each) for each in self.commands)] if self.is_asking else self.commands
 
     def read(self, connection: Any, *, atomic: bool) -> None:
-        """Read the answers to all that was sent; raise if they do not tell what was carried out."""
+        """Read all answers; raise if the answers do not tell which commands were carried out."""
         answers = answers_of(connection, len(self.wire(atomic=atomic)))
         if self.is_asking:
             step = len(answers) if atomic else 2

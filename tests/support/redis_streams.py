@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, cast
 from uuid import UUID
@@ -38,8 +38,8 @@ class Streams(Place):
         self._listen([server])
 
     def _listen(self, servers: Sequence[RedisServer]) -> None:
-        """Reach each server without a proxy, and hear what it carries out."""
-        self._clients = [redis.Redis(port=server.port) for server in servers]
+        """Hear what the servers carry out, which may change their places."""
+        self._servers = servers
         self._arrivals = [Arrivals(server) for server in servers]
 
     def entries(self, topic: str) -> list[Mapping[bytes, bytes]]:
@@ -83,20 +83,25 @@ class Streams(Place):
         """Remove the streams."""
         for arrivals in self._arrivals:
             arrivals.close()
-        for client in self._clients:
+        for client in self._clients():
             for name in self._names(client):
                 client.delete(name)
-            client.close()
 
     def _all_entries(self) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
         """Each with the name of its stream."""
         return [
             (name, fields)
-            for client in self._clients
+            for client in self._clients()
             for name in self._names(client)
             if client.type(name) == b"stream"
             for _, fields in cast("Any", client.xrange(name))
         ]
+
+    def _clients(self) -> Iterator[redis.Redis]:
+        """Reach each server without a proxy."""
+        for server in self._servers:
+            with redis.Redis(port=server.port) as client:
+                yield client
 
     def _names(self, client: redis.Redis) -> Any:
         return client.keys(f"{self.prefix}:*")
@@ -105,10 +110,11 @@ class Streams(Place):
 class ClusterStreams(Streams):
     """The streams behind a prefix of their own in a cluster, each node of which is reached through its proxy."""
 
-    def __init__(self, cluster: RedisCluster) -> None:
+    def __init__(self, cluster: RedisCluster, *, tag: str = "") -> None:
+        """`tag`: streams with the same text in braces are on one node."""
         Place.__init__(self, cast("TcpProxy", Together([node.proxy for node in cluster.nodes])))
         self.cluster = cluster
-        self.prefix = f"p{uuid.uuid4().hex[:12]}"
+        self.prefix = f"p{uuid.uuid4().hex[:12]}{tag}"
         hosts = ",".join(f"127.0.0.1:{node.proxy.port}" for node in cluster.masters)
         self.url = f"redis+cluster://{hosts}/{self.prefix}"
         self.server = cluster.owner(f"{self.prefix}:alpha")
@@ -222,6 +228,34 @@ class PatientRedis(NewerRedis):
 
     def _answer(self, command: list[bytes]) -> bytes:
         return b"+QUEUED\r\n" if command[0] == b"XADD" else super()._answer(command)
+
+
+class ArrivingRedis(NewerRedis):
+    """A node that gets the slot of a stream behind the first command: it sends that one away, to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: list[bytes] = []
+        self._has_slot = self._is_aborted = False
+        self._queued: list[bytes] | None = None
+
+    def _answer(self, command: list[bytes]) -> bytes:
+        match command[0]:
+            case b"MULTI":
+                self._queued, self._is_aborted = [], False
+            case b"EXEC":
+                queued, self._queued = self._queued or [], None
+                if self._is_aborted:
+                    return b"-EXECABORT Transaction discarded because of previous errors.\r\n"
+                self.stored += queued
+                return b"*%d\r\n" % len(queued) + b"+1-1\r\n" * len(queued)
+            case b"XADD" if not self._has_slot:
+                self._has_slot = self._is_aborted = True
+                return b"-MOVED 1 %b\r\n" % self.url.rpartition("/")[2].encode()
+            case b"XADD":
+                (self.stored if self._queued is None else self._queued).append(command[-1])
+                return b"+1-1\r\n" if self._queued is None else b"+QUEUED\r\n"
+        return super()._answer(command)
 
 
 class SlowRedis(NewerRedis):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, Self
 
 from redis import Redis
 from redis.crc import key_slot
+from redis.exceptions import RedisError
 
 from outbox.testing.servers.local import NO_SETTINGS
 from outbox.testing.servers.process import free_port
@@ -95,6 +97,39 @@ class RedisCluster:
         )
         return next(node for node in self.nodes if node.proxy.port == port)
 
+    def move(self, stream: str) -> None:
+        """Move the slot of a stream to another master, as `redis-cli --cluster reshard` does."""
+        slot, source = key_slot(stream.encode()), self.owner(stream)
+        target = self.begin_move(stream)
+        while keys := source.run("CLUSTER GETKEYSINSLOT", slot, 100):
+            source.run("MIGRATE", "127.0.0.1", target.port, "", 0, 60_000, "KEYS", *keys)
+        self.end_move(stream, target)
+
+    def begin_move(self, stream: str) -> Node:
+        """Let a slot be on its way: what is not there yet, the source leaves to the target. Return the target."""
+        slot, source = key_slot(stream.encode()), self.owner(stream)
+        target = next(node for node in self.masters if node is not source)
+        target.run("CLUSTER SETSLOT", slot, "IMPORTING", source.id)
+        source.run("CLUSTER SETSLOT", slot, "MIGRATING", target.id)
+        return target
+
+    def end_move(self, stream: str, target: Node) -> None:
+        """Give the slot to the target."""
+        for node in (target, *self.masters):
+            node.run("CLUSTER SETSLOT", key_slot(stream.encode()), "NODE", target.id)
+
+    def fail_over(self) -> None:
+        """Kill the first master, and have its replica take over; the former master comes back as the replica."""
+        self.masters[0].kill()
+        self.replica.run("CLUSTER FAILOVER", "TAKEOVER")
+        self.masters[0], self.replica = self.replica, self.masters[0]
+        self.replica.start()
+
+    def begin_replica(self) -> None:
+        """Start the replica, and wait until it has what its master has."""
+        self.replica.start()
+        assert eventually(lambda: self.replica.run("INFO", "replication")["master_link_status"] == "up")
+
     def _acquaint(self) -> None:
         """Write for each node what it would have learnt in the cluster."""
         for node in self.nodes:
@@ -108,3 +143,76 @@ class RedisCluster:
             return f"{place} {myself}slave {self.masters[0].id} 0 0 1 connected"
         slots = f"{_SLOTS * number // 3}-{_SLOTS * (number + 1) // 3 - 1}"
         return f"{place} {myself}master - 0 0 {number + 1} connected {slots}"
+
+
+class Watched:
+    """A master with a replica, and three sentinels that know the master as `mymaster`."""
+
+    def __init__(self, *, password: str | None = None) -> None:
+        self._stack = ExitStack()
+        login = {} if password is None else {"requirepass": password, "masterauth": password}
+        self._settings = {"repl-diskless-sync-delay": "0", **login}
+        self._password = password
+        self.master: RedisServer
+        self.replica: RedisServer
+        self.sentinels: list[Sentinel] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.master = stack.enter_context(RedisServer(settings=self._settings))
+            replica = {"replicaof": f"127.0.0.1 {self.master.port}"}
+            self.replica = stack.enter_context(RedisServer(settings=self._settings | replica))
+            assert eventually(lambda: self._about(self.replica)["master_link_status"] == "up")
+            self.sentinels = [stack.enter_context(Sentinel(self.master.port, self._password)) for _ in range(3)]
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    @property
+    def hosts(self) -> str:
+        """The sentinels, as in a URL."""
+        return ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+
+    def fail_over(self) -> None:
+        """Have the replica become the master, as a sentinel decides; the other sentinels hear of it."""
+        first = self.sentinels[0]
+        assert eventually(lambda: first.say("SENTINEL", "FAILOVER", "mymaster") == b"OK")
+        assert eventually(lambda: self._about(self.replica)["role"] == "master")
+        self.master, self.replica = self.replica, self.master
+
+    def _about(self, server: RedisServer) -> Any:
+        with Redis(port=server.port, password=self._password) as client:
+            return client.info("replication")
+
+
+class Sentinel(RedisServer):
+    """One that leaves every decision to the test. `password`: of the servers, and its own."""
+
+    def __init__(self, master: int, password: str | None) -> None:
+        super().__init__()
+        self._master = master
+        self._password = password
+
+    def say(self, *command: str) -> Any:
+        """Run a command; return the answer, or None in place of an error."""
+        with Redis(port=self.port, password=self._password) as client, suppress(RedisError):
+            return client.execute_command(*command)  # type: ignore[no-untyped-call]
+        return None
+
+    def _answers(self) -> bool:
+        assert self._program is not None
+        about = self.say("INFO", "server")
+        return about is not None and about["process_id"] == self._program.pid
+
+    def _command(self) -> Sequence[str | Path]:
+        lines = [
+            f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}",
+            f"sentinel monitor mymaster 127.0.0.1 {self._master} 2",
+            f"sentinel down-after-milliseconds mymaster {_PATIENT}",
+        ]  # fmt: skip
+        if self._password is not None:
+            lines += [f"sentinel auth-pass mymaster {self._password}", f"requirepass {self._password}"]
+        (settings := self.folder / "sentinel.conf").write_text("\n".join([*lines, ""]))
+        return [self._redis, settings, "--sentinel"]
