@@ -209,7 +209,7 @@ class RedisSender:
     def _exchange(self, to_servers: Mapping[Server, Sequence[_Part]], *, atomic: bool) -> None:
         """Send to all servers, and then read the answers, so that a server that hangs holds up no other server.
 
-        `atomic`: all commands of a part are carried out, or none; only a stream of a wrong type refuses single commands.
+        `atomic`: all commands of a part are carried out, or none; only a stream of a wrong type refuses some.
         """
         wait = [wait_command(self._replicas, self._seconds)] if self._replicas else []
         connections: dict[Server, Any] = {}

@@ -27,6 +27,7 @@ from tests.support.pages import TOP
 #: Each driver that a sender or a writer uses, and the extra that brings it; the library itself brings psycopg.
 DRIVERS = {
     "nats-py": "nats",
+    "nkeys": "nats",
     "confluent-kafka": "kafka",
     "redis": "redis",
     "hiredis": "redis",
@@ -84,7 +85,7 @@ def test_nats_py():
     assert client._current_server is None
     assert client._transport is None
     assert inspect.signature(client._connect_command).parameters == {}
-    assert TcpTransport()._io_writer is None
+    assert (TcpTransport()._io_writer, TcpTransport()._io_reader) == (None, None)
 
 
 def test_aiormq():
@@ -105,7 +106,7 @@ def test_redis_py():
     assert isinstance(client.connection_pool.connection_kwargs, dict)
     for kind in (Connection, SSLConnection):
         assert "_connect" in vars(kind)
-    assert {"socket_connect_timeout", "socket_timeout"} <= set(vars(Connection()))
+    assert {"socket_connect_timeout", "socket_timeout"} <= set(dir(Connection()))
     assert client.connection_pool.connection_class is Connection
     assert "parser_class" in inspect.signature(AbstractConnection.__init__).parameters
     assert list(inspect.signature(parser["read_from_socket"]).parameters)[:2] == ["self", "timeout"]
