@@ -55,7 +55,7 @@ class Node(RedisServer):
     def run(self, *command: Any) -> Any:
         """Run a command."""
         with self.client() as client:
-            return client.execute_command(*command)  # type: ignore[no-untyped-call]
+            return client.execute_command(*command)
 
 
 class RedisCluster:
@@ -198,7 +198,7 @@ class Sentinel(RedisServer):
     def say(self, *command: str) -> Any:
         """Run a command; return the answer, or None in place of an error."""
         with Redis(port=self.port, password=self._password) as client, suppress(RedisError):
-            return client.execute_command(*command)  # type: ignore[no-untyped-call]
+            return client.execute_command(*command)
         return None
 
     def _answers(self) -> bool:
