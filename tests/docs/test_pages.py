@@ -139,8 +139,16 @@ def test_the_limits_are_those_of_the_library():
 def test_the_fields_on_the_wire_are_those_of_the_senders():
     named = set(re.findall(r"`((?:Outbox|Nats|webhook)-[\w-]+)`", page("wire-formats")))
 
-    written = {headers.ID, headers.KEY, headers.TAGS, headers.CREATED_AT, nats.MESSAGE_ID, redis.BODY}
-    assert named == written | {webhook_signature.ID, webhook_format.TOPIC, webhook_format.OWN_HEADERS}
+    written = {
+        headers.ID,
+        headers.KEY,
+        headers.TAGS,
+        headers.CREATED_AT,
+        aws_message.ENCODING,
+        nats.MESSAGE_ID,
+        redis.BODY,
+    }
+    assert named == written | {webhook_signature.ID, headers.TOPIC, webhook_format.OWN_HEADERS}
 
 
 def test_the_variables_are_those_of_the_commands():
