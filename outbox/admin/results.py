@@ -230,17 +230,6 @@ class Look:
     log: LogStatus | None = None
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What people have paused, in words: no problem, but to be known."""
-        return tuple(
-            f"{labelled(status.name, status.name, each.in_words())} since"
-            f" {age(max(0.0, (self.at - each.since).total_seconds()))}; to go on, run: {each.resume(status.name)}"
-            for status in self.subscriptions
-            if status.kind not in ("compensation", "backfill")
-            for each in status.pauses
-        )
-
     def document(self) -> dict[str, object]:
         """Return all fields for JSON, with RocketMQ's metrics where there are half messages."""
         shown = asdict(self)

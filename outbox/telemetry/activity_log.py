@@ -51,8 +51,6 @@ class Activity:
                 self._lag.read(now)
             case Settled(messages=messages):
                 self._count(messages)
-            case _:
-                pass
 
     def _count(self, messages: Sequence[Message]) -> None:
         self._number += len(messages)

@@ -120,8 +120,6 @@ class FailureLog:
             case UpkeepRefused(what=what, error=error) if what not in self._refused_upkeep:
                 self._refused_upkeep.add(what)
                 self._warn(f"cannot delete {what}, going on: {error}", "upkeep_refused", error=error)
-            case _:
-                pass
 
     def _away(self, destination: str, outages: Sequence[Outage]) -> None:
         if len(self._logged) > _MOST_TOPICS:

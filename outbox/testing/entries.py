@@ -105,8 +105,6 @@ class Entries:
                 case RolledBack(messages=messages):
                     for entry in self._taken(messages):
                         entry.rolled_back = not entry.kept
-                case _:
-                    pass
 
     def _taken(self, messages: Sequence[Message]) -> Iterable[Entry]:
         """Take the newest open entry of each message."""

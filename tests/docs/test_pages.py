@@ -20,7 +20,7 @@ from outbox.cli import main
 from outbox.cli.config import options_of
 from outbox.errors import OutboxError
 from outbox.model import limits
-from outbox.senders import headers, nats, redis, webhook_format, webhook_signature
+from outbox.senders import aws_message, headers, nats, redis, webhook_format, webhook_signature
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox
 from tests.support.pages import TOP, blocks, run

@@ -137,7 +137,7 @@ def test_a_transaction_that_is_still_open_is_waited_for(other):
         senders = [one, two, one, two]
         calls = [pool.submit(send_until_done, each, sent) for each in senders]
         for call in calls:
-            call.result(30)
+            call.result(60)
 
     check_stored(other, sent)
 

@@ -177,7 +177,7 @@ def test_a_standby_gives_rows_when_it_has_replayed_what_the_position_sees(pair):
         assert reading.is_alive()
         with copy.connect() as connection:
             connection.execute(text("SELECT pg_wal_replay_resume()"))
-        reading.join(30)
+        reading.join(60)
 
     assert found[-1:] == [b"a"]
     for each in (engine, copy):

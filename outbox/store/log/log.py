@@ -21,7 +21,6 @@ from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
 from outbox.store.dialects.statements import Row, Sql
 from outbox.store.log.filtering import Condition, condition_of
-from outbox.store.log.limits import LIMITS, Limits
 
 _TOPIC, _BODY, _DIRECT = 2, 6, 11
 _ID = itemgetter(0)
@@ -29,6 +28,22 @@ _FORBIDDEN = {
     "standby": "this server is a standby: its snapshots miss open transactions; connect to the primary",
     "written": "a position cannot be captured in a transaction that has written; use a connection of its own",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that a read returns: rows, and bytes of bodies (twice as many while large bodies are fetched)."""
+
+    rows: int = 1000
+    bytes: int = 8 * 1024 * 1024
+
+    @property
+    def inline(self) -> int:
+        """The size up to which a body comes with the row: `rows` + 1 such bodies cannot exceed `bytes`."""
+        return self.bytes // (self.rows + 1)
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True, kw_only=True)
