@@ -95,7 +95,7 @@ def any_left(aws, name: str) -> bool:
     """Whether a queue holds a message."""
     number = "ApproximateNumberOfMessages"
     found = aws.sqs.get_queue_attributes(QueueUrl=aws.queue_url(name), AttributeNames=[number])
-    return found["Attributes"][number] != "0"
+    return bool(found["Attributes"][number] != "0")
 
 
 def test_the_consumer_of_kafka_handles_each_message_once(kafka):
