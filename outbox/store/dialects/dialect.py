@@ -156,8 +156,7 @@ class Reads:
     capture: str
     #: `capture`, and everything committed since a position, in one statement. `fresh`: for a position at which nothing
     #: was open. `chosen`: without the rows that the selection leaves out; the other two read them without their bodies.
-    #: Where a selection applies, `{of_slots}` is one more condition on the slot of a row, and `{filtered}` that of a
-    #: filter; each may be empty.
+    #: Where a selection applies, `{chosen}` is the condition on a row.
     read_on: str
     read_on_fresh: str
     read_on_chosen: str

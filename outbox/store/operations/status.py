@@ -12,12 +12,11 @@ from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription
-from outbox.model.topics import Topics
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import OF_SLOTS, slots_of
+from outbox.store.dialects.dialect import slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
-from outbox.store.log.filtering import condition_of
+from outbox.store.log.selected import selected
 from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
 from outbox.store.subscriptions.holds import Hold, hold_of
 from outbox.store.subscriptions.leases import Leases
@@ -223,34 +222,17 @@ class _Unsettled:
         if stop is not None and self._progress.target is None and not self.arrived:
             # All of the rest lies in one window, whether a worker has opened the window or not.
             self._progress = Progress(self._progress.base, stop, -1)
-        slots = slots_of(partition)
-        topics, only = Topics.of(subscription.selection.topics), subscription.selection.only
-        values = database.dialect.values
-        of_topics = values.of_topics if topics.halves else f"topic <> :half AND {values.of_topics}"
-        of_writers = "coalesce(direct, '') <> :direct" if only is None else "direct = :direct"
-        tags = subscription.selection.tags
-        of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
+        slots, selection = slots_of(partition), subscription.selection
+        chosen = selected(database, selection, slots)
         is_check = subscription.kind == "check"
         # A look reads only the columns that it needs, because rows are copied for it.
-        filtered = None
-        if subscription.selection.filter is not None:
-            filtered = condition_of(subscription.selection.filter, values.filtering)
-        more = ", tags, key, headers" if tags is not None or filtered is not None or is_check else ""
+        has_content = is_check or (selection.tags, selection.filter) != (None, None)
+        more = ", tags, key, headers" if has_content else ""
         self._columns = f"id, topic, direct, created_at, deliver_at{more}{', slot' if slots else ''}"
         self._since = "created_at" if is_check else _DUE
         still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
-        of_slots = OF_SLOTS if slots else "TRUE"
-        of_filter = "TRUE" if filtered is None else filtered.sql
-        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open} AND {of_slots} AND {of_filter}"
-        self._common = {
-            **values.bind_topics(topics),
-            "half": HALF_TOPIC,
-            "tags": database.bind(tags or ()),
-            "direct": subscription.selection.skips if only is None else only,
-            "limit": MOST_COUNTED + 1,
-            **slots,
-            **({} if filtered is None else filtered.parameters),
-        }
+        self._selected = f"{chosen.sql} AND {still_open}"
+        self._common = {**chosen.parameters, "limit": MOST_COUNTED + 1}
         self._parts = [self._part(*look) for look in self._looks()]
 
     def count(self) -> Count:
