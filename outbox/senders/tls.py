@@ -30,7 +30,7 @@ class Tls:
             ConnectionError: a file cannot be used. The text names the option, and shows nothing of the file.
         """
         if self.ca is not None:
-            require_text("ca", self.ca, b"CERTIFICATE-----", "certificates")
+            _require_text("ca", self.ca, b"CERTIFICATE-----", "certificates")
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except (ssl.SSLError, OSError):
@@ -40,9 +40,9 @@ class Tls:
         return context
 
     def _show_certificate(self, context: ssl.SSLContext, cert: str) -> None:
-        require_text("cert", cert, b"CERTIFICATE-----", "certificate")
+        _require_text("cert", cert, b"CERTIFICATE-----", "certificate")
         option, fix = ("key", "") if self.key else ("cert", "; give the path of the key's file as key")
-        require_text(option, self.key or cert, b"PRIVATE KEY-----", f"private key{fix}")
+        _require_text(option, self.key or cert, b"PRIVATE KEY-----", f"private key{fix}")
         try:
             context.load_cert_chain(cert, self.key, password=lambda: _refuse_passphrase(option))
         except ssl.SSLError as error:
@@ -51,13 +51,16 @@ class Tls:
             raise ConnectionError(f"{option}: the private key {wrong}") from None
 
 
-def require_text(option: str, path: str, text: bytes, what: str) -> None:
-    """Read the file that an option names; raise `ConnectionError` if the file cannot be read or lacks the text."""
+def contents(option: str, path: str) -> bytes:
+    """Return the contents of a file that an option names; raise `ConnectionError` if the file cannot be read."""
     try:
-        found = text in Path(path).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         raise ConnectionError(f"{option}: {(error.strerror or 'the file cannot be read').lower()}") from None
-    if not found:
+
+
+def _require_text(option: str, path: str, text: bytes, what: str) -> None:
+    if text not in contents(option, path):
         raise ConnectionError(f"{option}: the file holds no {what}")
 
 

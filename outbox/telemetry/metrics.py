@@ -78,11 +78,7 @@ LOG_AGE = Metric("outbox.log.oldest.age", "gauge", "s", ("database",), "Age of t
 _TOPIC = ("database", "topic")
 HALF = Metric("rocketmq_half_messages", "gauge", "{message}", _TOPIC, "Half messages without a verdict.")
 HALF_COMMITTED = Metric(
-    "rocketmq_commit_messages_total",
-    "gauge",
-    "{message}",
-    _TOPIC,
-    "Half messages with a commit, in the log.",
+    "rocketmq_commit_messages_total", "gauge", "{message}", _TOPIC, "Half messages with a commit, in the log."
 )
 HALF_ROLLED_BACK = Metric(
     "rocketmq_rollback_messages_total", "gauge", "{message}", _TOPIC, "Half messages with a rollback, in the log."

@@ -151,7 +151,6 @@ def _ask(driver: Any, database: Database, entries: Sequence[Entry]) -> None:
 
 
 def _is_open(driver: Any) -> bool:
-    """Return whether a transaction is open on a driver's own connection."""
     if isinstance(driver, sqlite3.Connection):
         return driver.in_transaction
     if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):

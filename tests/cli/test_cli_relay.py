@@ -256,7 +256,7 @@ def test_a_signal_lets_it_finish_and_give_the_lease_back(engine, tmp_path, numbe
         assert eventually(lambda: bodies(out) == ["1", "2"])
 
         process.send_signal(number)
-        code = process.wait(30)
+        code = process.wait(60)
         said = process.stderr.read() if process.stderr else ""
 
     (status,) = outbox(engine, "status", "--json").json["subscriptions"]
@@ -312,7 +312,7 @@ def test_a_signal_ends_a_run_that_cannot_end(engine):
         assert eventually(lambda: outbox(engine, "status", "--json").json["subscriptions"][0]["live"])
 
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
     assert outbox(engine, "status", "--json").json["subscriptions"][0]["lease_until"] is None
 

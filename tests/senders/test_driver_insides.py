@@ -27,6 +27,7 @@ from tests.support.pages import TOP
 #: Each driver that a sender or a writer uses, and the extra that brings it; the library itself brings psycopg.
 DRIVERS = {
     "nats-py": "nats",
+    "nkeys": "nats",
     "confluent-kafka": "kafka",
     "redis": "redis",
     "hiredis": "redis",
@@ -84,7 +85,7 @@ def test_nats_py():
     assert client._current_server is None
     assert client._transport is None
     assert inspect.signature(client._connect_command).parameters == {}
-    assert TcpTransport()._io_writer is None
+    assert (TcpTransport()._io_writer, TcpTransport()._io_reader) == (None, None)
 
 
 def test_aiormq():

@@ -206,7 +206,7 @@ def test_a_relay_that_purges(roles):
 
     gone = eventually(is_empty)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
     with closing(outbox.database.open()) as channel:
         assert Purge(channel).run(timedelta(0)).rows == 0
     assert (gone, rights_on_log(roles)) == (True, ["SELECT", "DELETE"])

@@ -1,7 +1,8 @@
-"""An authority that issues certificates for tests, by the program `openssl`."""
+"""An authority that issues certificates for tests, by the program `openssl`; the files as the options of a URL."""
 
 import subprocess
 from pathlib import Path
+from urllib.parse import urlencode
 
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj")
 
@@ -33,6 +34,13 @@ class Authority:
         ]
         _run("x509", "-req", "-in", request, *by, "-days", str(days), "-out", certificate)
         return paths[2], paths[1]
+
+
+def options(*, ca: Path | None = None, shown: tuple[Path, Path] | None = None) -> str:
+    """Return the options of a URL: the authority to trust, and the certificate to show."""
+    cert, key = shown or (None, None)
+    given = {"ca": ca, "cert": cert, "key": key}
+    return urlencode({name: path for name, path in given.items() if path is not None}, safe="/")
 
 
 def locked(key: Path, passphrase: str) -> Path:

@@ -55,7 +55,7 @@ def kafka(password: str) -> Iterator[Door]:
     with KafkaServer(settings=settings, far=(port, port)) as server:
         admin = AdminClient({"bootstrap.servers": server.servers})
         for future in admin.create_topics([NewTopic("orders", 1, 1)]).values():
-            future.result(20)
+            future.result(60)
         yield lambda given: f"kafka://ann:{quote(given, safe='')}@127.0.0.1:{port}"
 
 

@@ -51,6 +51,6 @@ def test_what_expires_while_the_destination_is_away_is_a_dead_letter(engine):
         assert eventually(lambda: destination.calls > 0)
         time.sleep(1.5)
         destination.answer = accepted
-        assert eventually(lambda: bool(destination.messages) and states(engine) == {"dead": 30}, 30)
+        assert eventually(lambda: bool(destination.messages) and states(engine) == {"dead": 30})
 
     assert destination.bodies == [b"in time"]

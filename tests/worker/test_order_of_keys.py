@@ -290,7 +290,7 @@ def test_a_queue_that_is_suspended_by_a_call_that_hangs_does_not_wait_for_ever(e
 
     def hangs(messages: Sequence[Message]) -> list[Verdict]:
         listener(messages)
-        released.wait(30)
+        released.wait(60)
         return [DONE]
 
     with pytest.raises(HungHandlerError):

@@ -64,7 +64,7 @@ def running(*relays: Relay) -> Iterator[None]:
         for relay in relays:
             relay.stop()
         for relay in relays:
-            relay.join(20)
+            relay.join(60)
 
 
 @contextmanager

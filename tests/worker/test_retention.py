@@ -58,7 +58,7 @@ def test_a_relay_deletes_what_every_subscription_has_passed(outbox):
             gone = eventually(lambda: rows(outbox) == 0)
         finally:
             relay.stop()
-            relay.join(20)
+            relay.join(60)
 
     assert (held_back, still, gone, len(destination.messages), noted(outbox)) == (True, 500, True, 5_500, (True, 1))
 
@@ -80,7 +80,7 @@ def test_nothing_is_deleted_while_more_waits_than_one_read_takes(outbox):
     relay.start()
     gone = eventually(lambda: rows(outbox) == 0)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert (gone, len(destination.messages), set(counts)) == (True, 400, {500})
 

@@ -211,7 +211,6 @@ def _nothing(axes: Axes, text: str) -> None:
 
 
 def _bars(axes: Axes, counts: Mapping[str, int], colour: str) -> None:
-    """Draw a horizontal bar for each of the greatest counts."""
     names = sorted(counts, key=lambda name: (-counts[name], name))[:_MOST_BARS]
     _stacked(axes, [_short(name, 20) for name in names], {"": [counts[name] for name in names]}, (colour,))
 

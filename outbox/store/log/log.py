@@ -248,7 +248,6 @@ def _split(rows: list[Row]) -> tuple[Row, list[Row]]:
 
 
 def _bounds(window: Window) -> dict[str, Any]:
-    """Return a window as parameters for reading pages."""
     head, target = window.fresh
     return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
 

@@ -24,8 +24,7 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 #: An estimate reads at so many places of the log, so many rows at each.
-_PLACES = 32
-_ROWS_A_PLACE = 512
+_PLACES, ROWS_A_PLACE = 32, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +169,12 @@ def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
     return Count.upto(channel.rows(_WRITTEN, half=HALF_TOPIC, limit=MOST_COUNTED + 1)[0][0])
 
 
+def places(first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the places of the log at which an estimate reads: the first id, and the end of ids."""
+    width = max(1, -(-(end - first) // _PLACES))
+    return ((start, min(start + width, end)) for start in range(first, end, width))
+
+
 def _standing(channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:
     unsettled = [_Unsettled(channel, subscription, each) for each in subscription.all_partitions()]
     partitions = tuple(_of_partition(channel, each, now) for each in unsettled)
@@ -304,13 +309,12 @@ class _Unsettled:
         known = [part.first_id for part in self._parts if part.first_id is not None]
         first = min(known if after in (None, -1) else [*known, after + 1])
         end = int(self._channel.rows(_LAST_ID)[0][0] or 0) + 1
-        width = max(1, -(-(end - first) // _PLACES))
-        return round(sum(self._sampled(start, min(start + width, end)) for start in range(first, end, width)))
+        return round(sum(self._sampled(*place) for place in places(first, end)))
 
     def _sampled(self, first: int, end: int) -> float:
-        span = {"first": first, "end": end, "limit": _ROWS_A_PLACE}
+        span = {"first": first, "end": end, "limit": ROWS_A_PLACE}
         rows, ours, last = self._rows(_SAMPLE, {**self._bounds, **span})[0]
-        return float(ours if rows < _ROWS_A_PLACE else ours * (end - first) / (last - first + 1))
+        return float(ours if rows < ROWS_A_PLACE else ours * (end - first) / (last - first + 1))
 
     def _rows(
         self, statement: str, parameters: dict[str, Any], *, rows: str = "", meant: str = "", **parts: str

@@ -131,11 +131,7 @@ class PostgresChannel:
 
     @contextmanager
     def transaction(self, *, patience: float | None = None) -> Iterator[None]:
-        """Run the statements inside between BEGIN and COMMIT on this connection.
-
-        Raises:
-            DatabaseError: a transaction is open on it already.
-        """
+        """Run the statements inside between BEGIN and COMMIT on this connection."""
         if self._driver.info.transaction_status in _IN_TRANSACTION:
             # The driver would make a savepoint, and whoever opened the transaction could take this one back.
             raise DatabaseError("a connection has one transaction at a time; another call needs another connection")
