@@ -88,6 +88,13 @@ class Address:
             self.refuse("timeout must be a number of seconds")
         return seconds
 
+    def choice(self, option: str, choices: Mapping[str, str]) -> str:
+        """Return the driver's name for the value of an option; the first choice is the default."""
+        name = self.options.get(option, next(iter(choices))).lower()
+        if name not in choices:
+            self.refuse(f"{option} must be one of {', '.join(choices)}")
+        return choices[name]
+
     def tls(self, scheme: str) -> Tls | None:
         """Return the files of a connection with TLS; None for another scheme than `scheme`, which is without TLS.
 

@@ -21,7 +21,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -92,8 +92,8 @@ class KafkaSender:
             address.refuse("the path is a prefix of topics, of letters, digits, - and _")
         self._where = f"{address.scheme}://{','.join(address.hosts)}"
         self._address = address
-        self._mechanism = _chosen(address, "mechanism", _MECHANISMS, default="plain")
-        self._compression = _chosen(address, "compression", _COMPRESSIONS, default="none")
+        self._mechanism = address.choice("mechanism", _MECHANISMS)
+        self._compression = address.choice("compression", _COMPRESSIONS)
         _check_login(address)
         self._tls = address.tls("kafkas")
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
@@ -459,11 +459,3 @@ def _check_login(address: Address) -> None:
         address.refuse(f"mechanism belongs to a login; write {address.scheme}://user:password@host:9092")
     if address.user is not None and not (address.user and address.password):
         address.refuse(f"a login has a user and a password; write {address.scheme}://user:password@host:9092")
-
-
-def _chosen(address: Address, option: str, choices: Mapping[str, str], *, default: str) -> str:
-    """Return the client's name for the choice of an option."""
-    name = address.options.get(option, default).lower()
-    if name not in choices:
-        address.refuse(f"{option} must be one of {', '.join(choices)}")
-    return choices[name]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
@@ -41,7 +42,7 @@ from outbox.senders.tls import TLS_OPTIONS, Tls
 try:
     import pamqp.frame
     from aio_pika.abc import AbstractIncomingMessage
-    from aiormq import AMQPError, TransportFactory
+    from aiormq import AMQPError, AuthenticationError, TransportFactory
     from aiormq import Channel as DriverChannel
     from aiormq import Connection as DriverConnection
     from pamqp import commands
@@ -50,8 +51,10 @@ try:
 except ImportError as error:
     raise MissingExtraError("RabbitMQ needs an extra: pip install 'outbox-log[rabbitmq]'") from error
 
-_OPTIONS = ("exchange", "timeout", *TLS_OPTIONS)
+_OPTIONS = ("exchange", "timeout", "mechanism", *TLS_OPTIONS)
+_MECHANISMS = {"plain": "PLAIN", "external": "EXTERNAL"}
 _PORTS = {"amqp": 5672, "amqps": 5671}
+_USER = re.compile(r"\buser '[^']*'")
 #: Bytes of a frame for a server that has no limit.
 _FRAME_MAX = 128 * 1024
 #: Seconds between two heartbeats; a connection without any for three times as long counts as lost.
@@ -111,6 +114,7 @@ class _Target:
     vhost: str
     exchange: str
     tls: Tls | None
+    mechanism: str
 
     @classmethod
     def of(cls, address: Address) -> _Target:
@@ -125,7 +129,13 @@ class _Target:
         except ValueError:
             limit = "at most 127 characters; an exchange of letters, digits, blanks and -_.:@#,/+"
             address.refuse(f"the driver takes names of {limit}")
-        return cls(address, vhost, exchange, address.tls("amqps"))
+        tls, mechanism = address.tls("amqps"), address.choice("mechanism", _MECHANISMS)
+        if mechanism == "EXTERNAL":
+            if address.user is not None:
+                address.refuse("with mechanism=external the certificate says who logs in; leave out user and password")
+            if tls is None or tls.cert is None:
+                address.refuse("mechanism=external needs amqps:// and a certificate; give cert and key")
+        return cls(address, vhost, exchange, tls, mechanism)
 
     def url(self, host: str, port: int) -> str:
         """Return the URL of one server for the driver, which takes the virtual host in another way."""
@@ -133,7 +143,8 @@ class _Target:
         if self.address.password is not None:
             login += f":{quote(self.address.password, safe='')}"
         server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return f"{self.address.scheme}://{login}{'@' if login else ''}{server}/?heartbeat={_HEARTBEAT}"
+        options = f"heartbeat={_HEARTBEAT}&auth={self.mechanism}"
+        return f"{self.address.scheme}://{login}{'@' if login else ''}{server}/?{options}"
 
 
 class _Connection(Connection):
@@ -170,6 +181,9 @@ class _Connection(Connection):
             refusal = streams.refusal()
             if refusal is not None:
                 raise ConnectionError(refusal) from error
+            if tls is not None and isinstance(error.__cause__ or error, (ConnectionResetError, BrokenPipeError)):
+                # With the connection the server's words about a certificate may be lost.
+                raise ConnectionError(f"{reason_of(error)} at the login; another certificate may be wanted") from error
             raise
         finally:
             overdue.cancel()
@@ -203,6 +217,8 @@ class _Connection(Connection):
 
     def words(self, error: Exception) -> str:
         """Return the server's or the system's words, without the name of the user."""
+        if isinstance(error, AuthenticationError):  # with the mechanisms that the server offers
+            return f"the server does not offer the mechanism {self._target.mechanism}, only {error.args[0]}"
         reason = reason_of(error)
         if isinstance(error, AMQPError) and error.args and reason == str(error):
             reason = str(error.args[-1])
@@ -248,7 +264,9 @@ class _Connection(Connection):
 
     def _without_user(self, said: str) -> str:
         """Return the words of the server without the name of the user."""
-        return said.replace(f"user '{self._target.address.user or 'guest'}'", "the user")
+        # With a certificate, only the server knows the name.
+        known = said.replace(f"user '{self._target.address.user or 'guest'}'", "the user")
+        return _USER.sub("the user", known)
 
 
 class _Streams(TransportFactory):

@@ -322,8 +322,10 @@ def test_logs_are_lines_of_json_when_asked_for(sqlite_engine, tmp_path):
         sqlite_engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty", "-v", "--log-format", "json"
     )
 
-    logged = [json.loads(line) for line in ended.err.splitlines() if line.startswith("{")]
+    logged = [json.loads(line) for line in ended.err.splitlines()]
     (begun,) = [each for each in logged if each["event"] == "begins"]
+    told = [each["message"] for each in logged if (each["level"], each["event"]) == ("info", "other")]
+    assert told[-1] == "relay: 0 sent"
     assert (begun["level"], begun["message"], begun["subscription"]) == (
         "info", "subscription relay begins at earliest", "relay",
     )  # fmt: skip
