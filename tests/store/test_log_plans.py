@@ -243,7 +243,7 @@ class Work:
 
 def work_of(engine: Engine, template: str, case: Case, mode: str) -> Work:
     """Run a statement of a case."""
-    chosen = selected(Database(engine), case.selection, case.slots)
+    chosen = selected(POSTGRESQL.values, case.selection, case.slots)
     statement = Database(engine).sql(template, chosen=chosen.sql)
     return work(engine, statement, {**chosen.parameters, **case.parameters}, mode)
 

@@ -166,7 +166,7 @@ class Log:
 
     def _chosen(self, channel: Channel, statement: str, bounds: dict[str, Any]) -> list[Row]:
         """Read the rows of a statement that the selection chooses."""
-        chosen = selected(channel.database, self._selection, self._slots)
+        chosen = selected(channel.database.dialect.values, self._selection, self._slots)
         left_out = {"inline": self._limits.inline, "skips": self._skips, "hidden": self._hidden}
         sql = channel.database.sql(statement, chosen=chosen.sql)
         return channel.rows(sql, **{**chosen.parameters, **left_out, **bounds})

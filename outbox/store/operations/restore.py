@@ -87,7 +87,7 @@ def _again(channel: Channel) -> list[Again]:
 
 
 def _sent_again(channel: Channel, subscription: Subscription) -> int:
-    chosen = selected(channel.database, subscription.selection)
+    chosen = selected(channel.database.dialect.values, subscription.selection)
     statement = channel.database.sql(_statements(channel).again, chosen=chosen.sql)
     return int(channel.rows(statement, **chosen.parameters, name=subscription.name)[0][0])
 

@@ -228,7 +228,7 @@ class _Unsettled:
             # All of the rest lies in one window, whether a worker has opened the window or not.
             self._progress = Progress(self._progress.base, stop, -1)
         slots, selection = slots_of(partition), subscription.selection
-        chosen = selected(database, selection, slots)
+        chosen = selected(database.dialect.values, selection, slots)
         is_check = subscription.kind == "check"
         # A look reads only the columns that it needs, because rows are copied for it.
         has_content = is_check or (selection.tags, selection.filter) != (None, None)
