@@ -22,8 +22,7 @@ from outbox.store.database import Channel, Database
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.statements import _PARAMETER
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.log import _BODIES, Limits, Log
-from outbox.store.log.selected import selected
+from outbox.store.log.log import _BODIES, Limits, Log, selected
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
 

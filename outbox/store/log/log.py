@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,9 +18,9 @@ from outbox.model.position import Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import COLUMNS, slots_of
+from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, Values, slots_of
 from outbox.store.dialects.statements import Row
-from outbox.store.log.selected import selected
+from outbox.store.log.filtering import Condition, condition_of
 
 _TOPIC, _BODY, _DIRECT = 2, 6, 11
 _ID = itemgetter(0)
@@ -197,6 +197,35 @@ class Log:
             return {}
         found = channel.rows(_BODIES, ids=channel.database.bind(ids), bytes=self._limits.bytes)
         return {id: body for id, body in found}  # noqa: C416 - rows are tuples of any length
+
+
+def selected(values: Values, selection: Selection, slots: Mapping[str, int] | None = None) -> Condition:
+    """Return the condition of a selection, of nothing but what the selection asks for: each part costs time per row.
+
+    `slots`: as of `slots_of`; None: all slots.
+    """
+    topics, parts = Topics.of(selection.topics), list[str]()
+    parameters: dict[str, Any] = {"hidden": HALF_TOPIC, "skips": selection.skips, "only": selection.only}
+    if not topics.halves:
+        parts.append("topic <> :hidden")
+    if not topics.everything:
+        parts.append(f"({values.of_topics})")
+        parameters.update(values.bind_topics(topics))
+    if selection.tags is not None:
+        parts.append(values.among_texts.format(value="tags", list=":tags"))
+        parameters["tags"] = values.bind_list(selection.tags)
+    if selection.skips is not None:
+        parts.append("(direct IS NULL OR direct <> :skips)")
+    if selection.only is not None:
+        parts.append("direct = :only")
+    if slots:
+        parts.append(OF_SLOTS)
+        parameters.update(slots)
+    if selection.filter is not None:
+        filtered = condition_of(selection.filter, values.filtering)
+        parts.append(filtered.sql)
+        parameters.update(filtered.parameters)
+    return Condition(" AND ".join(parts) or "TRUE", parameters)
 
 
 def ids_before(channel: Channel, moment: datetime) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from outbox.model.subscription import Subscription
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Restore
-from outbox.store.log.selected import selected
+from outbox.store.log.log import selected
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now} AND partition >= 0"

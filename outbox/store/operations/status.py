@@ -16,7 +16,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.dialect import slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
-from outbox.store.log.selected import selected
+from outbox.store.log.log import selected
 from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
 from outbox.store.subscriptions.holds import Hold, hold_of
 from outbox.store.subscriptions.leases import Leases
