@@ -13,14 +13,16 @@ import aiormq
 import asyncpg
 import psycopg
 import pytest
+from aiobotocore.session import AioSession
 from aiormq.abc import ChannelFrame
 from asyncpg.transaction import Transaction
+from botocore.loaders import create_loader
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from opentelemetry import trace
 from pg8000.core import CoreConnection
 from redis import Redis
-from redis.connection import AbstractConnection, DefaultParser
+from redis.connection import AbstractConnection, Connection, DefaultParser, SSLConnection
 
 from tests.support.pages import TOP
 
@@ -35,6 +37,7 @@ DRIVERS = {
     "aio-pika": "rabbitmq",
     "aiormq": "rabbitmq",
     "pamqp": "rabbitmq",
+    "aiobotocore": "aws",
     "psycopg": "",
     "asyncpg": "asyncpg",
     "pg8000": "pg8000",
@@ -75,6 +78,14 @@ def test_pg8000():
     assert "self._transaction_status = data" in inspect.getsource(CoreConnection.handle_READY_FOR_QUERY)
 
 
+def test_aiobotocore():
+    """A session takes the descriptions of services from a component; the logger of credentials is filtered."""
+    session = AioSession()
+    session.register_component("data_loader", services := create_loader())
+    assert session.get_component("data_loader") is services
+    assert "aiobotocore.credentials" in logging.root.manager.loggerDict
+
+
 def test_nats_py():
     """Its end of a connection and its log-in are replaced; what it still wants to write is thrown away."""
     client = Client()
@@ -101,9 +112,13 @@ def test_aiormq():
 
 
 def test_redis_py():
-    """Its parser is replaced by one with a deadline; packed commands and answers go over a connection of its pool."""
+    """Its parser and the way in which it connects get a deadline; packed commands go over a connection of its pool."""
     client, parser = Redis(), vars(DefaultParser)
     assert isinstance(client.connection_pool.connection_kwargs, dict)
+    for kind in (Connection, SSLConnection):
+        assert "_connect" in vars(kind)
+    assert {"socket_connect_timeout", "socket_timeout"} <= set(dir(Connection()))
+    assert client.connection_pool.connection_class is Connection
     assert "parser_class" in inspect.signature(AbstractConnection.__init__).parameters
     assert list(inspect.signature(parser["read_from_socket"]).parameters)[:2] == ["self", "timeout"]
     assert list(inspect.signature(parser["on_connect"]).parameters)[:2] == ["self", "connection"]

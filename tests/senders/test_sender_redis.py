@@ -401,6 +401,12 @@ def test_a_row_that_another_hand_wrote_is_rejected_alone(sender, fields, reason)
     [
         ("redis://", "redis://: write redis://host:6379/0 or rediss://host:6379/0"),
         ("redis://a,b", "redis://a,b: write one host"),
+        ("redis+cluster://a,b/1/shop", "redis+cluster://a,b/1/shop: a cluster has no other database than 0"),
+        (
+            "redis+sentinel://a,b",
+            "redis+sentinel://a,b: write the name of the master behind the hosts, as in /mymaster",
+        ),
+        ("redis+cluster://a?ca=/etc/ca.pem", "redis+cluster://a: ca is an option of rediss+cluster://"),
         ("redis://a?wait=x", "redis://a: wait must be a number of replicas"),
         (
             "redis://a?db=1",

@@ -20,6 +20,7 @@ from tests.support.rabbit_exchanges import user
 from tests.support.servers.kafka import KafkaServer
 from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.servers.redis import RedisServer
+from tests.support.servers.redis_cluster import Watched
 from tests.support.webhook_endpoint import Answer, Endpoint, Received
 
 #: Takes a secret, and returns the URL with which a relay tries to come in.
@@ -82,6 +83,18 @@ def redis(password: str) -> Iterator[Door]:
 
 
 @contextmanager
+def sentinels(password: str) -> Iterator[Door]:
+    """Sentinels with a password, and the servers that they know with the same password."""
+    with Watched(password=password) as watched:
+
+        def url(given: str) -> str:
+            secret = quote(given, safe="")
+            return f"redis+sentinel://:{secret}@{watched.hosts}/mymaster?sentinel-password={secret}"
+
+        yield url
+
+
+@contextmanager
 def webhook(password: str) -> Iterator[Door]:
     """An endpoint that refuses with everything that it was sent: at first the user, then the message."""
     statuses = chain([401], repeat(422))
@@ -119,6 +132,7 @@ GUARDED: dict[str, Callable[[str], AbstractContextManager[Door]]] = {
     "kafka": kafka,
     "amqp": rabbitmq,
     "redis": redis,
+    "redis+sentinel": sentinels,
     "http": webhook,
     "postgresql": postgresql,
 }

@@ -95,16 +95,20 @@ class Half:
             WAY: self.way,
             _HEADERS: restored,
         }
-        optional = {
-            IMMUNITY: None if self.immunity is None else str(self.immunity // timedelta(seconds=1)),
-            RECORDED_IN: self.recorded_in,
-            _TAGS: message.tags,
-            _KEY: message.key,
-            _DELIVER_AT: None if message.deliver_at is None else _milliseconds(message.deliver_at - _EPOCH),
-            _DELAY: None if message.delay is None else _milliseconds(message.delay),
-            _EXPIRES_AT: None if message.expires_at is None else _milliseconds(message.expires_at - _EPOCH),
-        }
-        headers |= {name: value for name, value in optional.items() if value is not None}
+        if self.immunity is not None:
+            headers[IMMUNITY] = str(self.immunity // timedelta(seconds=1))
+        if self.recorded_in is not None:
+            headers[RECORDED_IN] = self.recorded_in
+        if message.tags is not None:
+            headers[_TAGS] = message.tags
+        if message.key is not None:
+            headers[_KEY] = message.key
+        if message.deliver_at is not None:
+            headers[_DELIVER_AT] = str(_milliseconds(message.deliver_at - _EPOCH))
+        if message.delay is not None:
+            headers[_DELAY] = str(_milliseconds(message.delay))
+        if message.expires_at is not None:
+            headers[_EXPIRES_AT] = str(_milliseconds(message.expires_at - _EPOCH))
         return json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -189,6 +193,6 @@ def _moment(milliseconds: str | None) -> datetime | None:
     return None if milliseconds is None else _EPOCH + int(milliseconds) * _MILLISECOND
 
 
-def _milliseconds(time: timedelta) -> str:
+def _milliseconds(time: timedelta) -> int:
     """Return whole milliseconds, rounded up, so that nothing comes too early."""
-    return str(-(-time // _MILLISECOND))
+    return -(-time // _MILLISECOND)
