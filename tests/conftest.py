@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """At full scale some tests need more than five minutes, even more beside others; they say themselves if not.
 
     What takes longest begins first, so that all workers end at about the same time: tests with slow servers, tests that
-    want the machine for themselves at full scale, and scenarios.
+    want the machine for themselves at full scale, and scenarios. Unit tests, whose files are short, come last.
     """
     groups = [*_TOGETHER, None]
     items.sort(
@@ -87,6 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             groups.index(_GROUPS.get(item.path.stem)),
             item.get_closest_marker("alone") is None,
             "scenarios" not in item.path.parts,
+            "unit" in item.path.parts,
         )
     )
     for item in items:
