@@ -304,7 +304,7 @@ def test_a_server_that_wants_a_certificate_takes_one_of_its_authority_alone(tmp_
     with RedisServer(settings={**tls, "tls-ca-cert-file": str(ours.ca)}) as server:
         with Redis(port=server.port) as client:
             client.execute_command("ACL SETUSER relay on >p ~* +xadd")
-        verdicts = []
+        verdicts: list[object] = []
         for files in ("", f"&cert={stranger}&key={stranger_key}", f"&cert={mine}&key={my_key}"):
             with closing(RedisSender(f"rediss://relay:p@127.0.0.1:{port}?ca={ours.ca}{files}")) as sender:
                 verdicts += sender.send([a_message("orders", 1)])
