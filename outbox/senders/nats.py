@@ -56,6 +56,9 @@ _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"', re.IG
 class NatsSender(RemoteSender):
     """A sender that stores messages in JetStream; at most one message of a key is unacknowledged."""
 
+    #: So the server has messages while the answers to another call are judged.
+    concurrency = 2
+
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
         address = Address.of(url, form="nats://host:port or tls://host:port", options=("timeout",))
         prefix = _prefix_of(address)

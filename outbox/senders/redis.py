@@ -68,6 +68,9 @@ class RedisSender:
     `send` may be called in any thread, also in several at once, and returns before the deadline.
     """
 
+    #: While one call waits for the server, another packs its commands.
+    concurrency = 2
+
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
         self.destination = destination_of(url)
         address = Address.of(url, form="redis://host:6379/0 or rediss://host:6379/0", options=("timeout", "wait", "ca"))

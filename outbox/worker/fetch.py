@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
 
+from outbox.model.position import Window
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
@@ -57,6 +58,29 @@ class Prefetcher:
         if not self._next.seen:
             self._next = None
         return found
+
+    def read_on(self, window: Window, rows: int, bytes: int) -> Batch | None:
+        """Return the next messages of an open window, at most so many, and so many bytes of bodies.
+
+        None: they are not read yet, or there are none in the next batch. The rest of a batch is for the next read.
+        """
+        if self._next is None and not self._answers.empty():
+            self._next = self._receive()
+        batch = self._next
+        if not isinstance(batch, Batch) or batch.window != window or not batch.messages:
+            return None
+        count = 0
+        for message in batch.messages[:rows]:
+            bytes -= len(message.body)
+            if bytes < 0:
+                break
+            count += 1
+        if not count:
+            return None
+        self._next = None
+        if count < len(batch.messages):
+            batch, self._next = batch.split(count)
+        return batch
 
     def _receive(self) -> Batch | Exception:
         self._asked -= 1
