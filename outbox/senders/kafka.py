@@ -61,6 +61,8 @@ except ImportError as error:
 #: Far below what the client has room for.
 _MOST_UNDER_WAY = 10_000
 _MOST_BYTES_UNDER_WAY = 32 * 1024 * 1024
+#: So many calls are under way at once: while one waits for the brokers, another hands over its records.
+_CALLS = 3
 #: For so long after a refusal, records of a key wait for each other.
 _CAREFUL_SECONDS = 1.0
 #: A question to the brokers is asked again after so long, if what happened meanwhile does not answer it.
@@ -76,7 +78,7 @@ _COMPRESSIONS = {name: name for name in ("none", "gzip", "lz4", "snappy", "zstd"
 class KafkaSender:
     """A sender that appends records to topics, and the records of a key in their order.
 
-    `send` may be called in any thread; two calls are under way at once, others take turns. Each returns before the
+    `send` may be called in any thread; three calls may be under way at once, others take turns. Each returns before the
     deadline. A call makes a producer where none is free, or after a broker has not answered in time.
     """
 
@@ -96,8 +98,8 @@ class KafkaSender:
         _check_login(address)
         address.ca("kafkas")
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
-        #: While one call waits for the brokers, another hands over its records. Of transactions there is one at a time.
-        self.concurrency = 1 if "transactional.id" in address.options else 2
+        #: Of transactions there is one at a time.
+        self.concurrency = 1 if "transactional.id" in address.options else _CALLS
         self._limits = TopicLimits(self._connecting(), self._prefix)
         self._begin()
         in_child(self._begin_in_child)

@@ -50,23 +50,19 @@ class Prefetcher:
 
     def more(self) -> bool:
         """Return whether there are messages behind the last batch; `read` will return them."""
-        self.read_ahead(1)
-        self._next = self._next or self._receive()
-        if isinstance(self._next, Exception):
+        following = self._following()
+        if isinstance(following, Exception):
             return False
-        found = bool(self._next.messages)
-        if not self._next.seen:
+        if not following.seen:
             self._next = None
-        return found
+        return bool(following.messages)
 
     def read_on(self, window: Window, rows: int, bytes: int) -> Batch | None:
         """Return the next messages of an open window, at most so many, and so many bytes of bodies.
 
-        None: they are not read yet, or there are none in the next batch. The rest of a batch is for the next read.
+        None: there are none in the next batch, which is for the next read, as the rest of a batch is.
         """
-        if self._next is None and not self._answers.empty():
-            self._next = self._receive()
-        batch = self._next
+        batch = self._following()
         if not isinstance(batch, Batch) or batch.window != window or not batch.messages:
             return None
         count = 0
@@ -81,6 +77,12 @@ class Prefetcher:
         if count < len(batch.messages):
             batch, self._next = batch.split(count)
         return batch
+
+    def _following(self) -> Batch | Exception:
+        """Return what the next `read` will return."""
+        self.read_ahead(1)
+        self._next = self._next or self._receive()
+        return self._next
 
     def _receive(self) -> Batch | Exception:
         self._asked -= 1

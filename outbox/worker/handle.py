@@ -109,10 +109,12 @@ class BatchHandler:
         part_seconds: float,
         hung: HungCalls,
         blame: Blame | None = None,
+        refills: bool = False,
     ) -> None:
         """`stop`: leaves the rest of a batch open. `most`: of messages in a call. `part_seconds`: a batch that takes
         longer comes in parts. `hung`, `outages`: calls that did not come back, and topics that are not accepted, over
-        all leases. `blame`: the messages that failed alone before.
+        all leases. `blame`: the messages that failed alone before. `refills`: further messages of the log join a batch
+        while several calls are under way.
         """
         self._calls = calls
         self.policy = policy
@@ -120,12 +122,13 @@ class BatchHandler:
         self._part_seconds = part_seconds
         self.hung = hung
         self._outages = outages
-        #: The messages of one of several calls side by side: a share, so that some are left when a call comes back.
-        self._call_size = max(1, most // (2 * calls.caller.concurrency))
+        #: The messages of one of several calls side by side: so many that some are left when a call comes back.
+        self._call_size = max(1, most // (calls.caller.concurrency + 1))
         several = calls.caller.concurrency > 1 and not policy.suspend
         most = self._call_size if several else most
         size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
-        self._refills = several
+        # Of a key in a batch only the newest message may be handled, and the batch has to be known for that.
+        self._refills = refills and several and not policy.compact
         self._blame = blame = Blame() if blame is None else blame
         self._chooser = Chooser(policy, calls.caller, hung=hung, blame=blame, size=size)
         self._judge = Judge(policy, hung=hung, blame=blame, size=size, outages=outages)
@@ -275,6 +278,8 @@ class BatchHandler:
             yield refill
             if refill.messages:
                 batch.add(refill.messages)
+                # Some may have an outcome that was not settled before.
+                self._look_after_hung(batch)
                 yield from self._begin_calls(batch)
         return (yield from self._next_over()) if self._under_way else None
 

@@ -152,11 +152,10 @@ class PartitionWorker:
         suspended = self._parked_queue.suspended and not any(hung.call.hangs for hung in self._hung.unfinished)
         return suspended or any(self._left(batch.messages) for batch in self._prefetcher.young())
 
-    def step(self, *, postpone: bool = False, reads_on: bool = False) -> Generator[Wait, None, int]:
+    def step(self, *, postpone: bool = False) -> Generator[Wait, None, int]:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
 
-        `postpone`: a few messages may be settled a moment later, together with the following ones. `reads_on`: while
-        several calls are under way, the following messages join the batch, as the first ones of the batch are settled.
+        `postpone`: a few messages may be settled a moment later, together with the following ones.
         """
         if self._batch_handler.gave_up:
             raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
@@ -172,8 +171,7 @@ class PartitionWorker:
             self._prefetcher.read_ahead()
         if batch.messages:
             self._teller.tell(BatchRead, messages=batch.messages, now=batch.now)
-            postpone = postpone and batch.end.target is None
-            batch = yield from self._handle(batch, postpone=postpone, reads_on=reads_on)
+            batch = yield from self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             self._store_in_passing(batch)
         self._maintenance.step(self._stored.progress.base, behind=batch.end.target is not None)
@@ -214,8 +212,8 @@ class PartitionWorker:
         if self._stored.passed is not None:
             self._store(self._stored.passed)
 
-    def _handle(self, batch: Batch, *, postpone: bool, reads_on: bool) -> Generator[Wait, None, Batch]:
-        """Handle a batch; return it with all that has joined it."""
+    def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, Batch]:
+        """Handle a batch; return the batch with all that has joined it."""
         messages = self._left(batch.messages)
         if not messages:
             self._store_in_passing(batch)
@@ -230,7 +228,7 @@ class PartitionWorker:
         settle_at = time.monotonic() + self._settings.settle_within.total_seconds()
         self._outcome = outcome = Outcome(parked=parkings)
         if to_send:
-            outcome, batch = yield from self._hand_over(to_send, batch, reads_on=reads_on and not self._compact)
+            outcome, batch = yield from self._hand_over(to_send, batch)
         if outcome.open:
             # Without the replaced messages: they are not handled before the newest of their key is.
             self._settle_partly(batch, outcome.open)
@@ -242,9 +240,7 @@ class PartitionWorker:
         self._outcome = Outcome()
         return batch
 
-    def _hand_over(
-        self, to_send: list[Message], batch: Batch, *, reads_on: bool
-    ) -> Generator[Wait, None, tuple[Outcome, Batch]]:
+    def _hand_over(self, to_send: list[Message], batch: Batch) -> Generator[Wait, None, tuple[Outcome, Batch]]:
         """Call the handler, settle in parts if a call takes long; return the last part, and the batch at its end."""
         outcome = Outcome()
         quota = self._parked_queue.quota(self._batch_handler.policy.max_waiting)
@@ -256,8 +252,7 @@ class PartitionWorker:
                     each.others = self._more_available()
                 elif isinstance(each, Refill):
                     self._note(each.part)
-                    if reads_on:
-                        batch = self._refilled(each, batch)
+                    batch = self._refilled(each, batch)
                 else:
                     outcome = each
                     self._note(outcome)

@@ -386,6 +386,7 @@ class SubscriptionWorker:
             part_seconds=settings.upkeep.settle_parts,
             hung=hung,
             outages=self._outages,
+            refills=connection.until != "once",
         )
         partition_worker = PartitionWorker(
             connection.channel,

@@ -34,7 +34,7 @@ class Steps(Protocol):
     def awaits_grace(self) -> bool:
         """Return whether messages still wait for their grace."""
 
-    def step(self, *, postpone: bool, reads_on: bool) -> Generator[Wait, None, int]:
+    def step(self, *, postpone: bool) -> Generator[Wait, None, int]:
         """Handle what is due, and the next batch; return how much was seen."""
 
     def settle_all(self) -> None:
@@ -129,8 +129,7 @@ class Turn:
     def _all_steps(self) -> Generator[Wait, None, None]:
         while not self._ends():
             self.between = False
-            postpone, reads_on = self._until == "stopped" and self._polling.many, self._until != "once"
-            found = yield from self._work.step(postpone=postpone, reads_on=reads_on)
+            found = yield from self._work.step(postpone=self._until == "stopped" and self._polling.many)
             self.between = True
             if self._until == "stopped":
                 yield self._look_again(found)

@@ -33,7 +33,7 @@ class Script:
         self.done: list[str] = []
         self.graces = 0
 
-    def step(self, *, postpone: bool, reads_on: bool) -> Generator[Wait, None, int]:
+    def step(self, *, postpone: bool) -> Generator[Wait, None, int]:
         """Do as the script says."""
         self.done.append("step")
         waits, found = next(self.steps)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -184,15 +184,16 @@ def killed_at(settle: int, point: str) -> Iterator[None]:
 KEYS: dict[str | None, int] = {"a": 60, "b": 40, "c": 20, "d": 20, "e": 10, None: 50}
 
 
-def storm(engine: Engine, seed: int, kills: int = 4) -> None:
-    """Kill one worker after the other; the last one finishes. Check all that arrived."""
+def storm(engine: Engine, seed: int, turns: int = 6) -> None:
+    """Kill or stop one worker after the other; the last one finishes. Check all that arrived."""
     destination, bodies = Destination(seed), fill(engine, KEYS, seed)
-    for kill in range(kills):
-        with killed_at(4 + destination.random.randrange(8), f"worker.{'before' if kill % 2 else 'after'}_settle"):
-            try:
-                side_by_side(engine, destination, calls=3).until_empty()
-            except Killed:
-                pass
+    for turn in range(turns):
+        if turn % 3 == 2:
+            stopped_meanwhile(engine, destination)
+            continue
+        point = f"worker.{'before' if turn % 2 else 'after'}_settle"
+        with killed_at(4 + destination.random.randrange(8), point), suppress(Killed):
+            side_by_side(engine, destination, calls=3).until_empty()
         # A kill repeats a batch at most; and what a call has in its hands arrives meanwhile.
         assert len(destination.repeated) <= ROWS
         assert eventually(lambda: not +destination.present, 120)
@@ -204,6 +205,22 @@ def storm(engine: Engine, seed: int, kills: int = 4) -> None:
     assert destination.done == bodies
     assert {key: last + 1 for key, last in destination.last.items()} == {key: n for key, n in KEYS.items() if key}
     assert states(engine) == {}
+
+
+def stopped_meanwhile(engine: Engine, destination: Destination) -> None:
+    """Let a worker handle some messages, and stop it."""
+    had = len(destination.done)
+    with at_work(side_by_side(engine, destination, calls=3)):
+        eventually(lambda: len(destination.done) > had + 20, 1)
+
+
+def test_a_stop_repeats_nothing(engine):
+    destination, bodies = Destination(0), fill(engine, KEYS, 0)
+    while destination.done < bodies:
+        stopped_meanwhile(engine, destination)
+
+    assert destination.repeated == set()
+    assert destination.wrong == []
 
 
 @pytest.mark.parametrize("seed", range(3))
