@@ -32,7 +32,7 @@ IN_MEMORY = $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 6000000 {
 
 # More workers than cores, because most tests wait for something. Files are given out in the order of tests/conftest.py.
 test: .venv/.dev
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 8 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 8 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-unit: .venv/.dev
 	$(BIN)/python -m pytest tests/unit tests/model/test_explorer.py tests/model/test_worlds.py -m 'not large' $(ARGS)

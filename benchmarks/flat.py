@@ -11,7 +11,7 @@ from benchmarks.measure import Measurement, Turns, at_least, say
 from benchmarks.site import Place, Site
 from outbox import Message, Outbox, Relay, Verdict
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 
 

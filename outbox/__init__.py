@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from outbox.relay.supervisor import Relays
     from outbox.senders.opening import Destination
     from outbox.senders.port import Sender
-    from outbox.store.log.limits import Limits
+    from outbox.store.log.log import Limits
     from outbox.store.subscriptions.parked_messages import ParkedMessage
     from outbox.worker.settings import Settings
     from outbox.writing.engines import create_async_engine, create_engine
@@ -70,7 +70,7 @@ _HOMES = {
     "Destination": "outbox.senders.opening",
     "Consumer": "outbox.consumer.consumer",
     "Inbox": "outbox.consumer.inbox",
-    "Limits": "outbox.store.log.limits",
+    "Limits": "outbox.store.log.log",
     "Message": "outbox.model.message",
     "Outbox": "outbox.outbox",
     "ParkedMessage": "outbox.store.subscriptions.parked_messages",

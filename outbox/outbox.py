@@ -347,12 +347,7 @@ def _shared(sender: Destination) -> SharedSender:
 
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:
-    """Return the messages as a list, checked before any SQL.
-
-    Raises:
-        TypeError: an item is no message.
-        InvalidMessageError: a message is in the list twice.
-    """
+    """Return the messages as a list, checked before any SQL."""
     if isinstance(messages, Message):  # type: ignore[unreachable]  # for those who do not check types
         raise TypeError(f"{verb} takes a list of messages; pass [message]")
     found = list(messages)

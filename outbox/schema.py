@@ -188,7 +188,6 @@ def _message(metadata: MetaData, native: Native) -> Table:
 
 
 def _subscription(metadata: MetaData) -> Table:
-    """Return the table of subscriptions: a name has one selection and one destination."""
     return Table(
         "outbox_subscription",
         metadata,
@@ -290,7 +289,6 @@ def _parked(metadata: MetaData, native: Native) -> Table:
 
 
 def _ack(metadata: MetaData, native: Native) -> Table:
-    """Return the table of batches sent by a writer right after the commit. Rows are never updated."""
     return Table(
         "outbox_ack",
         metadata,
@@ -308,7 +306,6 @@ def _ack(metadata: MetaData, native: Native) -> Table:
 
 
 def _dedup(metadata: MetaData) -> Table:
-    """Return the table of the dedup keys that writers gave; each is valid for a while."""
     return Table(
         "outbox_dedup",
         metadata,
@@ -321,7 +318,6 @@ def _dedup(metadata: MetaData) -> Table:
 
 
 def _inbox(metadata: MetaData) -> Table:
-    """Return the table of messages that consumers have handled, written in their transactions."""
     return Table(
         "outbox_inbox",
         metadata,
@@ -335,7 +331,6 @@ def _inbox(metadata: MetaData) -> Table:
 
 
 def _op(metadata: MetaData) -> Table:
-    """Return the table of verdicts on transactions with half messages; the first verdict is final."""
     return Table(
         "outbox_op",
         metadata,
@@ -349,7 +344,6 @@ def _op(metadata: MetaData) -> Table:
 
 
 def _worker(metadata: MetaData) -> Table:
-    """Return the table of live workers, among which the partitions of a subscription are shared."""
     return Table(
         "outbox_worker",
         metadata,

@@ -1,6 +1,7 @@
 """What tests share: one server a run, one database a test; a shop that uses them, and a destination."""
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 import sqlalchemy
 from sqlalchemy import Engine, text
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadScopeScheduling
 
 from outbox import Outbox, create_engine, migrate
 from outbox.store.database import Channel
@@ -28,8 +29,15 @@ from tests.support.servers.rabbitmq import RabbitServer
 TEMPLATE = "outbox_template"
 #: How long a test may take at full scale.
 _FULL_SECONDS = 1800
-#: Servers that take seconds of processor time to start: the tests that need one of them are given to one worker.
-_SLOW_TO_START = frozenset({"spark", "kafka", "rabbitmq"})
+#: Servers take seconds of processor time to start, and some of it while nobody uses them: files whose tests need the
+#: same server are given to one worker. Spark's are given to two, so that no worker is left alone at the end of a run.
+_TOGETHER = {
+    "spark": "batch cluster crashes extract pushdown races spark_example spark_page stream",
+    "reports": "cli_report report_archive report_delivery report_order report_reconciliation",
+    "kafka": "broker_pages fastapi_page rewriting sender_kafka sender_kafka_faults sender_kafka_transactions",
+    "rabbitmq": "rabbitmq_page recipes_page sender_rabbitmq sender_rabbitmq_faults",
+}
+_GROUPS = {f"test_{name}": group for group, names in _TOGETHER.items() for name in names.split()}
 
 Server = TypeVar("Server")
 
@@ -44,23 +52,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class OneWorkerAFile(LoadGroupScheduling):  # type: ignore[misc]  # the package has no types
-    """Gives all tests of a file to one worker, which makes once what the file shares, and a group of tests likewise."""
+class OneWorkerAFile(LoadScopeScheduling):  # type: ignore[misc]  # the package has no types
+    """Gives all tests of a file to one worker, which makes once what the file shares, and files of a group likewise."""
 
     def _split_scope(self, nodeid: str) -> str:
-        unit: str = super()._split_scope(nodeid)
-        return unit.partition("::")[0]
+        path = Path(nodeid.partition("::")[0])
+        return _GROUPS.get(path.stem, str(path))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneWorkerAFile | None:
     """Give files to workers, in the order of collection."""
-    return OneWorkerAFile(config, log) if config.getoption("dist") == "loadgroup" else None
-
-
-def slow_servers(item: pytest.Item) -> frozenset[str]:
-    """Return the names of the servers that a test needs and that take long to start."""
-    return _SLOW_TO_START & {*getattr(item, "fixturenames", ()), *item.path.stem.split("_")}
+    return OneWorkerAFile(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -69,17 +72,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     What takes longest begins first, so that all workers end at about the same time: tests with slow servers, tests that
     want the machine for themselves at full scale, and scenarios.
     """
+    groups = [*_TOGETHER, None]
     items.sort(
         key=lambda item: (
-            not slow_servers(item),
+            groups.index(_GROUPS.get(item.path.stem)),
             item.get_closest_marker("alone") is None,
             "scenarios" not in item.path.parts,
         )
     )
-    if getattr(config.option, "loadgroup", False):
-        for item in items:
-            if found := slow_servers(item):
-                item.add_marker(pytest.mark.xdist_group(min(found)))
+    for item in items:
+        if item.path.stem not in _GROUPS and {"spark", "kafka", "rabbitmq"} & {*getattr(item, "fixturenames", ())}:
+            raise pytest.UsageError(
+                f"{item.path}: name the file in _TOGETHER of tests/conftest.py, with its slow server"
+            )
     if not config.getoption("--full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
@@ -98,6 +103,14 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """A test leaves the library's log as it was, or the log lines of a later test would be missing."""
+    yield
+    log = logging.getLogger("outbox")
+    assert (log.level, log.propagate, log.handlers) == (logging.NOTSET, True, [])
 
 
 @pytest.fixture(scope="session")

@@ -351,8 +351,7 @@ class Admin:
             SubscriptionError: there is no subscription, so nobody can tell which messages are needed.
         """
         with self._channel() as channel:
-            work = Purge(channel)
-            return work.rehearse(older_than) if rehearsal else work.run(older_than)
+            return Purge(channel).run(older_than, rehearsal=rehearsal)
 
     def erase(
         self,

@@ -38,10 +38,13 @@ def erase(
     for name, id, state in erasure.parked():
         if state == "dead" and name not in checks:
             dead[name].append(id)
+    letters = sum(map(len, dead.values()))
     if not rehearsal:
+        letters = 0
         for name, ids in dead.items():
             chosen = ParkedFilter(ids=tuple(ids), states=("dead",))
-            ParkedMessages(channel, name).request(chosen, "discard", by, "outbox erase")
+            # Fewer than were found, if a worker has replayed a letter meanwhile.
+            letters += ParkedMessages(channel, name).request(chosen, "discard", by, "outbox erase")
             carry_out_without_worker(channel, name)
     waiting: dict[str, set[int]] = defaultdict(set)
 
@@ -55,7 +58,7 @@ def erase(
     note_copies()  # of messages that a worker has parked meanwhile
     return Erased(
         rows=rows,
-        dead_letters=sum(map(len, dead.values())),
+        dead_letters=letters,
         waiting={name: len(ids) for name, ids in sorted(waiting.items())},
         undecided=undecided,
     )

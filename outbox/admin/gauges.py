@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from outbox.admin.results import Look
+from outbox.errors import DatabaseError
 from outbox.runtime.latest import Latest
 from outbox.telemetry.metrics import (
     DEAD,
@@ -41,6 +42,8 @@ class Looks:
         for label, each in self._latest.items():
             try:
                 found[label] = each.get(until)
+            except TimeoutError:
+                found[label] = DatabaseError(f"{label} has not answered within {_SECONDS:g} s")
             except Exception as error:
                 found[label] = error
         return found

@@ -60,7 +60,7 @@ def resume(channel: Channel, name: str, *, key: str | None = None) -> list[Subsc
         meant = _meant(channel, name)
         if not any(each.key == key for subscription in meant for each in subscription.pauses):
             what = "not paused" if key is None else f"not paused for key {key!r}"
-            raise SubscriptionError(f"{name} is {what}; what is paused, shows: outbox status")
+            raise SubscriptionError(f"{name} is {what}; to see all pauses, run: outbox status")
         for each in meant:
             Subscriptions(channel).pause(each.name, without_pause(each.pauses, key))
     return [Subscriptions(channel).get(each.name) for each in meant]

@@ -114,26 +114,17 @@ class TroubleStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """The status of one subscription.
+class StoredProperties:
+    """The properties of a subscription that `Status` and `SubscriptionDetails` share.
 
     Attributes:
         name, kind: `relay`, `compensation`, `check`, `consumer`, `broadcast`, `backfill` or `extract`.
         topics, tags, filter: the selection; None: all.
         destination: None: nobody has run the subscription yet, or a consumer.
-        backlog: messages of the log that are not settled; of a check-back, messages without a verdict.
-        lag_seconds: for how long the oldest unsent message, parked ones included, could have been sent; at most that if
-            `lag_is_estimate`. A delayed message counts from its due moment; dead letters do not count.
-        idle_seconds: since the last settle.
-        worker: the holder of the lease; of several partitions the first holder, if each has a holder.
-        live: each partition has a worker.
-        partitions, next_partitions: the partitions, and their future number, if another one was ordered.
-        lease_until, lease_seconds: the end and the length of the lease; also of a worker that was killed.
-        notice, noticed_at: why a worker does not work, in its own words, and since when.
-        parked: numbers of parked messages by state; there are more of the states in `parked_is_minimum`.
-        held_since, held_until, released: of an extract: its last progress, and until when retention waits.
-        troubles: messages without success, by state and error, the most frequent error first.
+        next_partitions: the future number of partitions, if another one was ordered.
         pauses: what people hold back, since when, by whom and why.
+        held_since, held_until, released: of an extract: its last progress, until when retention waits, and whether the
+            wait is over.
     """
 
     name: str
@@ -142,6 +133,31 @@ class Status:
     tags: tuple[str, ...] | None
     filter: str | None
     destination: str | None
+    next_partitions: int | None
+    pauses: Pauses
+    held_since: datetime | None
+    held_until: datetime | None
+    released: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status(StoredProperties):
+    """The status of one subscription, beside its `StoredProperties`.
+
+    Attributes:
+        backlog: messages of the log that are not settled; of a check-back, messages without a verdict.
+        lag_seconds: for how long the oldest unsent message, parked ones included, could have been sent; at most that if
+            `lag_is_estimate`. A delayed message counts from its due moment; dead letters do not count.
+        idle_seconds: since the last settle.
+        worker: the holder of the lease; of several partitions the first holder, if each has a holder.
+        live: each partition has a worker.
+        partitions: in the order of their numbers.
+        lease_until, lease_seconds: the end and the length of the lease; also of a worker that was killed.
+        notice, noticed_at: why a worker does not work, in its own words, and since when.
+        parked: numbers of parked messages by state; there are more of the states in `parked_is_minimum`.
+        troubles: messages without success, by state and error, the most frequent error first.
+    """
+
     backlog: int
     backlog_is_estimate: bool
     lag_seconds: float
@@ -149,7 +165,6 @@ class Status:
     idle_seconds: float | None
     worker: str | None
     partitions: tuple[PartitionStatus, ...]
-    next_partitions: int | None
     live: bool
     lease_until: datetime | None
     lease_seconds: float | None
@@ -157,11 +172,7 @@ class Status:
     noticed_at: datetime | None
     parked: Mapping[str, int]
     parked_is_minimum: tuple[str, ...]
-    held_since: datetime | None
-    held_until: datetime | None
-    released: bool | None
     troubles: tuple[TroubleStatus, ...]
-    pauses: Pauses
 
     @property
     def paused(self) -> bool:
@@ -218,17 +229,6 @@ class Look:
     transactions: tuple[TransactionsStatus, ...] = ()
     log: LogStatus | None = None
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What people have paused, in words: no problem, but to be known."""
-        return tuple(
-            f"{labelled(status.name, status.name, each.in_words())} since"
-            f" {age(max(0.0, (self.at - each.since).total_seconds()))}; to go on, run: {each.resume(status.name)}"
-            for status in self.subscriptions
-            if status.kind not in ("compensation", "backfill")
-            for each in status.pauses
-        )
 
     def document(self) -> dict[str, object]:
         """Return all fields for JSON, with RocketMQ's metrics where there are half messages."""
@@ -290,44 +290,30 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionDetails:
-    """The stored properties of a subscription, and its workers.
+class SubscriptionDetails(StoredProperties):
+    """All properties of a subscription, and its workers; the first of them in `StoredProperties`.
 
     Attributes:
-        name, kind, topics, tags, filter, destination: as in `Status`.
         on_dead: `block`: a dead letter holds back its key; `continue`. None: no worker has declared it yet.
         grace_seconds: from the commit until a message may be read.
-        partitions, next_partitions: their number, and the number after a change that is under way.
+        partitions: their number.
         ordered: a message waits for earlier messages of its key.
         compact: only the newest of a key's waiting messages is handled.
         created_at: by the database's clock.
         live: each partition has a worker.
         workers: of each partition; None: nobody.
-        pauses: the orders of people to hold messages back.
-        hold_seconds, held_since, held_until, released: of an extract: for how long retention waits after its last
-            progress, which was when, until when, and whether that is over.
+        hold_seconds: of an extract: for how long retention waits after its last progress.
     """
 
-    name: str
-    kind: str
-    topics: tuple[str, ...] | None
-    tags: tuple[str, ...] | None
-    filter: str | None
-    destination: str | None
     on_dead: str | None
     grace_seconds: float
     partitions: int
-    next_partitions: int | None
     ordered: bool
     compact: bool
     created_at: datetime
     live: bool
     workers: tuple[str | None, ...]
-    pauses: Pauses
     hold_seconds: float | None
-    held_since: datetime | None
-    held_until: datetime | None
-    released: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from outbox.admin.results import PartitionStatus, Status, TroubleStatus
 from outbox.model.lease import Holder
+from outbox.model.subscription import Subscription
 from outbox.store.operations import status as stored
 from outbox.store.operations.parked_status import Trouble
+from outbox.store.subscriptions.holds import Hold
+
+#: Fields of `StoredProperties` that are stored under the same name.
+_SAME = ("name", "kind", "topics", "tags", "filter", "destination", "next_partitions", "pauses")
 
 
 def status_of(standing: stored.SubscriptionStatus) -> Status:
     """Return the status of a subscription."""
-    holder, hold, subscription = standing.holder, standing.hold, standing.subscription
+    holder, subscription = standing.holder, standing.subscription
     return Status(
-        name=subscription.name,
-        kind=subscription.kind,
-        topics=subscription.topics,
-        tags=subscription.tags,
-        filter=subscription.filter,
-        destination=subscription.destination,
+        **properties_of(subscription, standing.hold),
         backlog=standing.backlog.number,
         backlog_is_estimate=standing.backlog.about,
         lag_seconds=round(standing.lag, 3),
@@ -25,7 +27,6 @@ def status_of(standing: stored.SubscriptionStatus) -> Status:
         idle_seconds=rounded(standing.idle),
         worker=_owner(holder) if standing.is_run else None,
         partitions=tuple(map(_of_partition, standing.partitions)),
-        next_partitions=subscription.next_partitions,
         live=standing.is_run,
         lease_until=None if holder is None else holder.lease_until,
         lease_seconds=None if holder is None or holder.length is None else holder.length.total_seconds(),
@@ -33,12 +34,18 @@ def status_of(standing: stored.SubscriptionStatus) -> Status:
         noticed_at=None if holder is None else holder.noticed_at,
         parked={state: count.number for state, count in standing.parked.items()},
         parked_is_minimum=tuple(state for state, count in standing.parked.items() if count.about),
-        held_since=None if hold is None else hold.since,
-        held_until=None if hold is None else hold.until,
-        released=None if hold is None else hold.released,
         troubles=tuple(map(_of_trouble, standing.troubles)),
-        pauses=subscription.pauses,
     )
+
+
+def properties_of(subscription: Subscription, hold: Hold | None) -> dict[str, Any]:
+    """Return the fields of `StoredProperties`."""
+    return {
+        **{each: getattr(subscription, each) for each in _SAME},
+        "held_since": None if hold is None else hold.since,
+        "held_until": None if hold is None else hold.until,
+        "released": None if hold is None else hold.released,
+    }
 
 
 def _of_partition(partition: stored.PartitionStatus) -> PartitionStatus:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from outbox.admin import commands
 from outbox.admin.repartition import repartition
 from outbox.admin.results import SubscriptionDetails
+from outbox.admin.statuses import properties_of
 from outbox.errors import SubscriptionError
 from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
@@ -138,24 +139,14 @@ def _details(channel: Channel, stored: Subscription) -> SubscriptionDetails:
         holders[each].owner if each in holders and holders[each].live else None for each in stored.all_partitions()
     )
     return SubscriptionDetails(
-        name=stored.name,
-        kind=stored.kind,
-        topics=stored.topics,
-        tags=stored.tags,
-        filter=stored.filter,
-        destination=stored.destination,
+        **properties_of(stored, hold),
         on_dead=stored.on_dead,
         grace_seconds=stored.grace.total_seconds(),
         partitions=stored.partitions,
-        next_partitions=stored.next_partitions,
         ordered=stored.ordered,
         compact=stored.compact,
         created_at=stored.created_at,
         live=None not in owners,
         workers=owners,
-        pauses=stored.pauses,
         hold_seconds=None if stored.hold is None else stored.hold.total_seconds(),
-        held_since=None if hold is None else hold.since,
-        held_until=None if hold is None else hold.until,
-        released=None if hold is None else hold.released,
     )

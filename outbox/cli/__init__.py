@@ -28,7 +28,7 @@ _VERBS = {
     "parked": ("outbox.cli.parked:parked", "Look at messages set aside, and decide on them."),
     "subscriptions": (
         "outbox.cli.subscriptions:subscriptions",
-        "List, alter, split, reset, backfill and drop the readers of the log.",
+        "List, alter, split, pause, resume, reset, backfill and drop the readers of the log.",
     ),
     "consumers": (
         "outbox.cli.consumers:consumers",

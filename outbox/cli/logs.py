@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from outbox.cli.output import printable, scrubbed
+from outbox.cli.output import printable, scrubbed, write_as
 
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -16,6 +16,7 @@ def set_up(verbosity: int, form: str) -> None:
     """Log the library's own events; `verbosity` 0: warnings, 1: also information, 2: all."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(form))
+    write_as(handler.formatter if form == "json" else None)
     logger = logging.getLogger("outbox")
     logger.handlers[:] = [handler]
     logger.propagate = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ age, counted = text.age, text.counted
 #: means something else, does.
 JSON_VERSION = 1
 
+#: The form of `say` and `warn`; None: plain.
+_form: logging.Formatter | None = None
 #: The secrets of this process, in each form in which a text may hold a secret.
 known_secrets: set[str] = set()
 
@@ -45,12 +48,25 @@ def printable(value: object) -> str:
 
 def say(text: str) -> None:
     """Write one line to standard error, for the person at the terminal; standard output is for results."""
-    click.echo(printable(scrubbed(text)), err=True)
+    _write(logging.INFO, "", text)
 
 
 def warn(text: str) -> None:
     """Say something that a person has to look at; a terminal shows the first word in colour."""
-    click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {printable(scrubbed(text))}", err=True)
+    _write(logging.WARNING, f"{click.style('warning:', fg='yellow', bold=True)} ", text)
+
+
+def write_as(form: logging.Formatter | None) -> None:
+    """Give the lines of `say` and `warn` the form of the log, for programs that collect all of standard error."""
+    global _form
+    _form = form
+
+
+def _write(level: int, begin: str, text: str) -> None:
+    line = f"{begin}{printable(scrubbed(text))}"
+    if _form is not None:
+        line = _form.format(logging.LogRecord("outbox", level, "", 0, text, None, None))
+    click.echo(line, err=True)
 
 
 def tell(text: str, document: Mapping[str, object], *, json: bool) -> None:

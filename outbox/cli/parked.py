@@ -24,6 +24,7 @@ from outbox.cli.options import (
     together,
 )
 from outbox.cli.output import counted, moment, say, say_the_end, show_json, show_table
+from outbox.cli.standings import say_pauses
 from outbox.cli.tables import Alarm
 
 if TYPE_CHECKING:
@@ -86,11 +87,15 @@ def list_(*, target: Target, chosen: Filter, limit: int, json: bool) -> None:
 
     with target.open_outbox() as channel:
         found = Admin(channel).parked(limit=limit + 1, **chosen.choice())
+        # Nothing blocks the messages of a paused key but the pause.
+        names = {each.subscription for each in found if each.state == "blocked" and each.blocked_by is None}
+        paused = [each for each in Admin(channel).subscriptions() if each.name in names] if names else []
     if json:
         show_json({"parked": [asdict(each) for each in found[:limit]]}, more=len(found) > limit)
         return
     if found:
         show_table(_HEADERS, map(_row, found[:limit]), numbers=("ID", "BLOCKED BY", "ATTEMPTS"))
+        say_pauses(paused)
     say_the_end(found, limit, "no parked messages", "--name, --state, --topic or --key")
 
 

@@ -168,7 +168,7 @@ def relay(
     from outbox.model.subscription import Declaration, require_own_name
     from outbox.model.topics import chosen_topics
     from outbox.relay.routes import Route, RouteOptions, planned
-    from outbox.store.log.limits import LIMITS
+    from outbox.store.log.log import LIMITS
     from outbox.worker.settings import Settings
 
     if to is not None and source == "to":

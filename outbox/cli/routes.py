@@ -18,7 +18,7 @@ from outbox.errors import FilterError, SenderError
 from outbox.model.retry import RetryPolicy
 from outbox.relay.routes import Route
 from outbox.senders.envelopes import ENVELOPES, EnvelopeName
-from outbox.store.log.limits import LIMITS, Limits
+from outbox.store.log.log import LIMITS, Limits
 
 _FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline", "partitions", "compact", "tags", "filter")
 _MOST_ROWS = 100_000

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from outbox.cli.output import age, moment, show_table
+from outbox.cli.output import age, moment, say, show_table
 from outbox.cli.tables import Alarm
 from outbox.runtime import text
 from outbox.runtime.process import host_and_pid
@@ -35,6 +35,14 @@ def show_statuses(
     if partitions := [row for status in several for row in _partition_rows(status)]:
         click.echo()
         show_table(_PARTITION_HEADERS, partitions, numbers=_PARTITION_HEADERS[2:-1])
+
+
+def say_pauses(found: Iterable[Status | SubscriptionDetails]) -> None:
+    """Say what people have paused: no problem, but to be known."""
+    for each in found:
+        for pause in each.pauses if each.kind not in ("compensation", "backfill") else ():
+            words = f"{pause.in_words()} since {moment(pause.since)}"
+            say(f"{text.labelled(each.name, each.name, words)}; to go on, run: {pause.resume(each.name)}")
 
 
 def selected(subscription: SubscriptionDetails | Declaration) -> str:

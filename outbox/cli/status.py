@@ -13,7 +13,7 @@ import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import age, moment, printable, say, show_json, show_table, warn
-from outbox.cli.standings import number, show_statuses
+from outbox.cli.standings import number, say_pauses, show_statuses
 from outbox.cli.tables import Alarm
 
 if TYPE_CHECKING:
@@ -160,8 +160,7 @@ def _show_table(look: Look, *, before: Sequence[Status] = (), seconds: float = 0
     if look.transactions:
         click.echo()
         show_table(_HALF_HEADERS, map(_half_row, look.transactions), numbers=_HALF_HEADERS[2:])
-    for note in look.notes:
-        say(note)
+    say_pauses(look.subscriptions)
     for finding in look.findings:
         warn(str(finding))
 

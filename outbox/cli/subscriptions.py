@@ -25,7 +25,7 @@ from outbox.cli.options import (
     to_a_destination,
 )
 from outbox.cli.output import age, counted, moment, show_json, show_table, tell
-from outbox.cli.standings import selected
+from outbox.cli.standings import say_pauses, selected
 
 if TYPE_CHECKING:
     from outbox.admin.results import SubscriptionDetails
@@ -54,7 +54,7 @@ def subscriptions() -> None:
 @about_a_database
 @as_json
 def list_(*, target: Target, json: bool) -> None:
-    """List the subscriptions: topics, destination, policy, worker."""
+    """List the subscriptions: topics, destination, policy, worker; and what a person has paused."""
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
@@ -63,6 +63,7 @@ def list_(*, target: Target, json: bool) -> None:
         show_json({"subscriptions": [asdict(each) for each in found]})
     else:
         show_table(_HEADERS, map(_row, found))
+        say_pauses(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

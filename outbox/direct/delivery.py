@@ -22,8 +22,7 @@ from outbox.runtime.process import unique_name
 from outbox.senders.opening import Destination, OpenedSender, open_sender
 from outbox.store.database import Channel, Database
 from outbox.store.log.append import Direct
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.refusals import require_destination_of

@@ -181,7 +181,6 @@ def _dump_of(value: object) -> Callable[[], object] | None:
 
 
 def _text_of(value: object) -> Callable[[], object] | None:
-    """Return the function of `_TEXTS` for a value; None for any other value."""
     return next((partial(write, value) for kinds, write in _TEXTS if isinstance(value, kinds)), None)
 
 

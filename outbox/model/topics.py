@@ -224,13 +224,11 @@ def _simplified(included: Iterable[str], excepted: Iterable[str]) -> Topics:
 
 
 def _sorted_out(included: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names, and the patterns."""
     names, patterns = (tuple(part for part in included if (ANYTHING in part) is is_one) for is_one in (False, True))
     return names, patterns
 
 
 def _widest(parts: Iterable[str]) -> list[str]:
-    """Return the parts that no other part covers."""
     found: list[str] = []
     for part in sorted({re.sub(r"\*+", ANYTHING, each) for each in parts}):
         if not any(covers(each, part) for each in found):

@@ -103,11 +103,7 @@ def opened(plan: Plan) -> list[tuple[OpenedSender, Declaration]]:
 
 
 def route_subscriptions(patterns: Sequence[str], name: str) -> list[Declaration]:
-    """Return the subscription of each route; a route has no topic of an earlier route.
-
-    Raises:
-        SubscriptionError: the last route is not `*`, or a route would never get a message.
-    """
+    """Return the subscription of each route; a route has no topic of an earlier route."""
     for number, pattern in enumerate(patterns):
         _check(pattern, patterns[:number])
     if not patterns or patterns[-1] != ANYTHING:

@@ -189,11 +189,7 @@ class Supervisor:
         return True
 
     def raise_errors(self) -> None:
-        """Raise the errors of the works, if there are any.
-
-        Raises:
-            ExceptionGroup: the errors of some works. Of a single work without another try, the error alone.
-        """
+        """Raise the errors of the works, if any, as a group; of a single work without another try, the error alone."""
         errors = [each.error for each in self._supervised if each.error is not None]
         if errors and len(self._supervised) == 1 and self._pause is None:
             raise errors[0]

@@ -156,7 +156,6 @@ class Checker:
         return [verdicts[row.key or ""] for row in rows]
 
     def _is_due(self, half: Half, pending: Pending | None) -> bool:
-        """Return whether a transaction may be asked about now."""
         if pending is None or pending.op is not None or pending.immune_for >= timedelta(0):
             return False
         # A database knows the outcome at any age, so its answer counts beyond the age limit, too.

@@ -20,7 +20,6 @@ R = TypeVar("R")
 
 
 def _answers(channel: Channel) -> None:
-    """Raise if a connection is lost."""
     channel.rows("SELECT 1")
 
 

@@ -45,12 +45,7 @@ Expression = MessageSelector | str | None
 
 
 def subscribed_to(subscriptions: Mapping[str, Expression]) -> dict[str, MessageSelector]:
-    """Return the choice for each topic.
-
-    Raises:
-        MQClientError: RocketMQ would refuse a topic.
-        FilterError: an expression cannot be read.
-    """
+    """Return the choice for each topic."""
     return {
         checked_subscribed(topic): each if isinstance(each, MessageSelector) else MessageSelector.by_tag(each)
         for topic, each in subscriptions.items()
@@ -61,9 +56,6 @@ def selection_of(subscribed: Mapping[str, MessageSelector]) -> Selection:
     """Return the selection of a group, whose members share one position in the log.
 
     Topics with different choices are joined to one filter that names the topics.
-
-    Raises:
-        MQClientError: no topic is subscribed.
     """
     if not subscribed:
         raise MQClientError("subscription is null: subscribe to a topic before the start")

@@ -103,7 +103,12 @@ class TransactionMQProducer:
             VerdictStandsError: check-back decided otherwise meanwhile.
         """
         if self._execute is None:
-            raise MQClientError(self._why_none_executes())
+            raise MQClientError(
+                "TransactionListener is null"
+                if self._listener is None
+                else f"the listener ({type(self._listener).__name__}) has no execute_local_transaction(message, arg),"
+                " and is only asked: give the producer a listener that has it, or use begin_transaction"
+            )
         transaction = self._begin("listener", id=str(require_message(message).message_id))
         stored = transaction.store(message)
         state, raised, odd = LocalTransactionState.UNKNOW, None, None
@@ -121,14 +126,6 @@ class TransactionMQProducer:
         if raised is not None and not swallow:
             raise raised
         return replace(stored, local_transaction_state=state, error=raised or unrecorded or odd)
-
-    def _why_none_executes(self) -> str:
-        if self._listener is None:
-            return "TransactionListener is null"
-        return (
-            f"the listener ({type(self._listener).__name__}) has no execute_local_transaction(message, arg), and is"
-            " only asked: give the producer a listener that has it, or use begin_transaction"
-        )
 
     # The 5.x shape
 

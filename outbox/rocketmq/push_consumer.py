@@ -143,11 +143,7 @@ class DefaultMQPushConsumer:
         return consumer
 
     def start(self) -> None:
-        """Consume in a thread of this process until `shutdown`.
-
-        Raises:
-            MQClientError: there is no listener, or no subscription.
-        """
+        """Consume in a thread of this process until `shutdown`."""
         self.consumer.start()
 
     def shutdown(self) -> None:

@@ -151,7 +151,6 @@ def _next_answers(answered: Answered, limits: dict[str | None, float], seconds: 
 
 
 def _reason(returned: object) -> str:
-    """Return why an answer is no verdict."""
     if returned is LocalTransactionState.UNKNOW or returned is TransactionResolution.UNKNOWN:
         return "UNKNOWN"
     with suppress(Exception):

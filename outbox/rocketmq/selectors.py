@@ -45,11 +45,7 @@ class SelectMessageQueueByRandom:
 
 
 def java_hash(value: object) -> int:
-    """Return the `hashCode` of Java's String, Integer or Long, and Boolean: a signed number of 32 bits.
-
-    Raises:
-        TypeError: the value is none of these.
-    """
+    """Return the `hashCode` of Java's String, Integer or Long, and Boolean: a signed number of 32 bits."""
     if isinstance(value, bool):
         return 1231 if value else 1237
     if isinstance(value, int):
@@ -66,11 +62,7 @@ def java_hash(value: object) -> int:
 
 
 def selected(selector: Selector, message: Message, arg: Any, slots: int) -> MessageQueue:
-    """Return the queue that a selector chooses for a message; the queues of a topic are the slots of the outbox.
-
-    Raises:
-        MQClientError: the selector raises, or returns none of the queues.
-    """
+    """Return the queue that a selector chooses for a message; the queues of a topic are the slots of the outbox."""
     queues = [MessageQueue(message.topic, number) for number in range(slots)]
     select: Any = getattr(selector, "select", selector)
     try:

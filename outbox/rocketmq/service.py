@@ -8,7 +8,7 @@ from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.listener import Question
 from outbox.runtime.stop import Stop
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.deferral import Deferral
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy

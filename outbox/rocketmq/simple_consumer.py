@@ -18,7 +18,7 @@ from outbox.rocketmq.limits import checked_consumer_group
 from outbox.rocketmq.message_ext import MessageExt
 from outbox.runtime.clock import clock
 from outbox.runtime.stop import Stop
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.subscriptions.receipts import Receipts
 from outbox.telemetry.events import Event, Listeners, Parked
 from outbox.worker.job import Job

@@ -99,7 +99,7 @@ class Transaction:
         immunity = checked_immunity(message)
         if self._ended:
             raise MQClientError(f"transaction {self.id} is over; begin another one")
-        if self._decided is not None and self._decided.leaves_behind():
+        if self._decided is not None and self._decided.restored and self._decided.is_running():
             raise self._left_behind()
         own = {**message.headers, TRANSACTION_ID: self.id}
         checked_headers(own)
@@ -107,7 +107,8 @@ class Transaction:
         slot = slot_of(message.key, self._broker.database.slots)
         restored = self._restored
         try:
-            half = replace(self._half, immunity=immunity, recorded_in=self._recorded_in)
+            recorded_in = self._business.identity if self.verdict == "record" and self._business is not None else None
+            half = replace(self._half, immunity=immunity, recorded_in=recorded_in)
             self._broker.declare(half.group, self._immunity)
             place = self._broker.prepare(half, message, slot, headers)
         except OutboxError:
@@ -194,7 +195,13 @@ class Transaction:
                 f"commit takes a psycopg connection, not {type(connection).__name__}: a Session or a Connection of"
                 " SQLAlchemy appends the messages by itself after join(session)"
             )
-        if self.verdict != "join" or self._decided is None or not self._decided.runs_on(connection):
+        decided = self._decided
+        if (
+            self.verdict != "join"
+            or decided is None
+            or decided.connection is not connection
+            or not decided.is_running()
+        ):
             raise MQClientError(
                 f'transaction {self.id} was not joined by this connection: begin with verdict="join", and call'
                 " join(connection) first in the business transaction"
@@ -261,10 +268,6 @@ class Transaction:
 
     # How it is done
 
-    @property
-    def _recorded_in(self) -> str | None:
-        return self._business.identity if self.verdict == "record" and self._business is not None else None
-
     def _commit_recorded(self) -> None:
         """Commit after the commit of the business; if a database is away now, check-back finds the record."""
         try:
@@ -274,8 +277,10 @@ class Transaction:
 
     def _restore_unseen(self) -> None:
         """Restore the messages of a joined business transaction whose commit SQLAlchemy did not see."""
-        if self.verdict != "join" or self._decided is None or self._decided.was_seen_to_commit():
+        if self.verdict != "join" or self._decided is None:
             return
+        if self._decided.transaction is not None and self._decided.transaction.committed:
+            return  # SQLAlchemy has seen the commit, with all hooks right before it
         if self._broker.standing(self.id).unrestored:
             self._broker.restore(self.id)
 
@@ -319,7 +324,6 @@ class Transaction:
         return connection
 
     def _require_first(self, connection: DriverConnection, decision: Decision) -> None:
-        """Raise unless the verdict is that of this business transaction."""
         if not decision.first:
             require(decision, self.id, "commit", self._half.group)
             raise VerdictStandsError(self.id, "commit", "business transaction")
@@ -352,28 +356,16 @@ class _Decided:
 
     def __init__(self, transactions: Transactions, connection: DriverConnection) -> None:
         self._transactions = transactions
-        self._connection = connection
+        self.connection = connection
         self.restored = False
         #: The object that stands for the business transaction; None on a driver's own connection.
         self.transaction = transactions.running(connection)
 
-    def was_seen_to_commit(self) -> bool:
-        """Return whether SQLAlchemy has seen the commit, with all hooks right before the commit."""
-        return self.transaction is not None and self.transaction.committed
-
-    def runs_on(self, connection: DriverConnection) -> bool:
-        """Return whether the transaction runs on this connection."""
-        return connection is self._connection and self.is_running()
-
-    def leaves_behind(self) -> bool:
-        """Return whether a message sent now would be left behind."""
-        return self.restored and self.is_running()
-
     def is_running(self) -> bool:
         """Return whether the transaction runs; on a driver's own connection the next transaction counts, too."""
-        if isinstance(self._connection, psycopg.Connection):
-            return self._connection.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
-        return self._transactions.running(self._connection) is self.transaction
+        if isinstance(self.connection, psycopg.Connection):
+            return self.connection.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+        return self._transactions.running(self.connection) is self.transaction
 
 
 def end_by_word(broker: Broker, business: Business | None, half: Half, op: Op) -> None:

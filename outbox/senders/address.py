@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,6 +11,7 @@ from urllib.parse import parse_qsl, unquote
 
 from outbox.errors import SenderError
 from outbox.runtime.secret import redacted
+from outbox.senders.tls import TLS_OPTIONS, Tls
 from outbox.senders.urls import NAME_OPTION, split_url
 
 _LONGEST_TIMEOUT = 3600.0
@@ -88,21 +88,37 @@ class Address:
             self.refuse("timeout must be a number of seconds")
         return seconds
 
-    def ca(self, scheme: str) -> str | None:
-        """Return the path of the file with the certificates to trust, an option of `scheme`; None: the system's."""
-        path = self.options.get("ca")
-        if path is None:
-            return None
+    def choice(self, option: str, choices: Mapping[str, str]) -> str:
+        """Return the driver's name for the value of an option; the first choice is the default."""
+        name = self.options.get(option, next(iter(choices))).lower()
+        if name not in choices:
+            self.refuse(f"{option} must be one of {', '.join(choices)}")
+        return choices[name]
+
+    def tls(self, scheme: str) -> Tls | None:
+        """Return the files of a connection with TLS; None for another scheme than `scheme`, which is without TLS.
+
+        Refuse a file that cannot be used, and the options of TLS with another scheme.
+        """
         if self.scheme != scheme:
-            self.refuse(f"ca is an option of {scheme}://")
-        if not path or "\0" in path:
-            self.refuse("ca must be the path of a file")
+            for option in TLS_OPTIONS:
+                if option in self.options:
+                    self.refuse(f"{option} is an option of {scheme}://")
+            return None
+        tls = Tls(*map(self.file, TLS_OPTIONS))
+        if tls.key is not None and tls.cert is None:
+            self.refuse("key belongs to cert; give the path of the certificate's file as cert, too")
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
-        except ssl.SSLError:
-            self.refuse("ca: the file holds no certificates")
-        except OSError as error:
-            self.refuse(f"ca: {(error.strerror or 'the file cannot be read').lower()}")
+            tls.context()
+        except ConnectionError as error:
+            self.refuse(str(error))
+        return tls
+
+    def file(self, option: str) -> str | None:
+        """Return the path that an option has; None without the option."""
+        path = self.options.get(option)
+        if path is not None and (not path or "\0" in path):
+            self.refuse(f"{option} must be the path of a file")
         return path
 
     def only_host(self, port: int) -> tuple[str, int]:

@@ -68,7 +68,9 @@ def _words_of_the_system(error: BaseException) -> str | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     if isinstance(error, (ssl.SSLError, socket.gaierror)):
-        return str(getattr(error, "reason", None) or error.strerror).lower()
+        reason = str(getattr(error, "reason", None) or error.strerror).lower().replace("_", " ")
+        _, refused, alert = reason.partition(" alert ")
+        return f"the server refuses the handshake of TLS: {alert}" if refused else reason
     if isinstance(error, OSError) and error.errno in errno.errorcode:
         name = f"{error.filename}: " if error.filename else ""
         return name + os.strerror(error.errno or 0).lower()

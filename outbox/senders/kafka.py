@@ -20,7 +20,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -36,6 +36,7 @@ from outbox.senders.connection_log import ConnectionLog
 from outbox.senders.headers import read_headers, wire_headers
 from outbox.senders.key_order import Chains, send_again
 from outbox.senders.port import destination_of
+from outbox.senders.tls import TLS_OPTIONS, Tls
 
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
@@ -68,7 +69,7 @@ _CAREFUL_SECONDS = 1.0
 #: A question to the brokers is asked again after so long, if what happened meanwhile does not answer it.
 _SLICE_SECONDS = 0.3
 
-_OPTIONS = ("timeout", "mechanism", "compression", "ca", "transactional.id")
+_OPTIONS = ("timeout", "mechanism", "compression", "transactional.id", *TLS_OPTIONS)
 
 _PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 _MECHANISMS = {"plain": "PLAIN", "scram-sha-256": "SCRAM-SHA-256", "scram-sha-512": "SCRAM-SHA-512"}
@@ -93,10 +94,10 @@ class KafkaSender:
             address.refuse("the path is a prefix of topics, of letters, digits, - and _")
         self._where = f"{address.scheme}://{','.join(address.hosts)}"
         self._address = address
-        self._mechanism = _chosen(address, "mechanism", _MECHANISMS, default="plain")
-        self._compression = _chosen(address, "compression", _COMPRESSIONS, default="none")
+        self._mechanism = address.choice("mechanism", _MECHANISMS)
+        self._compression = address.choice("compression", _COMPRESSIONS)
         _check_login(address)
-        address.ca("kafkas")
+        self._tls = address.tls("kafkas")
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
         #: Of transactions there is one at a time.
         self.concurrency = 1 if "transactional.id" in address.options else _CALLS
@@ -167,7 +168,7 @@ class KafkaSender:
 
     def _connecting(self) -> dict[str, Any]:
         """Return the settings by which a client finds the brokers, and is let in."""
-        address = self._address
+        address, tls = self._address, self._tls or Tls()
         user = address.user is not None
         security = ("SASL_SSL" if user else "SSL") if address.scheme == "kafkas" else "SASL_PLAINTEXT" if user else ""
         chosen = {
@@ -175,7 +176,9 @@ class KafkaSender:
             "sasl.mechanism": self._mechanism if user else "",
             "sasl.username": address.user,
             "sasl.password": address.password,
-            "ssl.ca.location": address.options.get("ca"),
+            "ssl.ca.location": tls.ca,
+            "ssl.certificate.location": tls.cert,
+            "ssl.key.location": tls.key or tls.cert,
         }
         return {
             "bootstrap.servers": ",".join(address.hosts),
@@ -490,11 +493,3 @@ def _check_login(address: Address) -> None:
         address.refuse(f"mechanism belongs to a login; write {address.scheme}://user:password@host:9092")
     if address.user is not None and not (address.user and address.password):
         address.refuse(f"a login has a user and a password; write {address.scheme}://user:password@host:9092")
-
-
-def _chosen(address: Address, option: str, choices: Mapping[str, str], *, default: str) -> str:
-    """Return the client's name for the choice of an option."""
-    name = address.options.get(option, default).lower()
-    if name not in choices:
-        address.refuse(f"{option} must be one of {', '.join(choices)}")
-    return choices[name]

@@ -141,9 +141,9 @@ class Chains:
             self.left -= 1
             followers += self._followers.pop(follower, ())
 
-    def give_up(self, error: str) -> None:
-        """Settle all messages without a verdict as `Unavailable`, because the destination is away."""
-        verdict = Unavailable(error, everything=True)
+    def give_up(self, error: str, *, everything: bool = True) -> None:
+        """Settle all messages without a verdict as `Unavailable`, because the destination is away, or a part of it."""
+        verdict = Unavailable(error, everything=everything)
         for index in self.under_way():
             self.settle(index, verdict)
         self._not_asked = verdict

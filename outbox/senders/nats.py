@@ -18,7 +18,9 @@ NATS cannot carry a topic with an empty part (`a..b`, `.a`, `a.`), a header of s
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -33,11 +35,14 @@ from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import Reserved, read_headers, wire_headers
 from outbox.senders.jetstream import Dropped, verdict_of
 from outbox.senders.remote import MOST_BYTES_UNDER_WAY, Call, Connection, RemoteSender
+from outbox.senders.tls import TLS_OPTIONS, Tls
 
 try:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.errors import Error, SecureConnWantedError
+
+    from outbox.senders.nats_login import LOGIN_OPTIONS, Login
 except ImportError as error:
     raise MissingExtraError("NATS needs an extra: pip install 'outbox-log[nats]'") from error
 
@@ -48,9 +53,18 @@ RESERVED = Reserved("NATS", prefixes=("nats-",), names=("status",))
 #: More bytes than the headers of a message can take; only with a body this close to the limit they are counted.
 _HEADERS_AT_MOST = 64 * 1024
 
+_OPTIONS = ("timeout", *LOGIN_OPTIONS, *TLS_OPTIONS)
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
 _SUBJECT = re.compile(r"[A-Za-z0-9_%|-]+(\.[A-Za-z0-9_%|-]+)*")
 _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for a warning of asyncio about each TLS connection that a server closes."""
+    return record.threadName != "outbox-nats" or "eof_received() has no effect" not in record.getMessage()
+
+
+logging.getLogger("asyncio").addFilter(_is_news)
 
 
 class NatsSender(RemoteSender):
@@ -60,13 +74,13 @@ class NatsSender(RemoteSender):
     concurrency = 2
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
-        address = Address.of(url, form="nats://host:port or tls://host:port", options=("timeout",))
-        prefix = _prefix_of(address)
+        address = Address.of(url, form="nats://host:port or tls://host:port", options=_OPTIONS)
+        prefix, login, tls = _prefix_of(address), Login(address), address.tls("tls")
         super().__init__(
             "NATS",
             url,
             address.servers,
-            lambda server, log: _Connection(server, log, address, prefix),
+            lambda server, log: _Connection(server, log, prefix, login, tls),
             seconds=address.timeout(timeout),
         )
 
@@ -92,9 +106,10 @@ def _prefix_of(address: Address) -> str:
 class _Connection(Connection):
     """One connection to one server."""
 
-    def __init__(self, server: str, log: ConnectionLog, address: Address, prefix: str) -> None:
+    def __init__(self, server: str, log: ConnectionLog, prefix: str, login: Login, tls: Tls | None) -> None:
         super().__init__(server, log)
-        self._address = address
+        self._login = login
+        self._tls = tls
         self._prefix = prefix
         self._client = _Client(self._lose)
         self._exchanges: dict[str, _Exchange] = {}
@@ -108,10 +123,8 @@ class _Connection(Connection):
             await self._client.connect(
                 [self.server],
                 name="outbox",
-                # A single name before the @ is a token.
-                user=None if self._address.password is None else self._address.user,
-                password=self._address.password,
-                token=self._address.user if self._address.password is None else None,
+                tls=self._tls.context() if self._tls else None,
+                **self._login.arguments(),
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
@@ -144,8 +157,14 @@ class _Connection(Connection):
                 await self._client.close()
 
     def words(self, error: Exception) -> str:
+        # While the driver still writes its login, it only says that a connection is lost which the server has refused.
+        reader = getattr(self._client._transport, "_io_reader", None)
+        refusal = reader.exception() if isinstance(reader, asyncio.StreamReader) else None
+        if isinstance(refusal, ssl.SSLError):
+            return reason_of(refusal)
         reason = reason_of(error)
-        return f"{reason}: {self._trouble}" if self._trouble and self._trouble != reason else reason
+        trouble = self._trouble if self._trouble != reason else ""
+        return ": ".join(filter(None, (reason, trouble, self._login.hint)))
 
     async def _pump(self, exchange: _Exchange) -> None:
         """Publish the messages that may be published now."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
@@ -36,11 +37,12 @@ from outbox.senders.address import Address, host_and_port
 from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import CONTENT_TYPE, ID, read_headers
 from outbox.senders.remote import Call, Connection, RemoteSender
+from outbox.senders.tls import TLS_OPTIONS, Tls
 
 try:
     import pamqp.frame
     from aio_pika.abc import AbstractIncomingMessage
-    from aiormq import AMQPError, TransportFactory
+    from aiormq import AMQPError, AuthenticationError, TransportFactory
     from aiormq import Channel as DriverChannel
     from aiormq import Connection as DriverConnection
     from pamqp import commands
@@ -49,7 +51,10 @@ try:
 except ImportError as error:
     raise MissingExtraError("RabbitMQ needs an extra: pip install 'outbox-log[rabbitmq]'") from error
 
+_OPTIONS = ("exchange", "timeout", "mechanism", *TLS_OPTIONS)
+_MECHANISMS = {"plain": "PLAIN", "external": "EXTERNAL"}
 _PORTS = {"amqp": 5672, "amqps": 5671}
+_USER = re.compile(r"\buser '[^']*'")
 #: Bytes of a frame for a server that has no limit.
 _FRAME_MAX = 128 * 1024
 #: Seconds between two heartbeats; a connection without any for three times as long counts as lost.
@@ -71,7 +76,7 @@ class RabbitSender(RemoteSender):
     """A sender that publishes messages to an exchange; at most one message of a key is unconfirmed."""
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
-        address = Address.of(url, form="amqp://host:port/vhost?exchange=name", options=("exchange", "timeout", "ca"))
+        address = Address.of(url, form="amqp://host:port/vhost?exchange=name", options=_OPTIONS)
         target = _Target.of(address)
         super().__init__(
             "RabbitMQ",
@@ -108,7 +113,8 @@ class _Target:
     address: Address
     vhost: str
     exchange: str
-    tls: ssl.SSLContext | None
+    tls: Tls | None
+    mechanism: str
 
     @classmethod
     def of(cls, address: Address) -> _Target:
@@ -123,9 +129,13 @@ class _Target:
         except ValueError:
             limit = "at most 127 characters; an exchange of letters, digits, blanks and -_.:@#,/+"
             address.refuse(f"the driver takes names of {limit}")
-        ca = address.ca("amqps")
-        tls = ssl.create_default_context(cafile=ca) if address.scheme == "amqps" else None
-        return cls(address, vhost, exchange, tls)
+        tls, mechanism = address.tls("amqps"), address.choice("mechanism", _MECHANISMS)
+        if mechanism == "EXTERNAL":
+            if address.user is not None:
+                address.refuse("with mechanism=external the certificate says who logs in; leave out user and password")
+            if tls is None or tls.cert is None:
+                address.refuse("mechanism=external needs amqps:// and a certificate; give cert and key")
+        return cls(address, vhost, exchange, tls, mechanism)
 
     def url(self, host: str, port: int) -> str:
         """Return the URL of one server for the driver, which takes the virtual host in another way."""
@@ -133,7 +143,8 @@ class _Target:
         if self.address.password is not None:
             login += f":{quote(self.address.password, safe='')}"
         server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return f"{self.address.scheme}://{login}{'@' if login else ''}{server}/?heartbeat={_HEARTBEAT}"
+        options = f"heartbeat={_HEARTBEAT}&auth={self.mechanism}"
+        return f"{self.address.scheme}://{login}{'@' if login else ''}{server}/?{options}"
 
 
 class _Connection(Connection):
@@ -154,8 +165,9 @@ class _Connection(Connection):
         address, loop = self._target.address, asyncio.get_running_loop()
         host, port = host_and_port(self.server.partition("://")[2], _PORTS[address.scheme])
         streams = _Streams(loop)
+        tls = self._target.tls
         async with asyncio.timeout_at(deadline):
-            self._transport = await streams.open(host, port, self._target.tls)
+            self._transport = await streams.open(host, port, tls.context() if tls else None)
         self._driver = DriverConnection(self._target.url(host, port), transport_factory=streams)
         self._driver.vhost = self._target.vhost
         # A driver that is cancelled waits for the server once more; one that is cut off ends at once.
@@ -169,6 +181,9 @@ class _Connection(Connection):
             refusal = streams.refusal()
             if refusal is not None:
                 raise ConnectionError(refusal) from error
+            if tls is not None and isinstance(error.__cause__ or error, (ConnectionResetError, BrokenPipeError)):
+                # With the connection the server's words about a certificate may be lost.
+                raise ConnectionError(f"{reason_of(error)} at the login; another certificate may be wanted") from error
             raise
         finally:
             overdue.cancel()
@@ -202,6 +217,8 @@ class _Connection(Connection):
 
     def words(self, error: Exception) -> str:
         """Return the server's or the system's words, without the name of the user."""
+        if isinstance(error, AuthenticationError):  # with the mechanisms that the server offers
+            return f"the server does not offer the mechanism {self._target.mechanism}, only {error.args[0]}"
         reason = reason_of(error)
         if isinstance(error, AMQPError) and error.args and reason == str(error):
             reason = str(error.args[-1])
@@ -247,7 +264,9 @@ class _Connection(Connection):
 
     def _without_user(self, said: str) -> str:
         """Return the words of the server without the name of the user."""
-        return said.replace(f"user '{self._target.address.user or 'guest'}'", "the user")
+        # With a certificate, only the server knows the name.
+        known = said.replace(f"user '{self._target.address.user or 'guest'}'", "the user")
+        return _USER.sub("the user", known)
 
 
 class _Streams(TransportFactory):

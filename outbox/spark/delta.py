@@ -78,7 +78,6 @@ def _require_same_window(archive: Archive, table: DeltaTable, last: Manifest | N
 
 
 def _table(archive: Archive) -> DeltaTable:
-    """Return the table, made if there is none."""
     from deltalake import DeltaTable
 
     return DeltaTable.create(

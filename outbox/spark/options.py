@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any, Literal, Self, TypeVar, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 from uuid import UUID
 
 from outbox.errors import FilterError, InvalidMessageError, OptionError, PositionError
@@ -18,8 +17,6 @@ from outbox.store.log.extraction import MESSAGES, Kind, Narrowing, columns_of, t
 
 T = TypeVar("T")
 
-OnIdentityChange = Literal["fail", "accept", "replay"]
-OnSelectionChange = Literal["fail", "accept"]
 Start = Literal["earliest", "latest"]
 
 NAMES = (
@@ -43,32 +40,33 @@ _OF_STREAMS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The checked options of one read. `given`: the names of the options that were set."""
+    """The checked options of one read. Names are in upper or lower case, as everywhere in Spark.
 
-    place: Place
-    given: frozenset[str]
-    table: str
-    columns: tuple[str, ...]
-    narrowing: Narrowing
-    since: Mark | None
-    until: Mark | None
-    start: Start | Mark
-    partitions: int | None
-    rows_per_partition: int
-    max_rows: int | None
-    poll_seconds: float
-    retries: int
-    on_identity_change: OnIdentityChange
-    on_selection_change: OnSelectionChange
-    fail_on_data_loss: bool
-    reader: str | None
+    All that can be checked without a connection is checked here; an `OptionError` names the option, limit and fix.
+    """
 
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> Self:
-        """Check what can be checked without a connection; an `OptionError` names the option, the limit and the fix."""
-        return cls(**_Parser(options).values())
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._given = {_name_of(name): str(value) for name, value in options.items() if not _is_reserved(name)}
+        self.table = self._choice("table", MESSAGES, table_names())
+        if self.table != MESSAGES:
+            self._require_no_window()
+        self.place = self._place()
+        self.columns = self._columns()
+        self.narrowing = self._narrowing()
+        self.since, self.until = self._mark("since"), self._mark("until")
+        self.start = self._start()
+        self.partitions = self._number("partitions", 1, 10_000)
+        self.rows_per_partition = self._number("rowsPerPartition", 1, 1_000_000_000) or 500_000
+        self.max_rows = self._number("maxRowsPerTrigger", 1, 1_000_000_000)
+        milliseconds = self._number("pollIntervalMs", 0, 3_600_000)
+        self.poll_seconds = 0.25 if milliseconds is None else milliseconds / 1000
+        retries = self._number("retries", 0, 100)
+        self.retries = 5 if retries is None else retries
+        self.on_identity_change = self._choice("onIdentityChange", "fail", ("fail", "accept", "replay"))
+        self.on_selection_change = self._choice("onSelectionChange", "fail", ("fail", "accept"))
+        self.fail_on_data_loss = self._flag("failOnDataLoss", default=True)
+        self.reader = self._given.get("reader")
 
     def require_batch(self) -> None:
         """Raise if an option is set that only a stream has."""
@@ -82,40 +80,8 @@ class Options:
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
-            if name in self.given:
+            if name in self._given:
                 raise OptionError(f"{name}: {why}; leave the option out")
-
-
-class _Parser:
-    """Reads one set of options. Names are in upper or lower case, as everywhere in Spark."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._given = {_name_of(name): str(value) for name, value in options.items() if not _is_reserved(name)}
-        self._table = self._choice("table", MESSAGES, table_names())
-
-    def values(self) -> dict[str, Any]:
-        """Return the fields of `Options`."""
-        if self._table != MESSAGES:
-            self._require_no_window()
-        return {
-            "place": self._place(),
-            "given": frozenset(self._given),
-            "table": self._table,
-            "columns": self._columns(),
-            "narrowing": self._narrowing(),
-            "since": self._mark("since"),
-            "until": self._mark("until"),
-            "start": self._start(),
-            "partitions": self._number("partitions", None, 1, 10_000),
-            "rows_per_partition": self._number("rowsPerPartition", 500_000, 1, 1_000_000_000),
-            "max_rows": self._number("maxRowsPerTrigger", None, 1, 1_000_000_000),
-            "poll_seconds": (self._number("pollIntervalMs", 250, 0, 3_600_000) or 0) / 1000,
-            "retries": self._number("retries", 5, 0, 100),
-            "on_identity_change": self._choice("onIdentityChange", "fail", get_args(OnIdentityChange)),
-            "on_selection_change": self._choice("onSelectionChange", "fail", get_args(OnSelectionChange)),
-            "fail_on_data_loss": self._flag("failOnDataLoss", default=True),
-            "reader": self._given.get("reader"),
-        }
 
     def _place(self) -> Place:
         rows, planner = (
@@ -131,7 +97,7 @@ class _Parser:
             self._require_column("columns", name)
         if len(set(columns)) < len(columns):
             raise _error("columns", "name a column twice", "name each column once")
-        return columns or tuple(columns_of(self._table))
+        return columns or tuple(columns_of(self.table))
 
     def _narrowing(self) -> Narrowing:
         for option, column in (
@@ -178,7 +144,7 @@ class _Parser:
                 # Some columns hold empty texts, so a single empty value is no list with an empty part.
                 values = self._list(name) if text else ("",)
                 for value in values:
-                    _check_value(name, columns_of(self._table)[column], value)
+                    _check_value(name, columns_of(self.table)[column], value)
                 found.append((column, values))
         return found
 
@@ -206,13 +172,13 @@ class _Parser:
         for name in ("since", "until", "halves", "partitions", "rowsPerPartition", *_OF_STREAMS):
             if name in self._given:
                 raise _error(
-                    name, f"means nothing for the table {self._table}", f"leave the option out, or read {MESSAGES}"
+                    name, f"means nothing for the table {self.table}", f"leave the option out, or read {MESSAGES}"
                 )
 
     def _require_column(self, option: str, column: str) -> None:
-        names = tuple(columns_of(self._table))
+        names = tuple(columns_of(self.table))
         if column not in names:
-            raise _error(option, f"the table {self._table} has no column {column!r}", _did_you_mean(column, names))
+            raise _error(option, f"the table {self.table} has no column {column!r}", _did_you_mean(column, names))
 
     def _list(self, name: str) -> tuple[str, ...]:
         """Return the names in an option, separated by commas; a comma inside a name is written twice."""
@@ -239,9 +205,9 @@ class _Parser:
         except ValueError:
             raise _error(name, f"{self._given[name]!r:.80} cannot be read", fix) from None
 
-    def _number(self, name: str, default: int | None, least: int, most: int) -> int | None:
+    def _number(self, name: str, least: int, most: int) -> int | None:
         if name not in self._given:
-            return default
+            return None
         fix = f"write a whole number from {least} to {most}"
         number = self._read(name, int, fix)
         if not least <= number <= most:

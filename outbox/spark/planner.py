@@ -225,7 +225,6 @@ class Planner:
         )
 
     def _connected(self) -> Channel:
-        """Return the connection; if there is none, open it and verify the database."""
         if self._opened is None:
             self._opened = self.place.primary().open()
             self._verify(self._opened)

@@ -51,7 +51,7 @@ class OutboxDataSource(DataSource):
         from outbox.spark.options import Options
 
         super().__init__(options)
-        self._settings = Options.parse(dict(options))
+        self._settings = Options(dict(options))
         self._frozen = _freeze(self._settings)
 
     @classmethod
@@ -75,10 +75,6 @@ class OutboxDataSource(DataSource):
         return OutboxStreamReader(self._settings, schema)
 
 
-class TaskPartition(InputPartition):
-    """A task for an executor."""
-
-
 class OutboxReader(DataSourceReader):
     """A read of a DataFrame."""
 
@@ -95,7 +91,7 @@ class OutboxReader(DataSourceReader):
         with closing(Planner(settings.place, retries=settings.retries)) as planner:
             if self._frozen is None:
                 task = planner.table_task(settings.table, columns=self._columns, narrowing=settings.narrowing)
-                return [TaskPartition(task)]
+                return [InputPartition(task)]
             if self._frozen.whole is not None:
                 planner.require_unpurged(self._frozen.whole)
             tasks = planner.tasks(
@@ -106,7 +102,7 @@ class OutboxReader(DataSourceReader):
                 rows_per_task=settings.rows_per_partition,
                 whole=self._frozen.whole,
             )
-        return [TaskPartition(task) for task in tasks]
+        return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of a task."""
@@ -158,7 +154,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         columns = _columns_of(self._settings, self._schema)
         tasks = self._follower().tasks(Offset.from_dict(start), Offset.from_dict(end), columns)
-        return [TaskPartition(task) for task in tasks]
+        return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of a task."""

@@ -51,8 +51,6 @@ class Activity:
                 self._lag.read(now)
             case Settled(messages=messages):
                 self._count(messages)
-            case _:
-                pass
 
     def _count(self, messages: Sequence[Message]) -> None:
         self._number += len(messages)
@@ -83,7 +81,6 @@ def _step(seconds: float) -> int:
 
 
 def _shown(took: Counter[int]) -> str:
-    """Return the time within which 99 % of the messages were done."""
     enough, seen = math.ceil(sum(took.values()) * _SHARE), 0
     for step in sorted(took):
         seen += took[step]

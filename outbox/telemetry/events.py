@@ -7,75 +7,61 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
-
-from sqlalchemy import Engine
+from typing import Any, TypeVar
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.verdict import Verdict
+from outbox.store.database import Database
 
 logger = logging.getLogger("outbox")
 
 
-class Origin(Protocol):
-    """The database of an outbox, as events name it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened. `database`: of the outbox."""
 
-    @property
-    def engine(self) -> Engine:
-        """The engine by which workers reach the tables."""
-
-    @property
-    def schema(self) -> str | None:
-        """The tables' schema; None: the first of the search path."""
-
-    @property
-    def label(self) -> str:
-        """Host, name and schema, without secrets."""
+    database: Database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(Event):
     """Messages were written to the log, in a transaction that is still open.
 
     `connection`: of the transaction, SQLAlchemy's or psycopg's own. A repetition of a dedup key is not written. Half
     messages, and messages restored from them, have no such events.
     """
 
-    database: Origin
     connection: object
     messages: Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class Committed(Event):
     """A transaction in which messages were written has committed.
 
     `messages`: those that were `Written`, without rollbacks to a savepoint. `seconds`: of the COMMIT. The transactions
     of a psycopg connection of the application's own are not noticed.
     """
 
-    database: Origin
     messages: Sequence[Message]
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledBack:
+class RolledBack(Event):
     """Messages that were `Written` are gone: with their transaction, with a savepoint, or because the COMMIT failed.
 
     A COMMIT also fails when the connection is lost. Then the database may have committed nevertheless.
     """
 
-    database: Origin
     messages: Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worked:
+class Worked(Event):
     """The fields of all events of one subscription."""
 
-    database: Origin
     subscription: str
 
 
@@ -186,34 +172,31 @@ class UpkeepRefused(_OfPartition):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseAway:
+class DatabaseAway(Event):
     """A worker has lost its connection to the database, or cannot connect. Told again with each failing try.
 
     `error`: why, in one line. `seconds`: so far.
     """
 
-    database: Origin
     error: str
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseBack:
+class DatabaseBack(Event):
     """A worker works with the database again. `seconds`: of the outage."""
 
-    database: Origin
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class Beat(Event):
     """A worker has reached the database, and has done what was due. The next beat is due within `seconds`.
 
     Told on the thread of the worker, at most once a second. A worker that stands by beats as well. Calls of a handler
     delay no beat.
     """
 
-    database: Origin
     seconds: float
 
 
@@ -225,33 +208,12 @@ class SentDirectly(Worked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeated:
+class Repeated(Event):
     """An inbox was asked about a message that `consumer` has handled before."""
 
-    database: Origin
     consumer: str
 
 
-Event = (
-    Written
-    | Committed
-    | RolledBack
-    | LeaseTaken
-    | LeaseLost
-    | BatchRead
-    | HandedOver
-    | Settled
-    | Parked
-    | Dead
-    | DestinationAway
-    | DestinationBack
-    | UpkeepRefused
-    | DatabaseAway
-    | DatabaseBack
-    | Beat
-    | SentDirectly
-    | Repeated
-)
 Listener = Callable[[Event], object]
 L = TypeVar("L", bound=Listener)
 

@@ -26,67 +26,49 @@ _MOST_TOPICS = _MOST_WAITING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
-    """The sentences about a subscription whose messages go to a destination."""
+class Words:
+    """The sentences about one subscription; topic None: all topics.
+
+    `group`: the producer group of a check-back; None: messages go to a destination. Sentences about a check-back name
+    no topic, because all half messages have one topic, RocketMQ's own.
+    """
 
     subscription: str
     destination: str
+    group: str | None = None
 
     def refused(self, topic: str | None) -> str:
-        """Say that the destination does not accept messages, or messages of the topic."""
+        """Say that messages are not accepted, or half messages not decided on."""
+        if self.group is not None:
+            return f"nothing is found out about half messages of producer group {self.group}, they wait"
         if topic is None:
             return f"{self.destination} accepts nothing, messages wait"
         return f"{self.destination} does not accept topic {topic}, its messages wait"
 
     def accepted(self, topic: str | None) -> str:
-        """Say that the destination accepts messages again, or messages of the topic."""
+        """Say that messages are accepted again, or half messages decided on."""
+        if self.group is not None:
+            return f"half messages of producer group {self.group} are decided on again"
         return f"{self.destination} accepts {'messages' if topic is None else f'topic {topic}'} again"
 
     def awaited(self, topic: str | None) -> str:
-        """Say that the worker waits for the destination, or for the topic."""
+        """Say what the worker waits for."""
+        if self.group is not None:
+            return f"waits for an answer about half messages of producer group {self.group}"
         return f"waits for {self.destination}{'' if topic is None else f' to accept topic {topic}'}"
 
     def given_up(self, messages: Sequence[Message], error: str) -> str:
         """Say how many became dead letters, name the first, and how to decide on them."""
-        letters = counted(len(messages), "more dead letter")
-        first = f"message {messages[0].id} of topic {messages[0].topic}"
-        decide = f"outbox parked list --name {quote(self.subscription)} --state dead"
-        return f"{letters}, the first is {first}: {error}; to decide, run: {decide}"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckingBack:
-    """The sentences about the check-back on a producer group.
-
-    They name no topic, because all half messages have one topic, RocketMQ's own.
-    """
-
-    group: str
-
-    def refused(self, topic: str | None) -> str:
-        """Say that half messages of the group are not decided on."""
-        return f"nothing is found out about half messages of producer group {self.group}, they wait"
-
-    def accepted(self, topic: str | None) -> str:
-        """Say that half messages of the group are decided on again."""
-        return f"half messages of producer group {self.group} are decided on again"
-
-    def awaited(self, topic: str | None) -> str:
-        """Say that the worker waits for an answer about half messages of the group."""
-        return f"waits for an answer about half messages of producer group {self.group}"
-
-    def given_up(self, messages: Sequence[Message], error: str) -> str:
-        """Say how many transactions were given up, name the first, and how to decide on them.
-
-        The unit is the transaction, because a verdict is about a transaction, however many half messages.
-        """
-        transactions = counted(len({each.key for each in messages}), "more transaction", ("was", "were"))
-        decide = f"outbox half list --given-up --group {quote(self.group)}"
-        return f"{transactions} given up, the first is {messages[0].key}: {error}; to decide, run: {decide}"
-
-
-#: The sentences about one subscription; topic None: all topics.
-Words = Sending | CheckingBack
+        if self.group is None:
+            said = counted(len(messages), "more dead letter")
+            first = f"message {messages[0].id} of topic {messages[0].topic}"
+            decide = f"outbox parked list --name {quote(self.subscription)} --state dead"
+        else:
+            # A verdict is about a transaction, however many half messages.
+            transactions = len({each.key for each in messages})
+            said = f"{counted(transactions, 'more transaction', ('was', 'were'))} given up"
+            first, decide = str(messages[0].key), f"outbox half list --given-up --group {quote(self.group)}"
+        return f"{said}, the first is {first}: {error}; to decide, run: {decide}"
 
 
 class FailureLog:
@@ -120,8 +102,6 @@ class FailureLog:
             case UpkeepRefused(what=what, error=error) if what not in self._refused_upkeep:
                 self._refused_upkeep.add(what)
                 self._warn(f"cannot delete {what}, going on: {error}", "upkeep_refused", error=error)
-            case _:
-                pass
 
     def _away(self, destination: str, outages: Sequence[Outage]) -> None:
         if len(self._logged) > _MOST_TOPICS:
@@ -169,6 +149,5 @@ class FailureLog:
 
 def words_of(declared: Declaration) -> Words:
     """Return the sentences for a subscription."""
-    if declared.kind == "check" and declared.tags:
-        return CheckingBack(declared.tags[0])
-    return Sending(declared.name, place_of(declared))
+    group = declared.tags[0] if declared.kind == "check" and declared.tags else None
+    return Words(declared.name, place_of(declared), group)

@@ -78,11 +78,7 @@ LOG_AGE = Metric("outbox.log.oldest.age", "gauge", "s", ("database",), "Age of t
 _TOPIC = ("database", "topic")
 HALF = Metric("rocketmq_half_messages", "gauge", "{message}", _TOPIC, "Half messages without a verdict.")
 HALF_COMMITTED = Metric(
-    "rocketmq_commit_messages_total",
-    "gauge",
-    "{message}",
-    _TOPIC,
-    "Half messages with a commit, in the log.",
+    "rocketmq_commit_messages_total", "gauge", "{message}", _TOPIC, "Half messages with a commit, in the log."
 )
 HALF_ROLLED_BACK = Metric(
     "rocketmq_rollback_messages_total", "gauge", "{message}", _TOPIC, "Half messages with a rollback, in the log."
@@ -118,8 +114,9 @@ class Metrics:
     def __init__(self, exporter: Exporter) -> None:
         self._put = {metric: exporter.instrument(metric) for metric in OF_EVENTS}
         self._lags: dict[str, Lag] = defaultdict(Lag)
-        #: The subscriptions whose destination is shown as up.
+        #: The subscriptions whose destination is shown as up, and those with a destination that is shown as down.
         self._up: set[tuple[str, ...]] = set()
+        self._down: dict[tuple[str, ...], str] = {}
         self._count: Mapping[type, Callable[[Any], None]] = {
             BatchRead: self._read,
             HandedOver: self._call,
@@ -177,10 +174,14 @@ class Metrics:
 
     def _lost(self, event: LeaseLost) -> None:
         self._put[HELD](0, *_where(event), str(event.partition))
+        # The process hears no more of the destination, and would show an outage for ever.
+        if _where(event) in self._down:
+            self._show_up(event, self._down[_where(event)])
 
     def _away(self, event: DestinationAway) -> None:
         if any(each.topic is None for each in event.outages):
             self._up.discard(_where(event))
+            self._down[_where(event)] = event.destination
             self._put[UP](0, *_where(event), event.destination)
 
     def _back(self, event: DestinationBack) -> None:
@@ -191,6 +192,7 @@ class Metrics:
         where = _where(event)
         if where not in self._up:
             self._up.add(where)
+            self._down.pop(where, None)
             self._put[UP](1, *where, destination)
 
     def _sent(self, event: SentDirectly) -> None:

@@ -61,7 +61,6 @@ class OpenTelemetryExporter:
 def _observed(
     metric: Metric, samples: Callable[[], Iterable[Sample]], _options: CallbackOptions
 ) -> Iterable[Observation]:
-    """Yield the values of one gauge."""
     for each in samples():
         if each.metric == metric:
             yield Observation(each.value, dict(zip(metric.labels, each.labels, strict=True)))

@@ -105,8 +105,6 @@ class Entries:
                 case RolledBack(messages=messages):
                     for entry in self._taken(messages):
                         entry.rolled_back = not entry.kept
-                case _:
-                    pass
 
     def _taken(self, messages: Sequence[Message]) -> Iterable[Entry]:
         """Take the newest open entry of each message."""
@@ -153,7 +151,6 @@ def _ask(driver: Any, database: Database, entries: Sequence[Entry]) -> None:
 
 
 def _is_open(driver: Any) -> bool:
-    """Return whether a transaction is open on a driver's own connection."""
     if isinstance(driver, sqlite3.Connection):
         return driver.in_transaction
     if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
 
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 
 #: Until when a worker works: until it is stopped; until all is handled that was committed before now, and nothing that
 #: is parked is due; or until each partition has handled one batch, if there is one.

@@ -32,14 +32,14 @@ class Notifier:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._listeners: weakref.WeakSet[_Listener] = weakref.WeakSet()
+        self._listeners: weakref.WeakSet[partial[None]] = weakref.WeakSet()
         self._thread: threading.Thread | None
         self._reset()
         in_child(self._reset)
 
-    def listen(self, wake: Callable[[], None]) -> _Listener:
+    def listen(self, wake: Callable[[], None]) -> partial[None]:
         """Call `wake` at every hint in this process, while the returned object lives."""
-        listener = _Listener(wake)
+        listener = partial(wake)
         self._listeners.add(listener)
         return listener
 
@@ -52,7 +52,7 @@ class Notifier:
         """Wake the listeners of this process, and let the thread notify other processes."""
         for listener in list(self._listeners) if self._listeners else ():
             with suppress(Exception):
-                listener.wake()
+                listener()
         with suppress(Exception):
             if self._thread is None:
                 self._start()
@@ -132,10 +132,3 @@ def _heard(rung: SimpleQueue[None]) -> int:
         for times in count(1):  # noqa: B007 - counts until the queue is empty
             rung.get_nowait()
     return times
-
-
-class _Listener:
-    """Keeps a wake-up registered while it lives."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.wake = wake

@@ -52,5 +52,4 @@ class Sent:
         return gone
 
     def _newest(self, name: str) -> int | None:
-        """Return the index of the newest savepoint of a name; None if there is none."""
         return next((i for i in reversed(range(len(self.savepoints))) if self.savepoints[i][0] == name), None)

@@ -1,5 +1,7 @@
 """The gauges of metrics are the numbers of a look, and a database that does not answer has none."""
 
+import threading
+
 from outbox import Outbox, Reject, Relay, Retry
 from outbox.admin.gauges import Looks
 from outbox.telemetry.metrics import OF_STATE
@@ -38,3 +40,13 @@ def test_they_say_what_a_look_says(engine):
     assert {name: value for name, value in found.items() if not name[0].endswith("age")} == numbers
     assert {name[0] for name in found if name[0].endswith("age")} == {"outbox.unsent.age", "outbox.log.oldest.age"}
     assert {each.metric for each in samples} < set(OF_STATE)
+
+
+def test_a_database_that_hangs_is_named(monkeypatch):
+    monkeypatch.setattr("outbox.admin.gauges._SECONDS", 0.01)
+    over = threading.Event()
+    looks = Looks({"shop": over.wait})  # type: ignore[dict-item]  # never a look
+    found = {label: str(each) for label, each in looks.all().items()}
+    over.set()
+
+    assert found == {"shop": "shop has not answered within 0.01 s"}

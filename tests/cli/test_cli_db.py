@@ -306,7 +306,7 @@ def test_status_is_watched_until_interrupted(engine):
     process.send_signal(signal.SIGINT)
     process.stdout.close()
 
-    assert (process.wait(20), [look.startswith('{"version":1,') for look in looks]) == (0, [True] * 2)
+    assert (process.wait(60), [look.startswith('{"version":1,') for look in looks]) == (0, [True] * 2)
 
 
 def test_purge_tells_what_it_did(engine, tmp_path):

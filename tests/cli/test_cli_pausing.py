@@ -62,4 +62,16 @@ def test_a_key_and_a_rate_are_told(pg_engine):
     assert shown[0].endswith("; to go on, run: outbox subscriptions resume relay --key 'customer 7'")
     assert (wrong.code, "write 500/s, 30/m or 10/h" in wrong.err) == (2, True)
     assert rest.err.startswith("relay: paused for key 'customer 7' by ")
-    assert (again.code, "relay is not paused; what is paused, shows: outbox status" in again.err) == (2, True)
+    assert (again.code, "relay is not paused; to see all pauses, run: outbox status" in again.err) == (2, True)
+
+
+def test_the_lists_show_the_pause_that_holds_a_key_back(idle):
+    outbox(idle, "subscriptions", "pause", "relay", "--key", "k1", "--reason", "wrong prices")
+    Relay(Outbox(idle), Destination()).until_empty()
+    shown = [outbox(idle, *each) for each in (("parked", "list"), ("subscriptions", "list"), ("status",))]
+
+    pause = "relay: paused for key 'k1' by <who> (wrong prices) since <moment> UTC; to go on, run: "
+    pause += "outbox subscriptions resume relay --key k1"
+    lines = [re.sub(r"(?<=since )[^;]+(?= UTC;)", "<moment>", each.err.splitlines()[0]) for each in shown]
+    told = [re.sub(r"(?<=by )\S+", "<who>", each) for each in lines]
+    assert (told, shown[0].out.splitlines()[1].split()[2:5]) == ([pause] * 3, ["blocked", "orders", "k1"])

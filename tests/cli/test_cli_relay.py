@@ -256,7 +256,7 @@ def test_a_signal_lets_it_finish_and_give_the_lease_back(engine, tmp_path, numbe
         assert eventually(lambda: bodies(out) == ["1", "2"])
 
         process.send_signal(number)
-        code = process.wait(30)
+        code = process.wait(60)
         said = process.stderr.read() if process.stderr else ""
 
     (status,) = outbox(engine, "status", "--json").json["subscriptions"]
@@ -312,7 +312,7 @@ def test_a_signal_ends_a_run_that_cannot_end(engine):
         assert eventually(lambda: outbox(engine, "status", "--json").json["subscriptions"][0]["live"])
 
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
     assert outbox(engine, "status", "--json").json["subscriptions"][0]["lease_until"] is None
 
@@ -322,8 +322,10 @@ def test_logs_are_lines_of_json_when_asked_for(sqlite_engine, tmp_path):
         sqlite_engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty", "-v", "--log-format", "json"
     )
 
-    logged = [json.loads(line) for line in ended.err.splitlines() if line.startswith("{")]
+    logged = [json.loads(line) for line in ended.err.splitlines()]
     (begun,) = [each for each in logged if each["event"] == "begins"]
+    told = [each["message"] for each in logged if (each["level"], each["event"]) == ("info", "other")]
+    assert told[-1] == "relay: 0 sent"
     assert (begun["level"], begun["message"], begun["subscription"]) == (
         "info", "subscription relay begins at earliest", "relay",
     )  # fmt: skip

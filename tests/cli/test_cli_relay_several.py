@@ -341,7 +341,7 @@ def test_the_second_signal_ends_all_at_once(two, postgres, tmp_path):
         assert eventually(lambda: leases(well) != [None] and leases(away) != [None])
         proxy.black_hole()
         process.send(signal.SIGTERM)
-        assert eventually(lambda: leases(well) == [None], 30)
+        assert eventually(lambda: leases(well) == [None])
 
         code = process.ended(signal.SIGTERM)
 

@@ -9,7 +9,7 @@ import pytest
 from outbox import Message, Outbox, Relay
 from outbox.cli.config import read
 from outbox.cli.routes import pace_of_file
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from tests.cli.test_cli_relay_several import QUICK, running
 from tests.support.command_line import outbox
 from tests.support.several import url_of

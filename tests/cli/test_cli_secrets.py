@@ -304,7 +304,9 @@ def test_a_file_with_a_secret_that_others_may_read_is_warned_of(option, waiting,
 
 SCHEMES = {
     "nats": "/shop", "tls": "/shop", "kafka": "/shop", "kafkas": "/shop", "amqp": "/shop?exchange=orders",
-    "amqps": "/shop", "redis": "/0/shop", "rediss": "/0", "http": "/hook?tenant=7", "https": f"/hook?key={ENCODED}",
+    "amqps": "/shop", "redis": "/0/shop", "rediss": "/0",
+    "redis+cluster": "/shop", "redis+sentinel": f"/mymaster?sentinel-password={ENCODED}",
+    "http": "/hook?tenant=7", "https": f"/hook?key={ENCODED}",
     "postgresql": "/shop?schema=public",
 }  # fmt: skip
 

@@ -312,14 +312,14 @@ def test_a_stop_lets_the_call_under_way_end(outbox):
     @consumer.on("orders")
     def handle(message: Message) -> None:
         begun.set()
-        go_on.wait(30)
+        go_on.wait(60)
         got.append(message)
 
     consumer.start()
-    assert begun.wait(30)
+    assert begun.wait(60)
     consumer.stop()
     go_on.set()
-    consumer.join(30)
+    consumer.join(60)
     handled = len(got)
     begun.clear()
     consumer.until_empty()

@@ -184,7 +184,7 @@ def test_before_the_tables_are_there_nothing_is_direct(tmp_path, caplog):
     outbox = Outbox(create_engine(f"sqlite:///{tmp_path / 'new.sqlite3'}"), sender=Destination(), direct="relay")
     promised = promises(outbox)
 
-    heard = eventually(lambda: "outbox db upgrade" in caplog.text, 20)
+    heard = eventually(lambda: "outbox db upgrade" in caplog.text)
 
     assert (promised, heard, promises(outbox)) == (False, True, False)
     outbox.close()
@@ -202,7 +202,7 @@ def test_acks_are_one_a_batch_and_go_when_they_are_passed(engine, destination, m
     relay.start()
     gone = eventually(lambda: stored_acks(engine) == [])
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert sorted(id for ids in acks for id in ids) == list(range(1, 501))
     assert (len(acks), gone) == (destination.calls, True)

@@ -3,7 +3,8 @@
 import asyncio
 import importlib.util
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.readers import bodies
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLACED = {"customer": "ann", "total": 42}
 TOO_MUCH = {"customer": "ben", "total": 4200}
+ASYNCHRONOUS = ("fastapi_orders", "litestar_orders")
 NONE: tuple[list[str], list[bytes]] = ([], [])
 
 Use = Callable[[httpx.AsyncClient], Awaitable[list[int]]]
@@ -58,20 +60,34 @@ def left(engine: Engine) -> tuple[list[str], list[bytes]]:
     return customers, bodies(engine)
 
 
-def on_fastapi(create_app: Callable[[str], Any], engine: Engine, use: Use) -> list[int]:
-    """What `use` finds at an application on that database, from its start to its end."""
+def on_asgi(create_app: Callable[[str], Any], engine: Engine, use: Use) -> list[int]:
+    """What `use` finds at an asynchronous application on that database, from its start to its end."""
     url = engine.url.set(drivername="sqlite+aiosqlite") if engine.dialect.name == "sqlite" else engine.url
     app = create_app(url.render_as_string(hide_password=False))
 
     async def run() -> list[int]:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with (
-            app.router.lifespan_context(app),
+            started(app),
             httpx.AsyncClient(transport=transport, base_url="http://shop") as client,
         ):
             return await use(client)
 
     return asyncio.run(run())
+
+
+@asynccontextmanager
+async def started(app: Any) -> AsyncIterator[None]:
+    """The application has begun, and ends afterwards: servers say so by ASGI's messages."""
+    asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    said: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    running = asyncio.create_task(app({"type": "lifespan", "app": app, "state": {}}, asked.get, said.put))
+    for word in ("startup", "shutdown"):
+        await asked.put({"type": f"lifespan.{word}"})
+        assert await said.get() == {"type": f"lifespan.{word}.complete"}
+        if word == "startup":
+            yield
+    await running
 
 
 async def place(client: httpx.AsyncClient) -> list[int]:
@@ -91,26 +107,30 @@ async def place_at_once(client: httpx.AsyncClient) -> list[int]:
     return [answer.status_code for answer in answers]
 
 
-def test_fastapi_leaves_the_order_and_its_message(example, engine):
-    assert on_fastapi(example("fastapi_orders").create_app, engine, place) == [201]
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_an_asynchronous_application_leaves_the_order_and_its_message(example, engine, name):
+    assert on_asgi(example(name).create_app, engine, place) == [201]
     assert left(engine) == (["ann"], [b'{"id":1,"total":42}'])
 
 
-def test_fastapi_leaves_nothing_of_a_request_that_fails_after_its_send(example, engine):
-    assert on_fastapi(example("fastapi_orders").create_app, engine, ask_too_much) == [409]
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_an_asynchronous_application_leaves_nothing_of_a_request_that_fails_after_its_send(example, engine, name):
+    assert on_asgi(example(name).create_app, engine, ask_too_much) == [409]
     assert left(engine) == NONE
 
 
-def test_fastapi_keeps_requests_at_the_same_time_apart(example, pg_engine):
-    assert on_fastapi(example("fastapi_orders").create_app, pg_engine, place_at_once) == [201, 409, 201, 201]
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_an_asynchronous_application_keeps_requests_at_the_same_time_apart(example, pg_engine, name):
+    assert on_asgi(example(name).create_app, pg_engine, place_at_once) == [201, 409, 201, 201]
 
     customers, sent = left(pg_engine)
     assert (customers, len(sent)) == (["ann"] * 3, 3)
 
 
-def test_fastapi_answers_after_the_commit(example, engine, failing_commits):
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_an_asynchronous_application_answers_after_the_commit(example, engine, failing_commits, name):
     """What was not committed is not confirmed."""
-    assert on_fastapi(example("fastapi_orders").create_app, engine, place) == [500]
+    assert on_asgi(example(name).create_app, engine, place) == [500]
     assert left(engine) == NONE
 
 

@@ -6,7 +6,7 @@ import tomllib
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from outbox import Outbox, Relay, create_engine, migrate
 from outbox.cli import main
@@ -59,7 +59,7 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
         Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared
 
     if arguments[:2] == ["subscriptions", "resume"]:
-        CliRunner().invoke(main, ["subscriptions", "pause", *arguments[2:]])
+        invoked(["subscriptions", "pause", *arguments[2:]])
     if "reports=1h" in arguments:
         Relay(Outbox(engine), "stdout:", name="reports").once()
     if arguments[0] == "consumers":
@@ -68,8 +68,7 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
         consumer.once()
 
     if arguments[0] == "subscriptions" and "resume" in arguments:
-        paused = ["pause" if word == "resume" else word for word in arguments]
-        assert CliRunner().invoke(main, paused).exit_code == 0
+        assert invoked(["pause" if word == "resume" else word for word in arguments]).exit_code == 0
 
     assert parsed(main, list(arguments)).args == []
     if (
@@ -80,12 +79,17 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
         return  # they run until they are interrupted
     if arguments[0] in ("extract", "report", "demo") or not {"--archive", "--writer"}.isdisjoint(arguments):
         return  # they start Spark or servers, or are about roles: tests of their own run them
-    with the_tests_own_process():
-        ended = CliRunner().invoke(main, arguments)
+    ended = invoked(arguments)
 
     # 1: there are no parked messages and no such transactions to decide on; nobody reads the log.
     expected = [(2, "parked"), (1, "half"), (1, "status")]
     assert ended.exit_code == 0 or (ended.exit_code, arguments[0]) in expected, ended.output
+
+
+def invoked(arguments: list[str]) -> Result:
+    """What comes of the command, whose own settings of the process end with it."""
+    with the_tests_own_process():
+        return CliRunner().invoke(main, arguments)
 
 
 def parsed(command: click.Command, arguments: list[str]) -> click.Context:

@@ -8,7 +8,7 @@ from outbox import Message, Route, migrate
 from outbox.cli.config import read
 from outbox.cli.routes import pace_of_file, routes_of_file
 from outbox.senders.opening import open_sender
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from tests.support.destination import Destination
 from tests.support.pages import TOP, blocks, run
 

@@ -16,8 +16,7 @@ from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Declaration
 from outbox.store.database import Database
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions

@@ -7,8 +7,7 @@ from sqlalchemy import Engine, insert
 from outbox.model.message import uuid7
 from outbox.model.position import Position, Window
 from outbox.store.database import Channel, Database
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.operations.check import tables_of
 from tests.model.reading import ListLog
 from tests.model.server import Row, Server

@@ -74,7 +74,7 @@ def acks_that_come_late(engine: Engine) -> list[bytes]:
     acked(engine, ids[:1])
     eventually(lambda: len(destination.messages) == 4, 4)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
     return destination.bodies
 
 

@@ -190,7 +190,7 @@ def test_a_fork_does_not_wait_for_whoever_keeps_the_file_to_himself(tmp_path):
         os.waitpid(child, 0)
         waited = time.monotonic() - before
         holder.execute("ROLLBACK")
-    thread.join(20)
+    thread.join(60)
 
     assert not thread.is_alive()
     assert waited < 30
@@ -224,7 +224,7 @@ def others_get_on(channels: list[Any], engine: Engine) -> bool:
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     return free == [True] * (1 + len(channels))
 
 

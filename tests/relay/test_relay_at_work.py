@@ -31,7 +31,7 @@ def test_a_relay_that_runs_in_the_background_does_nothing_else(engine, work):
         relay.start()
         with outbox.begin() as session:
             outbox.send_all(session, [Message("orders", b"%d" % number, key="k") for number in range(100)])
-        assert eventually(lambda: len(destination.messages) == 100, 20)
+        assert eventually(lambda: len(destination.messages) == 100)
 
     assert destination.bodies == [b"%d" % number for number in range(100)]
 
@@ -45,7 +45,7 @@ def test_nothing_is_started_beside_what_works_otherwise(engine):
     with pytest.raises(SubscriptionError, match="at work still"):
         relay.start()
     relay.stop()
-    other.join(20)
+    other.join(60)
 
     assert not other.is_alive()
 
@@ -63,13 +63,13 @@ def test_a_relay_that_is_stopping_has_to_be_joined_first(engine):
     with pytest.raises(SubscriptionError, match="join it"):
         relay.start()
     released.set()
-    relay.join(20)
+    relay.join(60)
     relay.start()
     with outbox.begin() as session:
         outbox.send(session, "orders", b"2")
-    assert eventually(lambda: destination.bodies == [b"1", b"2"], 20)
+    assert eventually(lambda: destination.bodies == [b"1", b"2"])
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
 
 def test_a_stop_of_what_had_ended_is_forgotten_at_the_next_start(engine):
@@ -79,9 +79,9 @@ def test_a_stop_of_what_had_ended_is_forgotten_at_the_next_start(engine):
         relay.start()
         with outbox.begin() as session:
             outbox.send(session, "orders", body)
-        assert eventually(lambda: body in destination.bodies, 20)  # noqa: B023
+        assert eventually(lambda: body in destination.bodies)  # noqa: B023
         relay.stop()
-        relay.join(20)
+        relay.join(60)
         relay.stop()
 
     assert destination.bodies == [b"1", b"2"]
@@ -113,6 +113,6 @@ def test_a_fork_in_the_middle_of_a_call_leaves_the_child_its_own_turn(pg_engine)
     _, status = os.waitpid(child, 0)
     destination.hanging = lambda _: False
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert status == 0

@@ -100,7 +100,7 @@ def test_relays_that_several_threads_start_are_all_stopped(sqlite_engine):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         outbox.stop()
 
     assert eventually(lambda: relay_threads() == [])
@@ -110,7 +110,7 @@ def test_a_relay_runs_in_a_thread_while_its_block_lasts(engine):
     outbox, destination = Outbox(engine), Destination()
     with Relay(outbox, destination) as relay:
         send(outbox, b"1")
-        assert eventually(lambda: len(destination.messages) == 1, 20)
+        assert eventually(lambda: len(destination.messages) == 1)
 
     assert (destination.bodies, relay.name) == ([b"1"], "relay")
     # A thread of the handler ends by itself, a moment after it was told to.
@@ -121,7 +121,7 @@ def test_messages_arrive_while_it_runs_and_not_after(engine):
     outbox, destination = Outbox(engine), Destination()
     with outbox.running(destination):
         send(outbox, b"1", b"2")
-        assert eventually(lambda: len(destination.messages) == 2, 20)
+        assert eventually(lambda: len(destination.messages) == 2)
     send(outbox, b"3")
     time.sleep(0.5)
 
@@ -160,11 +160,11 @@ def test_started_again_it_goes_to_the_new_destination_alone(pg_engine):
     outbox, first, second = Outbox(pg_engine), Destination(), Destination()
     outbox.start(first)
     send(outbox, b"1")
-    eventually(lambda: len(first.messages) == 1, 20)
+    eventually(lambda: len(first.messages) == 1)
 
     outbox.start(second)
     send(outbox, b"2")
-    eventually(lambda: len(second.messages) == 1, 20)
+    eventually(lambda: len(second.messages) == 1)
     outbox.stop()
     outbox.stop()
 
@@ -177,10 +177,10 @@ def test_what_passes_by_itself_ends_no_relay(engine, caplog):
     outbox, destination = Outbox(engine), Destination()
     metadata(dialect=engine.dialect.name).drop_all(engine)
     with outbox.running(destination):
-        assert eventually(lambda: "outbox db upgrade --database " in caplog.text, 20)
+        assert eventually(lambda: "outbox db upgrade --database " in caplog.text)
         migrate.upgrade(engine)
         send(outbox, b"1")
-        arrived = eventually(lambda: destination.bodies == [b"1"], 30)
+        arrived = eventually(lambda: destination.bodies == [b"1"])
 
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert arrived
@@ -194,14 +194,14 @@ def test_a_privilege_that_is_missing_for_a_while_ends_no_relay(pg_engine, caplog
         outbox, destination = Outbox(guest), Destination()
         with outbox.running(destination):
             send(outbox, b"1")
-            assert eventually(lambda: destination.bodies == [b"1"], 20)
+            assert eventually(lambda: destination.bodies == [b"1"])
             allow(owner, "SELECT", table="outbox_progress")
             send(outbox, b"2")
-            assert eventually(lambda: "permission denied" in notice(owner), 40)
+            assert eventually(lambda: "permission denied" in notice(owner))
             shown = command_line.outbox(owner, "status")
             allow(owner, "ALL")
-            arrived = eventually(lambda: set(destination.bodies) == {b"1", b"2"}, 40)
-            withdrawn = eventually(lambda: not notice(owner), 20)
+            arrived = eventually(lambda: set(destination.bodies) == {b"1", b"2"})
+            withdrawn = eventually(lambda: not notice(owner))
     assert (arrived, withdrawn) == (True, True)
     assert "warning: relay: the worker does not get on" in shown.err
     assert ": settling fails, and nothing is sent until it works again:" in shown.err
@@ -217,11 +217,11 @@ def test_calls_that_never_come_back_do_not_pile_up_threads(pg_engine):
     fill(outbox, 100, keys=100)
 
     with outbox.running(destination, deadline=timedelta(seconds=0.05)):
-        assert eventually(lambda: destination.calls == 8, 20)
+        assert eventually(lambda: destination.calls == 8)
         time.sleep(1)
         threads = relay_threads().count("outbox-handler")
         over.set()
-        drained = eventually(lambda: len(destination.bodies) == 100, 60)
+        drained = eventually(lambda: len(destination.bodies) == 100)
 
     assert threads == 8
     assert drained

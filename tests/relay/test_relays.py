@@ -44,7 +44,7 @@ def running(relays: Relays):
 
 def arrives(destination: Destination, *bodies: str) -> bool:
     """Whether exactly these came."""
-    return eventually(lambda: destination.bodies == [body.encode() for body in bodies], 40)
+    return eventually(lambda: destination.bodies == [body.encode() for body in bodies])
 
 
 def lease_holders(engine) -> list[str | None]:
@@ -144,9 +144,9 @@ def test_a_database_that_goes_away_in_the_middle_holds_up_no_other(postgres, pg_
         for n in range(8):
             send(well, f"during {n}")
             time.sleep(0.5)
-        assert eventually(lambda: len(to_well.bodies) == 9, 40)
+        assert eventually(lambda: len(to_well.bodies) == 9)
         proxy.pass_through()
-        assert eventually(lambda: b"4" in to_away.bodies, 40)
+        assert eventually(lambda: b"4" in to_away.bodies)
 
     assert (to_well.bodies[1:], set(to_away.bodies)) == ([f"during {n}".encode() for n in range(8)], {b"2", b"4"})
 
@@ -212,7 +212,7 @@ def test_a_commit_in_one_schema_wakes_the_relay_of_that_schema_alone(postgres):
 
         speaking = a.database.open()
         speaking.notify()
-        heard = eventually(listening[0].hinted, 20), listening[1].hinted()
+        heard = eventually(listening[0].hinted), listening[1].hinted()
 
         for channel in (*listening, speaking):
             channel.close()
@@ -225,7 +225,7 @@ def test_a_slow_destination_delays_only_its_own_outbox(pg_engine, sqlite_engine)
     to_slow.hanging = lambda _messages: not over
     send(pg_engine, "1")
     with running(relays_of((Outbox(pg_engine), to_slow), (Outbox(sqlite_engine), to_quick))):
-        assert eventually(lambda: to_slow.calls == 1, 20)
+        assert eventually(lambda: to_slow.calls == 1)
         for n in range(10):
             send(sqlite_engine, str(n))
         assert arrives(to_quick, *map(str, range(10)))
@@ -244,11 +244,11 @@ def test_a_destination_that_hangs_ends_no_relay_and_the_others_hear_nothing_of_i
     send(pg_engine, "1", "2", "3", "4", "5", "6")
     hanging = relay_to(to_hanging, Outbox(pg_engine), deadline=timedelta(seconds=0.05))
     with running(Relays([hanging, relay_to(to_well, Outbox(sqlite_engine))])):
-        assert eventually(lambda: "its call has not come back" in caplog.text, 40)
+        assert eventually(lambda: "its call has not come back" in caplog.text)
         send(sqlite_engine, "well")
         assert arrives(to_well, "well")
         over = True
-        assert eventually(lambda: sorted(to_hanging.bodies) == [b"1", b"2", b"3", b"4", b"5", b"6"], 60)
+        assert eventually(lambda: sorted(to_hanging.bodies) == [b"1", b"2", b"3", b"4", b"5", b"6"])
 
     said = [record.getMessage() for record in caplog.records if "has not come back" in record.getMessage()]
     assert {line.partition(": ")[0] for line in said} == {label_of(pg_engine.url)}
@@ -264,12 +264,12 @@ def test_a_stop_drains_what_answers_and_leaves_behind_what_does_not(postgres, pg
         with running(relays):
             send(well, "1")
             assert arrives(destination, "1")
-            assert eventually(lambda: lease_holders(away) != [], 20)
+            assert eventually(lambda: lease_holders(away) != [])
             proxy.black_hole()
             time.sleep(1)
         unfinished, held = relays.unfinished, lease_holders(well)
         proxy.pass_through()
-        assert eventually(lambda: relays.unfinished == (), 40)
+        assert eventually(lambda: relays.unfinished == ())
 
     assert (unfinished, held) == ((label_of(far.url),), [])
     assert f"{label_of(far.url)}: not finished 3 s after it was to stop" in caplog.text
@@ -281,7 +281,7 @@ def test_a_stop_ends_the_pause_of_a_relay_that_cannot_work(pg_engine, caplog):
     began = time.monotonic()
 
     with running(relays_of((Outbox(pg_engine), Destination()), pause=wait_fixed(3600))):
-        assert eventually(lambda: "outbox db upgrade" in caplog.text, 20)
+        assert eventually(lambda: "outbox db upgrade" in caplog.text)
 
     assert time.monotonic() - began < 30
 
@@ -353,7 +353,7 @@ def test_a_stop_that_came_when_one_had_ended_does_not_end_its_next_run(pg_engine
     relays = relays_of((Outbox(pg_engine), quick), (Outbox(sqlite_engine), slow))
     thread = threading.Thread(target=relays.until_empty)
     thread.start()
-    assert eventually(lambda: slow.calls == 1 and not relays._supervised[0].alive, 20)
+    assert eventually(lambda: slow.calls == 1 and not relays._supervised[0].alive)
     relays.stop()
     hanging.set()
     thread.join(60)
@@ -392,6 +392,6 @@ def test_a_password_is_in_no_line_of_the_log(caplog):
     engine = create_engine("postgresql+psycopg://ann:c4nary@127.0.0.1:1/shop")
 
     with running(relays_of((Outbox(engine), Destination()))):
-        assert eventually(lambda: "127.0.0.1:1/shop: the database is away" in caplog.text, 20)
+        assert eventually(lambda: "127.0.0.1:1/shop: the database is away" in caplog.text)
 
     assert "c4nary" not in caplog.text

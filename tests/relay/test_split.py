@@ -77,13 +77,13 @@ def test_under_load_nothing_is_lost_doubled_or_reordered(engine, messages):
     channel.close()
     still_writing = any(thread.is_alive() for thread in threads)
     relay.stop()
-    relay.join(30)
+    relay.join(60)
     for thread in threads:
         thread.join()
     total = messages // writers // 5 * 5 * writers
     came = eventually(lambda: len(both.messages) + len(orders.messages) + len(rest.messages) >= total)
     relays.stop()
-    running.join(30)
+    running.join(60)
 
     assert (done.origin.topics, done.made.name, done.made.topics) == (("!orders.*",), "relay:orders.*", ("orders.*",))
     assert (came, still_writing) == (True, True)
@@ -273,7 +273,7 @@ def test_a_writer_that_begins_while_a_split_waits_for_a_worker_is_noticed(engine
     assert eventually(lambda: (holder := leases.look(partition)) is not None and holder.wanted)
     happens(outbox)
     leases.release(lease)
-    waiting.join(30)
+    waiting.join(60)
 
     assert [why in each for each in said] == [True]
     assert (Subscriptions(channel).find("relay"), Subscriptions(channel).find("relay:orders")) == (before, None)
@@ -298,7 +298,7 @@ def test_a_writer_that_begins_in_the_midst_of_a_split_sees_which_topics_are_left
     channel = outbox.database.open()
     split(channel, "relay", ["orders"], destination="test")
     channel.close()
-    writer.join(30)
+    writer.join(60)
     delivery.close()
 
     assert (waited, [each and each.topics.chosen() for each in found]) == ([True], [("!orders",)])

@@ -38,7 +38,7 @@ from outbox.rocketmq.service import CheckService
 from outbox.runtime import failpoints
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.stop import Stop
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.rocketmq.fire_business import Effect, FencingListener, NaiveListener, decided, reading, undecided
 from tests.rocketmq.fire_plan import ANYWHERE, Act, Way, act_of

@@ -279,7 +279,7 @@ def test_a_slow_listener_is_asked_four_questions_at_once(outbox, producer):
     four = threading.Barrier(4)
 
     def answer(_message: Message) -> object:
-        four.wait(30)
+        four.wait(60)
         return COMMIT
 
     check_back(outbox, answer, check_timeout=LONG, check_interval=HOUR)

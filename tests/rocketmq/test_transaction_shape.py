@@ -30,6 +30,7 @@ from tests.rocketmq.parts import (
     verdicts,
 )
 from tests.support.readers import delivered
+from tests.support.servers.postgresql import Standby
 from tests.support.waiting import eventually
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -277,7 +278,7 @@ def test_a_replica_stores_nothing_and_ends_nothing():
         producer = producer_of(outbox, Listener())
         transaction = one(producer)
         producer.shutdown()
-        with server.standby() as standby:
+        with Standby(server) as standby:
             copy = plain_engine(standby.url("shop"))
             assert eventually(lambda: halves(copy) == 1)
             replica = producer_of(Outbox(copy), Listener())

@@ -393,9 +393,9 @@ def test_a_rollback_waits_for_others_that_write_to_the_business_database(engine,
     producer = TransactionMQProducer("shop", outbox, business=file)
     transaction = begun(producer, "record")
     writer.start()
-    other.wait(20)
+    other.wait(60)
     transaction.rollback()
-    writer.join(20)
+    writer.join(60)
 
     assert transaction.resolution is TransactionResolution.ROLLBACK
 

@@ -80,7 +80,7 @@ def test_the_consumer_of_kafka_handles_each_message_once(kafka):
     servers = {"bootstrap.servers": kafka.server.servers}
     admin = AdminClient(servers)
     for future in admin.create_topics([NewTopic("shop.orders", 1, 1)]).values():
-        future.result(10)
+        future.result(60)
     sent = [a_message("orders", {"id": n}, key="k") for n in range(5)]
     with closing(KafkaSender(f"{kafka.server.url}/shop")) as sender:
         check_eventually_done(sender, sent)
@@ -98,4 +98,4 @@ def test_the_consumer_of_kafka_handles_each_message_once(kafka):
     assert invoices(page) == [0, 1, 2, 3, 4]
     consumer.close()
     for future in admin.delete_topics(["shop.orders"]).values():
-        future.result(10)
+        future.result(60)

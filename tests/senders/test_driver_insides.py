@@ -20,13 +20,14 @@ from nats.aio.transport import TcpTransport
 from opentelemetry import trace
 from pg8000.core import CoreConnection
 from redis import Redis
-from redis.connection import AbstractConnection, DefaultParser
+from redis.connection import AbstractConnection, Connection, DefaultParser, SSLConnection
 
 from tests.support.pages import TOP
 
 #: Each driver that a sender or a writer uses, and the extra that brings it; the library itself brings psycopg.
 DRIVERS = {
     "nats-py": "nats",
+    "nkeys": "nats",
     "confluent-kafka": "kafka",
     "redis": "redis",
     "hiredis": "redis",
@@ -84,7 +85,7 @@ def test_nats_py():
     assert client._current_server is None
     assert client._transport is None
     assert inspect.signature(client._connect_command).parameters == {}
-    assert TcpTransport()._io_writer is None
+    assert (TcpTransport()._io_writer, TcpTransport()._io_reader) == (None, None)
 
 
 def test_aiormq():
@@ -100,9 +101,13 @@ def test_aiormq():
 
 
 def test_redis_py():
-    """Its parser is replaced by one with a deadline; packed commands and answers go over a connection of its pool."""
+    """Its parser and the way in which it connects get a deadline; packed commands go over a connection of its pool."""
     client, parser = Redis(), vars(DefaultParser)
     assert isinstance(client.connection_pool.connection_kwargs, dict)
+    for kind in (Connection, SSLConnection):
+        assert "_connect" in vars(kind)
+    assert {"socket_connect_timeout", "socket_timeout"} <= set(dir(Connection()))
+    assert client.connection_pool.connection_class is Connection
     assert "parser_class" in inspect.signature(AbstractConnection.__init__).parameters
     assert list(inspect.signature(parser["read_from_socket"]).parameters)[:2] == ["self", "timeout"]
     assert list(inspect.signature(parser["on_connect"]).parameters)[:2] == ["self", "connection"]

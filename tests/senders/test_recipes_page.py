@@ -97,7 +97,7 @@ def working(folder: Path, *command: str, end: signal.Signals = signal.SIGTERM) -
         try:
             yield
             os.killpg(worker.pid, end)
-            worker.wait(30)
+            worker.wait(60)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)

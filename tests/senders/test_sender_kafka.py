@@ -333,8 +333,8 @@ def test_a_broker_that_is_not_there_is_told_at_once_and_by_name():
         (
             "kafka://a?acks=0",
             (
-                "kafka://a: its options are timeout, mechanism, compression, ca, transactional.id, as, each once;"
-                " 'acks' is none of them"
+                "kafka://a: its options are timeout, mechanism, compression, transactional.id, ca, cert, key, as,"
+                " each once; 'acks' is none of them"
             ),
         ),
         (
@@ -344,7 +344,6 @@ def test_a_broker_that_is_not_there_is_told_at_once_and_by_name():
         ("kafka://:p@a", "kafka://a: a login has a user and a password; write kafka://user:password@host:9092"),
         ("kafkas://u@a", "kafkas://a: a login has a user and a password; write kafkas://user:password@host:9092"),
         ("kafka://a?ca=/etc/ca.pem", "kafka://a: ca is an option of kafkas://"),
-        ("kafkas://a?ca=/no/such/file", "kafkas://a: ca: no such file or directory"),
         ("kafka://a?compression=x", "kafka://a: compression must be one of none, gzip, lz4, snappy, zstd"),
     ],
 )

@@ -23,6 +23,7 @@ from tests.support.handles import conninfo_of
 from tests.support.other_outbox import OtherOutbox
 from tests.support.places import opened
 from tests.support.remote import RemoteSenderContract
+from tests.support.servers.postgresql import backend_pids
 from tests.support.servers.proxy import Direction, TcpProxy
 
 
@@ -137,7 +138,7 @@ def test_a_transaction_that_is_still_open_is_waited_for(other):
         senders = [one, two, one, two]
         calls = [pool.submit(send_until_done, each, sent) for each in senders]
         for call in calls:
-            call.result(30)
+            call.result(60)
 
     check_stored(other, sent)
 
@@ -197,7 +198,7 @@ def crash(server: PostgresServer, *, times: int, stop: threading.Event) -> None:
             server.kill()
             server.start()
         else:
-            for pid in server.backend_pids("shop")[:1]:
+            for pid in backend_pids(server, "shop")[:1]:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.5)
 

@@ -3,13 +3,12 @@
 import asyncio
 import json
 import logging
-import subprocess
+import re
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -24,10 +23,18 @@ from outbox.errors import SenderError
 from outbox.model.message import Message, stored_message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.rabbitmq import RabbitSender, read_message
-from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_stored
+from outbox.testing.sender_contract import (
+    SenderContract,
+    a_message,
+    check_all_done,
+    check_eventually_done,
+    check_stored,
+)
 from outbox.testing.servers.process import free_port
 from tests.conftest import started
+from tests.support.authority import Authority, options
 from tests.support.rabbit_exchanges import Exchange, user
+from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.rabbitmq import RabbitServer
 
 EARLIER = Unavailable("an earlier message of its key was not stored")
@@ -63,34 +70,34 @@ DEFINITIONS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of 127.0.0.1, signed by itself; its key lies beside it."""
-    path = tmp_path_factory.mktemp("tls") / "cert.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
-            "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-out", path, "-keyout",
-            path.with_name("key.pem"),
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return path
+def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Authority]:
+    """The authority that the server trusts, and another one."""
+    folder = tmp_path_factory.mktemp("tls")
+    return Authority(folder / "ours"), Authority(folder / "others")
 
 
 @pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[RabbitServer]:
-    """A server with users, with a low limit, and with TLS at a second port, which is the test's `tls_port`."""
+def strict(
+    tmp_path_factory: pytest.TempPathFactory, authorities: tuple[Authority, Authority]
+) -> Iterator[RabbitServer]:
+    """A server with users, with a low limit, and with a second port for those who show a certificate."""
     definitions = tmp_path_factory.mktemp("rabbitmq") / "definitions.json"
     definitions.write_text(json.dumps(DEFINITIONS))
+    certificate, key = authorities[0].issue("server")
     settings = {
         "load_definitions": str(definitions),
         "max_message_size": "5000",
         "listeners.ssl.default": f"127.0.0.1:{free_port()}",
-        "ssl_options.cacertfile": str(certificate),
+        "ssl_options.cacertfile": str(authorities[0].ca),
         "ssl_options.certfile": str(certificate),
-        "ssl_options.keyfile": str(certificate.with_name("key.pem")),
+        "ssl_options.keyfile": str(key),
+        "ssl_options.verify": "verify_peer",
+        "ssl_options.fail_if_no_peer_cert": "true",
+        "ssl_cert_login_from": "common_name",
+        "auth_mechanisms.1": "PLAIN",
+        "auth_mechanisms.2": "EXTERNAL",
     }
-    with started(lambda: RabbitServer(settings=settings)) as server:
+    with started(lambda: RabbitServer(settings=settings, plugins=["rabbitmq_auth_mechanism_ssl"])) as server:
         yield server
 
 
@@ -354,6 +361,7 @@ def test_a_forbidden_topic_stops_only_that_one(strict, topic):
 
 
 REFUSED = "refused for the user"
+WANTS_ANOTHER = "(the server refuses the handshake of TLS: {}|.* at the login; another certificate may be wanted)"
 LOGIN = "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
 
 
@@ -387,19 +395,42 @@ def test_credentials_and_a_virtual_host_may_hold_any_character(strict):
     assert send(url_of(strict, "bob", AWKWARD, "shop%2Feu"), sent) == [DONE]
 
 
-def test_tls_needs_a_certificate_that_is_trusted(strict, certificate):
-    where = strict._settings["listeners.ssl.default"]
-    trusted = f"amqps://ann:pass@{where}/?exchange=orders&ca={certificate}"
+def test_certificates_are_checked_on_both_sides_and_one_may_be_the_login(strict, authorities, caplog):
+    """Also after the server was away; and no text shows a key."""
+    caplog.set_level(logging.DEBUG)
+    ours, others = authorities
+    (ann, key), bob, old = ours.issue("ann"), ours.issue("bob"), ours.issue("old", days=-1)
+    shown = options(ca=ours.ca, shown=(ann, key))
+    with TcpProxy("127.0.0.1", int(strict._settings["listeners.ssl.default"].partition(":")[2])) as proxy:
+        where = f"amqps://127.0.0.1:{proxy.port}"
+        password = f"{where.replace('//', '//ann:pass@')}/?exchange=orders&"
+        external = f"{where}/?exchange=orders&mechanism=external&"
+        refused = {
+            # The server may end the connection before it is known why.
+            password + options(ca=ours.ca): WANTS_ANOTHER.format("certificate required"),
+            password + options(ca=ours.ca, shown=others.issue("ann")): WANTS_ANOTHER.format("unknown ca"),
+            external + options(ca=ours.ca, shown=old): WANTS_ANOTHER.format("certificate expired"),
+            external + options(ca=ours.ca, shown=bob): f"NOT_ALLOWED - access to vhost '/' {REFUSED}",
+            external + options(ca=others.ca, shown=(ann, key)): "its certificate is refused: .*",
+            password + options(shown=(ann, key)): "its certificate is refused: .*",
+        }
 
-    assert send(trusted, a_message("orders", 1)) == [DONE]
+        assert send(password + shown, a_message("orders", 1)) == [DONE]
+        with closing(RabbitSender(external + shown)) as sender:
+            check_all_done(sender.send(sent := [a_message("orders", 2)]), sent)
+            proxy.refuse()
+            [away] = sender.send(again := [a_message("orders", 3)])
+            proxy.pass_through()
+            check_eventually_done(sender, again)
+            assert isinstance(away, Unavailable)
 
-    [refused] = send(f"amqps://ann:pass@{where}/?exchange=orders", a_message("orders", 2))
-    assert isinstance(refused, Unavailable)
-    assert refused.error.startswith(f"RabbitMQ: amqps://{where}: ")
-    assert "its certificate is refused: " in refused.error
-    [plain] = send(f"amqps://ann:pass@127.0.0.1:{strict.port}/?exchange=orders", a_message("orders", 3))
-    assert isinstance(plain, Unavailable)
-    assert [message.body for message in asyncio.run(stored_in(strict, "all"))] == [b"1"]
+        for url, reason in refused.items():
+            [verdict] = send(url, a_message("orders", 4))
+            assert isinstance(verdict, Unavailable)
+            assert re.fullmatch(f"RabbitMQ: {where}: {reason}", verdict.error)
+
+    assert {message.body for message in asyncio.run(stored_in(strict, "all"))} == {b"1", b"2", b"3"}
+    assert [line for line in key.read_text().splitlines()[1:-1] if line in caplog.text] == []
 
 
 @pytest.mark.parametrize("name", ["CC", "cc", "BCC", "x-death", "X-Delay", "x-first-death-queue", "x-stream-offset"])
@@ -469,6 +500,9 @@ def origin(exchange: Exchange) -> str:
     return exchange.url.partition("/?")[0]
 
 
+OPTIONS = "its options are exchange, timeout, mechanism, ca, cert, key, as, each once"
+
+
 def test_what_is_stored_of_a_destination_holds_no_secrets():
     sender = RabbitSender("amqp://ann:pass@b:5672,A/shop%2Feu?exchange=orders&timeout=7.5")
 
@@ -483,16 +517,23 @@ def test_what_is_stored_of_a_destination_holds_no_secrets():
         ("amqp://ann:s3cr3t@h/a/b", "amqp://h/a/b: the path is one virtual host; write %2F for a slash in its name"),
         (
             "amqp://ann:s3cr3t@h/?queue=s3cr3t",
-            "amqp://h/: its options are exchange, timeout, ca, as, each once; 'queue' is none of them",
+            f"amqp://h/: {OPTIONS}; 'queue' is none of them",
         ),
         (
             "amqp://ann:s3cr3t@h?exchange=a&exchange=b",
-            "amqp://h: its options are exchange, timeout, ca, as, each once; 'exchange' is given twice",
+            f"amqp://h: {OPTIONS}; 'exchange' is given twice",
         ),
         ("amqp://ann:s3cr3t@h?timeout=0", "amqp://h: timeout must be a number of seconds"),
+        ("amqp://ann:s3cr3t@h?mechanism=digest", "amqp://h: mechanism must be one of plain, external"),
+        (
+            "amqp://ann:s3cr3t@h?mechanism=external",
+            "amqp://h: with mechanism=external the certificate says who logs in; leave out user and password",
+        ),
+        (
+            "amqps://h?mechanism=external",
+            "amqps://h: mechanism=external needs amqps:// and a certificate; give cert and key",
+        ),
         ("amqp://ann:s3cr3t@h?ca=/etc/ca.pem", "amqp://h: ca is an option of amqps://"),
-        ("amqps://ann:s3cr3t@h?ca=/no/such/file", "amqps://h: ca: no such file or directory"),
-        ("amqps://ann:s3cr3t@h?ca=/dev/null", "amqps://h: ca: the file holds no certificates"),
         ("amqp://ann:s3cr3t@h?exchange=" + "x" * 128, "amqp://h: the driver takes names of at most 127 characters"),
         ("amqp://ann:s3cr3t@h?exchange=gr%C3%B6%C3%9Fe", "amqp://h: the driver takes names of at most 127 characters"),
         ("amqp://ann:s3cr3t@h/" + "x" * 128, "amqp://h/x"),

@@ -145,7 +145,7 @@ def test_an_operator_may_close_all_connections(fragile, quorum):
     with closing(quorum.open()) as sender, ThreadPoolExecutor(1) as pool:
         done = pool.submit(send_all, sender, sent, failures)
         fragile.control("close_all_connections", "maintenance")
-        done.result(30)
+        done.result(60)
         rest = [a_message("orders", n, key=f"k{n % 20}") for n in range(2_000, 2_020)]
         check_eventually_done(sender, rest)
 

@@ -23,7 +23,7 @@ class Stream:
     def __init__(self, engine: Engine, **options: Any) -> None:
         url = engine.url.render_as_string(hide_password=False)
         texts = {"url": url, "pollIntervalMs": "0", **{name: str(value) for name, value in options.items()}}
-        self.options = Options.parse(texts)
+        self.options = Options(texts)
         self.seconds = 0.0
         self.begin()
 

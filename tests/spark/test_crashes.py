@@ -25,6 +25,7 @@ from tests.spark.reading import bodies, place_of, read
 from tests.spark.streams import Stream
 from tests.spark.test_fetch import fill
 from tests.support.command_line import outbox as command
+from tests.support.servers.postgresql import Standby
 
 BURNT = 120
 TRIES, TRIES_IN_FULL = 2, 5
@@ -154,7 +155,7 @@ def pair() -> Iterator[tuple[PostgresServer, PostgresServer]]:
     """A primary and a standby that follows it."""
     with started(PostgresServer) as primary:
         migrated(primary).dispose()
-        with closing(primary.standby()) as standby:
+        with Standby(primary) as standby:
             yield primary, standby
 
 
@@ -177,7 +178,7 @@ def test_a_standby_gives_rows_when_it_has_replayed_what_the_position_sees(pair):
         assert reading.is_alive()
         with copy.connect() as connection:
             connection.execute(text("SELECT pg_wal_replay_resume()"))
-        reading.join(30)
+        reading.join(60)
 
     assert found[-1:] == [b"a"]
     for each in (engine, copy):

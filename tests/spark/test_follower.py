@@ -415,4 +415,4 @@ def test_what_only_a_batch_has_is_refused(engine):
     with pytest.raises(OptionError, match="since: a stream begins at startingPosition"):
         Stream(engine, since="1:1:").options.require_stream()
     with pytest.raises(OptionError, match="table: only messages can be followed, not op"):
-        Options.parse({"url": "sqlite:////x", "table": "op"}).require_stream()
+        Options({"url": "sqlite:////x", "table": "op"}).require_stream()

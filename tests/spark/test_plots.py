@@ -51,7 +51,7 @@ def test_a_single_hour_stands_in_the_middle(drawn):
 
 
 @pytest.mark.parametrize(
-    ("backlog", "says"), [({"relay": 0, "a": 0}, ["everything is settled"]), ({"relay": 4}, [" 4"])]
+    ("backlog", "says"), [({"relay": 0, "a": 0}, ["everything is settled"]), ({"relay": 4}, ["4"])]
 )
 def test_a_backlog_of_nothing_is_said_and_not_drawn(drawn, backlog, says):
     draw(backlog=backlog)
@@ -96,7 +96,7 @@ def test_the_last_range_of_an_archive_has_a_bar_as_wide_as_the_others(drawn):
     plots.archive(Path("x.png"), [*ranges, last])
 
     axes = titled(drawn[0], "1 of 31 ranges differ")
-    (missing,) = axes.texts
+    (missing,) = (text for text in axes.texts if text.get_text())
     assert {bar.get_width() for bar in axes.patches} == {94_000}
     assert axes.get_xlim()[1] > 3_094_000
-    assert 3_000_000 < missing.get_position()[0] < 3_094_000
+    assert 3_000_000 < missing.xy[0] < 3_094_000

@@ -29,8 +29,7 @@ from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.statements import executor, run
 from outbox.store.idempotency.inbox import InboxRows
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.store.dialect_parts import HalfContract, LeaseContract, ParkedContract, UpkeepContract

@@ -121,6 +121,7 @@ PLAIN = varied(
     of_topics=_OF_TOPICS,
     bind_topics=_bind_topics,
     read_on_chosen=_plainly(SQLITE.reads.read_on_chosen),
+    chosen=_plainly(SQLITE.reads.chosen),
     page=_plainly(SQLITE.reads.page),
     page_late=_plainly(SQLITE.reads.page),
     claim=_claim,

@@ -11,8 +11,7 @@ from outbox.model.message import Message
 from outbox.model.position import EARLIEST, Window
 from outbox.outbox import Outbox
 from outbox.store.database import Channel
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Extent, Log
+from outbox.store.log.log import Extent, Limits, Log
 from tests.support import probe
 
 _MOST_OPEN = 4

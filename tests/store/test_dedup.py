@@ -177,7 +177,7 @@ def test_who_meets_an_open_claim_waits_for_its_end(engine, end):
         second.start()
         assert not eventually(lambda: bool(others), 0.3)
         getattr(connection, end)()
-        second.join(30)
+        second.join(60)
 
     assert len(others) == 1
     if end == "commit":
@@ -251,7 +251,7 @@ def test_a_key_that_a_transaction_is_claiming_anew_is_not_pruned(engine):
         count = pool.submit(pruned, outbox)
         eventually(count.done, 0.3)
         connection.commit()
-        gone = count.result(30)
+        gone = count.result(60)
 
     assert gone == 1
     assert write(outbox, "4") == claimed
@@ -298,10 +298,10 @@ def test_a_key_that_was_claimed_anew_after_the_prune_began_is_not_pruned(pg_engi
     with ThreadPoolExecutor(1) as pool, pg_engine.connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(42)"))
         count = pool.submit(pruned, held)
-        waits = eventually(lambda: connection.scalar(text(_WAITING)) == 1, 20)
+        waits = eventually(lambda: connection.scalar(text(_WAITING)) == 1)
         claimed = write(outbox, "3")
         connection.execute(text("SELECT pg_advisory_unlock(42)"))
-        gone = count.result(30)
+        gone = count.result(60)
 
     assert (waits, gone) == (True, 1)
     assert write(outbox, "4") == claimed

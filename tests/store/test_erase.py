@@ -111,6 +111,22 @@ def test_a_live_worker_discards_them_itself(outbox, channel, destination):
     assert channel.rows("SELECT request, requested_by FROM {parked}") == [("discard", "test")]
 
 
+def test_a_letter_that_is_replayed_meanwhile_is_not_counted(outbox, channel, destination, monkeypatch):
+    destination.verdict = Reject("no")
+    send(outbox, "ann")
+    Relay(outbox, destination).until_empty()
+    find = Erasure.parked
+
+    def find_and_replay(erasure: Erasure) -> list[tuple[str, int, str]]:
+        found = find(erasure)
+        channel.run("UPDATE {parked} SET state = 'retry'")
+        return found
+
+    monkeypatch.setattr(Erasure, "parked", find_and_replay)
+
+    assert erased(channel, "ann") == (0, 0, {"relay": 1}, 0)
+
+
 def test_half_messages_go_with_what_was_restored_and_not_before_the_verdict(engine, outbox, channel, destination):
     """The key of the message is inside of the half message, whose own key is the transaction."""
     transaction = producer(engine).begin_transaction()

@@ -16,8 +16,7 @@ from outbox.model.subscription import Declaration
 from outbox.store.database import Channel, Database
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.grace import Grace
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.servers import PostgresServer
@@ -171,7 +170,7 @@ def test_nothing_is_early_lost_twice_or_out_of_order_under_writers(engine):
         thread.start()
     for thread in writers:
         thread.join()
-    arrived = eventually(lambda: len(handler.messages) >= 48, 20)
+    arrived = eventually(lambda: len(handler.messages) >= 48)
     relay.stop()
     running.join()
 
@@ -189,14 +188,14 @@ def test_the_next_owner_waits_for_the_grace_again(engine):
     before, after = with_grace(database, first), with_grace(database, second)
     threads = [threading.Thread(target=each.run) for each in (before, after)]
     threads[0].start()
-    eventually(lambda: at_work(database), 20)
+    eventually(lambda: at_work(database))
     write(engine, "1", direct=None)
     time.sleep(0.6)
     before.stop()
     threads[0].join()
     took_over = time.monotonic()
     threads[1].start()
-    arrived = eventually(lambda: bool(second.messages), 20)
+    arrived = eventually(lambda: bool(second.messages))
     after.stop()
     threads[1].join()
 
@@ -221,7 +220,7 @@ def test_a_position_from_before_a_crash_ends_no_window(own_server):
     relay = with_grace(database, handler)
     thread = threading.Thread(target=relay.run)
     thread.start()
-    eventually(lambda: at_work(database), 20)
+    eventually(lambda: at_work(database))
     write(engine, "1", direct=None)
     time.sleep(0.5)
     server.kill()
@@ -229,7 +228,7 @@ def test_a_position_from_before_a_crash_ends_no_window(own_server):
     server.start()
     engine.dispose()
     write(engine, "2", direct=None)
-    arrived = eventually(lambda: len(handler.messages) == 2, 30)
+    arrived = eventually(lambda: len(handler.messages) == 2)
     relay.stop()
     thread.join()
 
@@ -273,7 +272,7 @@ def test_an_idle_worker_sleeps(engine, monkeypatch):
         monkeypatch.setattr(Log, name, noted)
     thread = threading.Thread(target=relay.run)
     thread.start()
-    eventually(lambda: at_work(database), 20)
+    eventually(lambda: at_work(database))
     time.sleep(0.5)
     statements.clear()
     time.sleep(2)

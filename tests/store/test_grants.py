@@ -178,6 +178,8 @@ def test_a_relay_and_a_consumer(roles, partitions):
     consumer = outbox.consumer("billing", partitions=partitions)
     consumer.on("orders")(lambda message: seen.append(message.body))
     consumer.until_empty()
+    # As /status and /metrics do.
+    look = outbox.admin.look()
     with closing(outbox.database.open()) as channel:
         dedup.prune(channel)
         inbox.prune(channel)
@@ -185,6 +187,7 @@ def test_a_relay_and_a_consumer(roles, partitions):
             Subscriptions(channel).drop("billing")
 
     assert changed.code in (0, 1), changed.err
+    assert [each.name for each in look.subscriptions] == ["billing", "look", "relay"]
     assert sorted(seen) == sorted([b"bada", b"badb", b"behindb", b"bada", b"badb", b"behinda", b"behindb"])
     assert rights_on_log(roles) == ["SELECT"]
 
@@ -203,7 +206,7 @@ def test_a_relay_that_purges(roles):
 
     gone = eventually(is_empty)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
     with closing(outbox.database.open()) as channel:
         assert Purge(channel).run(timedelta(0)).rows == 0
     assert (gone, rights_on_log(roles)) == (True, ["SELECT", "DELETE"])

@@ -162,11 +162,11 @@ def test_two_workers_share_nothing(outbox):
         send(outbox, str(n))
     assert eventually(lambda: len(handlers[0].messages) == 5)
     workers[0].stop()
-    threads[0].join(20)
+    threads[0].join(60)
     send(outbox, "6")
     assert eventually(lambda: len(handlers[1].messages) == 1)
     workers[1].stop()
-    threads[1].join(20)
+    threads[1].join(60)
 
     assert [texts(handler.messages) for handler in handlers] == [["1", "2", "3", "4", "5"], ["6"]]
 

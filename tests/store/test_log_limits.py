@@ -9,8 +9,7 @@ from outbox import Message, Outbox
 from outbox.model.parking import Parking
 from outbox.model.position import Position, Progress
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.worker.settings import Settings
 from tests.support.readers import Collector, send, texts, worker

@@ -24,8 +24,7 @@ from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.statements import _PARAMETER
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.filtering import condition_of
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import _BODIES, Log
+from outbox.store.log.log import _BODIES, Limits, Log
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
 

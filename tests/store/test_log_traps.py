@@ -16,6 +16,7 @@ from outbox.store.log.log import Log
 from outbox.testing.servers import PostgresServer
 from tests.support.destination import Destination, relay_to
 from tests.support.readers import delivered, send, texts
+from tests.support.servers.postgresql import Standby
 from tests.support.waiting import eventually
 
 # Captures
@@ -103,7 +104,7 @@ def test_a_standby_is_refused():
         primary = create_engine(server.url())
         migrate.upgrade(primary)
         send(Outbox(primary), "1")
-        with server.standby() as standby:
+        with Standby(server) as standby:
             copy = create_engine(standby.url())
             assert eventually(lambda: has_the_tables(copy))
             with pytest.raises(DatabaseError, match=r"this server is a standby.*connect to the primary"):

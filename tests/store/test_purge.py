@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,7 +16,7 @@ from outbox.store.database import Database
 from outbox.store.dialects.statements import executor, run
 from outbox.store.half_messages.op import Ops
 from outbox.store.log.log import Log
-from outbox.store.operations.purge import Held, Kept, Old, Purge, Purged
+from outbox.store.operations.purge import Held, Purge, Purged
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.store.test_status import settle
 
@@ -101,7 +102,7 @@ def test_a_young_row_between_old_ones_stays(outbox):
     aged(outbox, *(body for body in numbered(7) if body not in (b"2", b"5")))
     Relay(outbox, Destination()).until_empty()
     with closing(outbox.database.open()) as channel:
-        rehearsed = Purge(channel, batch=2).rehearse(WEEK)
+        rehearsed = Purge(channel, batch=2).run(WEEK, rehearsal=True)
 
     purged = purge(outbox, WEEK)
 
@@ -246,7 +247,7 @@ def test_a_rehearsal_counts_what_would_go_and_deletes_nothing(outbox):
     settle(outbox.engine, Progress(now(outbox)))
 
     with closing(outbox.database.open()) as channel:
-        rehearsed = Purge(channel, batch=2).rehearse(NOTHING)
+        rehearsed = Purge(channel, batch=2).run(NOTHING, rehearsal=True)
 
     assert (rehearsed.rows, len(kept(outbox)), tuple(meta(outbox))) == (5, 5, (None, 0))
     assert purge(outbox).rows == 5
@@ -309,9 +310,9 @@ def test_of_what_is_kept_elsewhere_only_what_its_position_sees_goes(pg_engine):
     settle(outbox.engine, Progress(now(outbox)))
     with closing(outbox.database.open()) as channel:
         work = Purge(channel, batch=2)
-        kept_elsewhere = Kept(old=work.old(NOTHING), position=position)
+        kept_elsewhere = work.kept(NOTHING, position)
 
-        rehearsed, purged = (do(NOTHING, kept=kept_elsewhere) for do in (work.rehearse, work.run))
+        rehearsed, purged = (work.run(NOTHING, kept=kept_elsewhere, rehearsal=is_one) for is_one in (True, False))
 
     assert (rehearsed.rows, purged.rows, kept(outbox)) == (2, 2, [b"late", b"3"])
 
@@ -321,9 +322,7 @@ def test_of_what_is_kept_elsewhere_nothing_goes_that_was_not_old_when_it_was_com
     settle(outbox.engine, Progress(now(outbox)))
     with closing(outbox.database.open()) as channel:
         work = Purge(channel)
-        old = Old(before=work.old(NOTHING).before, last_id=2)
-
-        purged = work.run(NOTHING, kept=Kept(old=old, position=now(outbox)))
+        purged = work.run(NOTHING, kept=replace(work.kept(NOTHING, now(outbox)), last_id=2))
 
     assert (purged.rows, kept(outbox)) == (2, [b"3"])
 
@@ -340,9 +339,9 @@ def test_the_ids_between_which_old_messages_lie_are_told(outbox):
     with closing(outbox.database.open()) as channel:
         work = Purge(channel, batch=2)
 
-        old = Old(before=work.old(NOTHING).before, last_id=4007)
-        held = work.held(Kept(old=old, position=position))
-        nothing = work.held(Kept(old=old, position=EARLIEST))
+        elsewhere = replace(work.kept(NOTHING, position), last_id=4007, position=position)
+        held = work.held(elsewhere)
+        nothing = work.held(replace(elsewhere, position=EARLIEST))
 
     assert held == Held(lowest, ((2, 3), (4004, 4007)))
     assert nothing is None

@@ -12,7 +12,7 @@ from outbox.model.lease import Partition
 from outbox.model.position import EARLIEST, Position
 from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.restore import Again, accept, rehearse, restore
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions

@@ -17,8 +17,7 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Declaration
 from outbox.store.database import Channel, Database
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.operations.parked_status import Count
 from outbox.store.operations.status import SubscriptionStatus, standings
 from outbox.store.subscriptions.leases import Leases

@@ -166,11 +166,11 @@ def altered_while_standing_by(outbox: Outbox, channel: Channel, relay: Relay, ca
     assert lease is not None
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(relay.until_empty)
-        stands_by = eventually(lambda: "standing by" in caplog.text, 20)
+        stands_by = eventually(lambda: "standing by" in caplog.text)
         subscriptions.alter(replace(subscriptions.get("relay"), **changes))
         leases.release(lease)
         assert stands_by
-        done.result(20)
+        done.result(60)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_relay_in_an_application_waits_for_the_subscription_that_was_dropped_u
         came = eventually(lambda: b"3" in destination.bodies)
     finally:
         relay.stop()
-        relay.join(20)
+        relay.join(60)
 
     assert (missing, came, destination.bodies.count(b"1")) == (None, True, 1)
 

@@ -13,7 +13,7 @@ from tenacity import wait_fixed
 
 from outbox import Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings, Upkeep
 
 Answer = Callable[[Message], Verdict]

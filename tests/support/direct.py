@@ -13,7 +13,7 @@ from outbox import Outbox, Relay
 from outbox.model.message import uuid7
 from outbox.model.subscription import Declaration, Subscription, compensation_of
 from outbox.store.database import Database
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions

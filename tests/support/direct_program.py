@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 from outbox import Done, Message, Outbox, create_engine
+from outbox.direct.delivery import DirectDelivery
 from outbox.model.verdict import DONE
 from outbox.senders.opening import open_sender
 from outbox.store.dialects.sqlite import channel
@@ -145,8 +147,8 @@ def hangs(outbox: Outbox) -> None:
 
 
 def is_short(outbox: Outbox) -> None:
-    """Ends before direct sends have begun. Between two calls of `send` they might begin."""
-    with outbox.begin() as session:
+    """Ends before direct sends have begun, which they cannot before the commit."""
+    with patch.object(DirectDelivery, "refresh", side_effect=OSError), outbox.begin() as session:
         outbox.send_all(session, [Message("orders", body) for body in ("1", "2")])
 
 

@@ -20,6 +20,7 @@ from tests.support.rabbit_exchanges import user
 from tests.support.servers.kafka import KafkaServer
 from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.servers.redis import RedisServer
+from tests.support.servers.redis_cluster import Watched
 from tests.support.webhook_endpoint import Answer, Endpoint, Received
 
 #: Takes a secret, and returns the URL with which a relay tries to come in.
@@ -55,7 +56,7 @@ def kafka(password: str) -> Iterator[Door]:
     with KafkaServer(settings=settings, far=(port, port)) as server:
         admin = AdminClient({"bootstrap.servers": server.servers})
         for future in admin.create_topics([NewTopic("orders", 1, 1)]).values():
-            future.result(20)
+            future.result(60)
         yield lambda given: f"kafka://ann:{quote(given, safe='')}@127.0.0.1:{port}"
 
 
@@ -79,6 +80,18 @@ def redis(password: str) -> Iterator[Door]:
     """A Redis with a password."""
     with RedisServer(settings={"requirepass": password}) as server:
         yield lambda given: server.url.replace("//", f"//default:{quote(given, safe='')}@")
+
+
+@contextmanager
+def sentinels(password: str) -> Iterator[Door]:
+    """Sentinels with a password, and the servers that they know with the same password."""
+    with Watched(password=password) as watched:
+
+        def url(given: str) -> str:
+            secret = quote(given, safe="")
+            return f"redis+sentinel://:{secret}@{watched.hosts}/mymaster?sentinel-password={secret}"
+
+        yield url
 
 
 @contextmanager
@@ -119,6 +132,7 @@ GUARDED: dict[str, Callable[[str], AbstractContextManager[Door]]] = {
     "kafka": kafka,
     "amqp": rabbitmq,
     "redis": redis,
+    "redis+sentinel": sentinels,
     "http": webhook,
     "postgresql": postgresql,
 }

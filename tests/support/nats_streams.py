@@ -167,7 +167,7 @@ class Eavesdropper:
                     self.heard += data
 
 
-def make_stream(url: str, *subjects: str, **credentials: str) -> None:
+def make_stream(url: str, *subjects: str, **credentials: Any) -> None:
     """Create a stream."""
 
     async def make() -> None:

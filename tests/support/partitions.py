@@ -8,8 +8,7 @@ from outbox.model.message import Message
 from outbox.model.subscription import EVERYTHING
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions

@@ -5,9 +5,9 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, cast
 from uuid import UUID
 
 import redis
@@ -18,8 +18,10 @@ from outbox.testing.sender_contract import Stored
 from tests.support.remote import Place, stored_of
 from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.redis import RedisServer
+from tests.support.servers.redis_cluster import RedisCluster
 
-_ID = re.compile(rb'"Outbox-Id" "([0-9a-f-]{36})"')
+#: A command with a message's id, as MONITOR tells it: the seconds since 1970, and the id.
+_ARRIVAL = re.compile(rb'^\+?([0-9]+\.[0-9]+) [^\n]*?"Outbox-Id" "([0-9a-f-]{36})"', re.MULTILINE)
 
 
 class Streams(Place):
@@ -33,12 +35,16 @@ class Streams(Place):
         self.prefix = f"p{uuid.uuid4().hex[:12]}"
         self.url = f"redis://127.0.0.1:{proxy.port}/0/{self.prefix}"
         self.client = redis.Redis(port=server.port)
-        self._arrivals = Arrivals(server)
+        self._listen([server])
+
+    def _listen(self, servers: Sequence[RedisServer]) -> None:
+        """Hear what the servers carry out, which may change their places."""
+        self._servers = servers
+        self._arrivals = [Arrivals(server) for server in servers]
 
     def entries(self, topic: str) -> list[Mapping[bytes, bytes]]:
         """The entries of one stream."""
-        found: Any = self.client.xrange(f"{self.prefix}:{topic}")
-        return [fields for _, fields in found]
+        return [fields for name, fields in self._all_entries() if name == f"{self.prefix}:{topic}".encode()]
 
     def read(self) -> list[Message]:
         """What a consumer of an outbox reads, in the order of each stream."""
@@ -50,21 +56,24 @@ class Streams(Place):
 
     def stored(self) -> list[Stored]:
         """The same in the order of arrival, of which the streams themselves know nothing."""
-        places = self._arrivals.places()
+        places = {found: moment for each in self._arrivals for found, moment in each.places().items()}
         found = sorted(self.read(), key=lambda message: places[str(message.message_id)])
         return [stored_of(message) for message in found]
 
     def check_stored(self, sent: Sequence[Message]) -> None:
         """After a crash of the server, which ends the listening, the streams themselves tell the order."""
-        if self._arrivals.hears:
+        if all(each.hears for each in self._arrivals):
             return super().check_stored(sent)
+        return self.check_streams(sent)
+
+    def check_streams(self, sent: Sequence[Message]) -> None:
+        """Require the same of the streams, where each key has one stream."""
         stored = [each.message_id for each in self.read()]
         assert set(stored) == {message.message_id for message in sent}
         for key in {message.key for message in sent} - {None}:
             of_key = dict.fromkeys(message.message_id for message in sent if message.key == key)
             assert [each for each in dict.fromkeys(stored) if each in of_key] == list(of_key)
         self.check_copies()
-        return None
 
     def fail(self, topic: str) -> None:
         """Something else than a stream has its name."""
@@ -72,21 +81,68 @@ class Streams(Place):
 
     def close(self) -> None:
         """Remove the streams."""
-        self._arrivals.close()
-        names: Any = self.client.keys(f"{self.prefix}:*")
-        if names:
-            self.client.delete(*names)
-        self.client.close()
+        for arrivals in self._arrivals:
+            arrivals.close()
+        for client in self._clients():
+            for name in self._names(client):
+                client.delete(name)
 
     def _all_entries(self) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
         """Each with the name of its stream."""
-        names: Any = self.client.keys(f"{self.prefix}:*")
         return [
             (name, fields)
-            for name in names
-            if self.client.type(name) == b"stream"
-            for fields in self.entries(name.decode().removeprefix(f"{self.prefix}:"))
+            for client in self._clients()
+            for name in self._names(client)
+            if client.type(name) == b"stream"
+            for _, fields in cast("Any", client.xrange(name))
         ]
+
+    def _clients(self) -> Iterator[redis.Redis]:
+        """Reach each server without a proxy."""
+        for server in self._servers:
+            with redis.Redis(port=server.port) as client:
+                yield client
+
+    def _names(self, client: redis.Redis) -> Any:
+        return client.keys(f"{self.prefix}:*")
+
+
+class ClusterStreams(Streams):
+    """The streams behind a prefix of their own in a cluster, each node of which is reached through its proxy."""
+
+    def __init__(self, cluster: RedisCluster, *, tag: str = "") -> None:
+        """`tag`: streams with the same text in braces are on one node."""
+        Place.__init__(self, cast("TcpProxy", Together([node.proxy for node in cluster.nodes])))
+        self.cluster = cluster
+        self.prefix = f"p{uuid.uuid4().hex[:12]}{tag}"
+        hosts = ",".join(f"127.0.0.1:{node.proxy.port}" for node in cluster.masters)
+        self.url = f"redis+cluster://{hosts}/{self.prefix}"
+        self.server = cluster.owner(f"{self.prefix}:alpha")
+        self._listen(cluster.masters)
+
+    def fail(self, topic: str) -> None:
+        """Something else than a stream has its name."""
+        name = f"{self.prefix}:{topic}"
+        self.cluster.owner(name).run("SET", name, "no stream")
+
+    def close(self) -> None:
+        """Remove the streams, when the network is as it was."""
+        self.recover()
+        super().close()
+
+
+class Together:
+    """Proxies that are told the same."""
+
+    def __init__(self, proxies: Sequence[TcpProxy]) -> None:
+        self._proxies = proxies
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def tell_all(*arguments: Any) -> None:
+            for proxy in self._proxies:
+                getattr(proxy, name)(*arguments)
+
+        return tell_all
 
 
 class Arrivals:
@@ -106,15 +162,15 @@ class Arrivals:
         """Whether the server that it listens to is alive."""
         return self._thread.is_alive()
 
-    def places(self) -> dict[str, int]:
-        """The number of the first command with each message's id."""
+    def places(self) -> dict[str, tuple[float, int]]:
+        """When the first command with each message's id was carried out, and its number."""
         mark = uuid.uuid4().hex.encode()
         self._client.echo(mark)
         while mark not in self._heard[-4096:]:
             self._thread.join(0.01)
-        found: dict[str, int] = {}
-        for number, each in enumerate(_ID.finditer(bytes(self._heard))):
-            found.setdefault(each[1].decode(), number)
+        found: dict[str, tuple[float, int]] = {}
+        for number, each in enumerate(_ARRIVAL.finditer(bytes(self._heard))):
+            found.setdefault(each[2].decode(), (float(each[1]), number))
         return found
 
     def close(self) -> None:
@@ -172,6 +228,34 @@ class PatientRedis(NewerRedis):
 
     def _answer(self, command: list[bytes]) -> bytes:
         return b"+QUEUED\r\n" if command[0] == b"XADD" else super()._answer(command)
+
+
+class ArrivingRedis(NewerRedis):
+    """A node that gets the slot of a stream behind the first command: it sends that one away, to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: list[bytes] = []
+        self._has_slot = self._is_aborted = False
+        self._queued: list[bytes] | None = None
+
+    def _answer(self, command: list[bytes]) -> bytes:
+        match command[0]:
+            case b"MULTI":
+                self._queued, self._is_aborted = [], False
+            case b"EXEC":
+                queued, self._queued = self._queued or [], None
+                if self._is_aborted:
+                    return b"-EXECABORT Transaction discarded because of previous errors.\r\n"
+                self.stored += queued
+                return b"*%d\r\n" % len(queued) + b"+1-1\r\n" * len(queued)
+            case b"XADD" if not self._has_slot:
+                self._has_slot = self._is_aborted = True
+                return b"-MOVED 1 %b\r\n" % self.url.rpartition("/")[2].encode()
+            case b"XADD":
+                (self.stored if self._queued is None else self._queued).append(command[-1])
+                return b"+1-1\r\n" if self._queued is None else b"+QUEUED\r\n"
+        return super()._answer(command)
 
 
 class SlowRedis(NewerRedis):

@@ -275,7 +275,7 @@ def hanging(handler: Handler, *bad: int) -> Iterator[threading.Event]:
 
     def answer(message: Message) -> Verdict:
         if message.id in bad:
-            released.wait(30)
+            released.wait(60)
         return former(message)
 
     handler.answer = answer

@@ -20,6 +20,7 @@ from sqlalchemy import text
 from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing, postgresql
 from outbox.testing.servers.process import ServerFailedError, scratch_folder, unprivileged
 from tests.conftest import started
+from tests.support.servers.postgresql import backend_pids, postmaster_pid
 from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.waiting import eventually
@@ -57,15 +58,15 @@ def test_a_killed_server_comes_back_on_the_same_port_with_its_data_and_leaves_no
         engine = sqlalchemy.create_engine(server.url())
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE kept AS SELECT 42 AS answer"))
-        before, url = server.postmaster_pid, server.url()
+        before, url = postmaster_pid(server), server.url()
 
         server.kill()
         assert refused(server.port)
         server.start()
 
         assert (ask(server, "SELECT answer FROM kept"), server.url()) == (42, url)
-        assert server.postmaster_pid != before
-        assert (pid := server.restart().postmaster_pid) != before
+        assert postmaster_pid(server) != before
+        assert (pid := postmaster_pid(server.restart())) != before
         assert ask(server, "SELECT answer FROM kept") == 42
     assert (server.folder.exists(), alive(pid)) == (False, False)
 
@@ -115,7 +116,7 @@ def test_a_server_does_not_outlive_a_process_that_is_killed():
         import time
         from outbox.testing.servers import NatsServer, PostgresServer
         with PostgresServer() as postgres, NatsServer() as nats:
-            print(postgres.postmaster_pid, postgres.folder, nats.port, nats.folder, flush=True)
+            print(postgres._program.pid, postgres.folder, nats.port, nats.folder, flush=True)
             time.sleep(60)
     """
     script = "\n".join(line[8:] for line in script.splitlines())
@@ -139,13 +140,13 @@ def test_databases_come_and_go_and_their_connections_are_known(postgres):
     with engine.connect() as connection:
         pid = connection.execute(text("SELECT pg_backend_pid()")).scalar()
 
-        assert postgres.backend_pids('we"ird') == [pid]
-        assert pid in postgres.backend_pids()
+        assert backend_pids(postgres, 'we"ird') == [pid]
+        assert pid in backend_pids(postgres)
         assert url == postgres.url('we"ird')
 
         postgres.drop_database('we"ird')
         postgres.drop_database('we"ird')
-        assert postgres.backend_pids('we"ird') == []
+        assert backend_pids(postgres, 'we"ird') == []
         connection.invalidate()
     engine.dispose()
 

@@ -11,7 +11,7 @@ from tenacity import wait_none
 
 from outbox import Message, Reject, Retry, Unavailable, Verdict
 from outbox.model.verdict import DONE
-from outbox.telemetry.failure_log import FailureLog, Sending
+from outbox.telemetry.failure_log import FailureLog, Words
 from outbox.worker.calls import Call
 from outbox.worker.policy import HandlerPolicy
 from tests.support.stage import DESTINATION, HASTY, Handler, Held, Stage, again, ids, messages, only, raising, seen
@@ -271,7 +271,7 @@ def test_it_is_told_whether_the_server_or_a_topic_is_meant(caplog, answer, topic
     """A sender may say that nothing is accepted; where it does not, several topics with one answer say so."""
     handler = Handler(lambda message: DONE if message.topic in accepted else answer(message))
     stage = Stage(handler, looks=20)
-    stage.listeners.listen(FailureLog("relay", Sending("relay", DESTINATION)).told)
+    stage.listeners.listen(FailureLog("relay", Words("relay", DESTINATION)).told)
     all = [each for n, topic in enumerate(accepted + topics) for each in messages(f"k{n}", topic=topic, first=n + 1)]
 
     stage.run(all)

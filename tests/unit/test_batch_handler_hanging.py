@@ -77,7 +77,7 @@ def test_a_message_whose_time_ends_while_it_waits_for_its_turn_is_not_handed_ove
     """Another partition has the turn for longer than that."""
     handler, others = Handler(), threading.Event()
     stage = Stage(handler)
-    stage.caller.begin(Call(messages("x")), lambda given: [DONE] if others.wait(30) else [])
+    stage.caller.begin(Call(messages("x")), lambda given: [DONE] if others.wait(60) else [])
     found, now = messages("a", "b", "a"), datetime.now(UTC)
     found[0].expires_at = now + timedelta(seconds=0.1)
     threading.Timer(0.3, others.set).start()
@@ -197,7 +197,7 @@ def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
     with hanging(handler, *range(1, 20)):
         outcome = stage.run(messages(*"abcdefghijkl"))
         calls, gave_up = len(handler.calls), stage.batch_handler.gave_up
-    arrived = eventually(lambda: stage.batch_handler.hung.held() == HeldParked(ids=set(), keys=set(), but=set()), 10)
+    arrived = eventually(lambda: stage.batch_handler.hung.held() == HeldParked(ids=set(), keys=set(), but=set()))
     second = stage.run([again(message, 1) for message, _ in outcome.parked], parked=True, quota=0)
 
     assert (calls, gave_up) == (HASTY.max_hung, True)
@@ -325,7 +325,7 @@ def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
     handler, hung, all, began = Handler(), HungCalls(), messages("a"), threading.Event()
 
     def lost() -> None:
-        assert began.wait(30)
+        assert began.wait(60)
         if finished:
             released.set()
             assert eventually(lambda: not stage.caller._under_way)
@@ -493,7 +493,7 @@ class Interrupted:
 
     def end(self) -> None:
         """Wait for the other thread."""
-        self._thread.join(30)
+        self._thread.join(60)
 
 
 class Outcomes(dict[Any, Any]):

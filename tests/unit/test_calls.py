@@ -79,7 +79,7 @@ def asked(caller: Caller, handler: HandlerFunction, count: int, *, deadline: flo
 
 def after(condition: Callable[[], bool]) -> bool:
     """Whether it comes true, and a moment has passed in which more could happen than should."""
-    found = eventually(condition, 60)
+    found = eventually(condition)
     time.sleep(0.05)
     return found
 
@@ -94,7 +94,7 @@ def test_turns_are_given_in_the_order_of_asking_and_so_many_at_once(concurrency)
     after(lambda: len(handler.begun) == concurrency + 1)
     then = sorted(handler.begun)
     handler.release(*range(1, 6))
-    all_back = eventually(lambda: all(call.finished for call in calls), 60)
+    all_back = eventually(lambda: all(call.finished for call in calls))
 
     assert at_first == list(range(1, concurrency + 1))
     assert waiting == [False] * concurrency + [True] * (5 - concurrency)
@@ -122,7 +122,7 @@ def test_a_call_past_its_deadline_gives_its_turn_up_and_takes_no_other_when_it_c
     handler = Held()
     caller = Caller()
     hangs, second, third = asked(caller, handler, 3, deadline=0.3)
-    beside = eventually(lambda: caller.look(second) and second.started is not None, 60)
+    beside = eventually(lambda: caller.look(second) and second.started is not None)
     overdue, second.deadline = caller.overdue, 60.0
     handler.release(1)
     assert after(lambda: hangs.finished)
@@ -250,7 +250,7 @@ def test_never_more_calls_than_allowed_and_each_that_is_not_withdrawn_is_made_on
             caller.begin(calls[-1], handler)
         elif calls and caller.withdraw(calls[-1]):
             withdrawn.add(len(calls))
-    assert eventually(lambda: all(call.finished for call in calls), 60)
+    assert eventually(lambda: all(call.finished for call in calls))
     caller.close()
 
     assert most <= concurrency

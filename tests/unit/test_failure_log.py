@@ -7,7 +7,7 @@ import pytest
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.telemetry.events import Listeners, Teller, UpkeepRefused
-from outbox.telemetry.failure_log import CheckingBack, FailureLog, Sending, Words
+from outbox.telemetry.failure_log import FailureLog, Words
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.policy import BLOCKED
@@ -25,7 +25,7 @@ class Told:
         words: Words | None = None,
     ) -> None:
         self.notes: list[tuple[str, float]] = []
-        database, words = NO_DATABASE, words or Sending(subscription, destination)
+        database, words = NO_DATABASE, words or Words(subscription, destination)
         self.notice = Notice(database, subscription, words)
         self.notice.write = lambda text, since=0.0: self.notes.append((text, since))  # type: ignore[method-assign]
         listeners = Listeners()
@@ -152,7 +152,7 @@ def test_a_paused_worker_notes_it_once_after_a_second(clock):
 def test_a_check_back_speaks_of_half_messages_of_its_group(caplog, clock):
     """All of them have one topic, which says nothing to those who read the log."""
     topic = "RMQ_SYS_TRANS_HALF_TOPIC"
-    told = Told(clock, "check:shop", "check:shop", CheckingBack("shop"))
+    told = Told(clock, "check:shop", "check:shop", Words("check:shop", "check:shop", "shop"))
     told.outages.refused({topic: "no answer in 20 s"})
     clock.append(165.0)
     told.outages.refused({topic: "no answer in 20 s"}, pauses=True)

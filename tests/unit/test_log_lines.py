@@ -11,13 +11,13 @@ from outbox import Message
 from outbox.cli.logs import formatter
 from outbox.model.parking import Parking
 from outbox.telemetry.events import Dead
-from outbox.telemetry.failure_log import FailureLog, Sending
+from outbox.telemetry.failure_log import FailureLog, Words
 from tests.support.pages import TOP
 
 
 def test_a_dead_letter_is_a_line_of_json_with_its_fields(caplog):
     """Names and fields are the same in an application, on the record."""
-    failures = FailureLog("relay", Sending("relay", "nats://h:4222"))
+    failures = FailureLog("relay", Words("relay", "nats://h:4222"))
     message = Message("orders", b"1")
     failures.told(
         Dead(

@@ -127,6 +127,18 @@ def test_leases_outages_retries_direct_sends_and_repetitions():
     ]
 
 
+def test_a_process_without_the_lease_shows_no_outage():
+    away = events.Outage(topic=None, error="refused", seconds=1.0)
+    lost = events.LeaseLost(**WHERE, partition=0, epoch=9, error=None)
+    refused = events.DestinationAway(**WHERE, destination="nats://n/s", outages=[away], pauses=True)
+
+    found = noted(lost, refused, lost, lost, refused)
+
+    up, held = ("outbox.destination.up", HERE, "relay", "nats://n/s"), ("outbox.lease.held", 0, HERE, "relay", "0")
+    values = [value for name, value, *labels in found if (name, *labels) == up]
+    assert (values, found.count(held)) == ([0, 1, 0], 3)
+
+
 def test_prometheus_shows_them_by_names_and_labels_of_its_own():
     registry = CollectorRegistry()
     metrics = Metrics(PrometheusExporter(registry))

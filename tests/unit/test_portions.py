@@ -177,7 +177,7 @@ def test_a_portion_that_hangs_holds_its_own_message_only_and_counts_against_it()
         assert (held.ids, held.keys, held.but) == ({2}, {"b"}, set())
         released.set()
 
-    assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
+    assert eventually(lambda: not stage.batch_handler.hung.unfinished)
 
 
 def test_a_late_answer_counts_when_the_message_is_read_again():
@@ -186,7 +186,7 @@ def test_a_late_answer_counts_when_the_message_is_read_again():
     with hanging(handler, 1) as released:
         outcome = stage.run(messages("a", "b"))
         released.set()
-        assert eventually(lambda: stage.batch_handler.hung.held().ids == set(), 10)
+        assert eventually(lambda: stage.batch_handler.hung.held().ids == set())
 
     retried = stage.run([again(m, p.attempts + 1) for m, p in outcome.parked], parked=True, quota=0)
 
@@ -201,7 +201,7 @@ def test_without_order_a_late_answer_counts_whatever_else_of_its_key_is_handed_o
     with hanging(handler, 2) as released:
         stage.run(given)
         released.set()
-        assert eventually(lambda: not stage.batch_handler.hung.held().ids, 10)
+        assert eventually(lambda: not stage.batch_handler.hung.held().ids)
 
     stage.run(messages("a", first=3))
     outcome = stage.run([again(messages("a", first=0)[0], 2), again(given[1], 2)], parked=True, quota=0)
@@ -216,7 +216,7 @@ def test_a_late_failure_is_tried_again():
     with hanging(handler, 1) as released:
         outcome = stage.run(messages("a"))
         released.set()
-        assert eventually(lambda: stage.batch_handler.hung.held().ids == set(), 10)
+        assert eventually(lambda: stage.batch_handler.hung.held().ids == set())
     handler.answer = lambda _: DONE
 
     retried = stage.run([again(m, p.attempts + 1) for m, p in outcome.parked], parked=True, quota=0)
@@ -230,7 +230,7 @@ def test_a_call_left_behind_hands_over_nothing_more():
     with hanging(handler, 1) as released:
         outcome = stage.run(messages("a", "b", "c"))
         released.set()
-        assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
+        assert eventually(lambda: not stage.batch_handler.hung.unfinished)
 
     assert ids(outcome.done) == [2, 3]
     assert handler.calls == [[1], [2], [3]]
@@ -247,7 +247,7 @@ def test_a_portion_that_was_answered_in_time_does_not_hang_while_others_hear_of_
     outcome = stage.run(messages(*"abcdefgh"))
 
     assert (sorted(ids(outcome.done)), outcome.parked) == ([*range(1, 9)], [])
-    assert eventually(lambda: not stage.batch_handler.hung.unfinished, 10)
+    assert eventually(lambda: not stage.batch_handler.hung.unfinished)
 
 
 def test_earlier_answers_of_a_call_count_although_its_last_portion_comes_back_while_the_call_is_left_behind():
@@ -259,7 +259,7 @@ def test_earlier_answers_of_a_call_count_although_its_last_portion_comes_back_wh
             """The call comes back before its answers are looked at."""
             super().add(call, *given, **options)
             released.set()
-            assert eventually(lambda: call.finished, 10)
+            assert eventually(lambda: call.finished)
 
     with hanging(handler, 3) as released:
         outcome = Stage(handler, HASTY_ONE, hung=Released()).run(messages(*"abcd"))
@@ -274,7 +274,7 @@ def test_whoever_drops_a_call_under_way_keeps_its_answers_and_holds_only_its_por
     stage = Stage(handler, replace(HASTY_ONE, deadline=timedelta(seconds=2)))
 
     def lost() -> None:
-        assert eventually(lambda: [3] in handler.calls, 10)
+        assert eventually(lambda: [3] in handler.calls)
         raise ConnectionError
 
     with hanging(handler, 3) as released:
@@ -316,7 +316,7 @@ def test_everybody_hears_of_all_answers_of_a_call_that_was_left_behind():
         stage.run(messages("a", "b"))
         released.set()
 
-    assert eventually(lambda: heard == [[1, 2]], 10)
+    assert eventually(lambda: heard == [[1, 2]])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])

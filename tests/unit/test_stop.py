@@ -23,7 +23,7 @@ def test_a_pause_ends_at_once_when_a_stop_is_asked(stop):
     resting = threading.Thread(target=lambda: ended.append(stop.rest(120)), daemon=True)
     resting.start()
     stop.ask()
-    resting.join(30)
+    resting.join(60)
 
     assert ended == [False]
 
@@ -56,7 +56,7 @@ def test_a_stop_within_another_is_asked_when_that_one_is(stop):
     resting = threading.Thread(target=lambda: ended.append(inner.rest(120)), daemon=True)
     resting.start()
     stop.ask()
-    resting.join(30)
+    resting.join(60)
 
     assert (ended, inner.asked) == ([False], True)
     stop.withdraw()

@@ -26,7 +26,7 @@ from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Kind
 from outbox.model.verdict import DONE, Reject, Retry
 from outbox.store.database import Channel
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.restore import restore
 from outbox.store.operations.status import standings
 from outbox.store.subscriptions.leases import Leases
@@ -70,7 +70,7 @@ def running(*relays: Relay) -> Iterator[None]:
         for relay in relays:
             relay.stop()
         for relay in relays:
-            relay.join(20)
+            relay.join(60)
 
 
 def names(channel: Channel) -> list[str]:

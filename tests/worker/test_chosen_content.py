@@ -8,7 +8,7 @@ from sqlalchemy import text
 from outbox import FilterError, Message, Outbox, Relay, Route, SubscriptionError, routes
 from outbox.model.filter.sql92 import Filter
 from outbox.store.log.append import Direct
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.status import standings
 from outbox.worker.settings import Settings
 from tests.support.command_line import outbox as command_line
@@ -153,7 +153,7 @@ def test_the_relay_sends_what_is_chosen_beside_direct_writers(engine):
     Relay(Outbox(engine), destination, filter="region = 'eu'").once()
     with writing_directly(engine, destination) as direct:
         put(direct, mixed(8))
-        assert eventually(lambda: len(destination.bodies) == 4, 60)
+        assert eventually(lambda: len(destination.bodies) == 4)
         assert sorted(marked(engine)) == sorted(destination.bodies)
     Relay(Outbox(engine), destination, filter="region = 'eu'").until_empty()
     assert sorted(destination.bodies) == [b"0 chosen", b"1 other", b"2 other", b"3 other"]

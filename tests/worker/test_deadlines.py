@@ -148,7 +148,7 @@ def test_a_compensation_waits_for_the_longest_call(pg_engine, monkeypatch):
         # It goes when the compensation has passed what it acknowledges.
         assert eventually(lambda: stored_acks(pg_engine) == [])
         relay.stop()
-        relay.join(20)
+        relay.join(60)
 
     assert (slow.bodies, other.bodies) == ([b"1"], [])
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import text
 
 from outbox import Message, Outbox, Unavailable, Verdict
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, accepted
 from tests.support.parked import states
@@ -51,6 +51,6 @@ def test_what_expires_while_the_destination_is_away_is_a_dead_letter(engine):
         assert eventually(lambda: destination.calls > 0)
         time.sleep(1.5)
         destination.answer = accepted
-        assert eventually(lambda: bool(destination.messages) and states(engine) == {"dead": 30}, 30)
+        assert eventually(lambda: bool(destination.messages) and states(engine) == {"dead": 30})
 
     assert destination.bodies == [b"in time"]

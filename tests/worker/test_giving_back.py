@@ -49,7 +49,7 @@ def running(relay: Relay) -> Iterator[None]:
         yield
     finally:
         relay.stop()
-        relay.join(20)
+        relay.join(60)
 
 
 def alter(outbox: Outbox, *, wait: timedelta = borrowing.WAIT, **changes: Any) -> Subscription:
@@ -409,6 +409,6 @@ def test_a_worker_of_the_old_destination_ends_and_says_where_it_goes_now(outbox)
     fill(outbox, 20)
     assert eventually(lambda: len(destination.messages) == 20)
     alter(outbox, destination="elsewhere")
-    thread.join(20)
+    thread.join(60)
 
     assert "relay' has destination elsewhere, this worker asks for test" in str(errors)

@@ -27,7 +27,7 @@ from outbox import (
 from outbox.admin import commands
 from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
@@ -290,7 +290,7 @@ def test_a_queue_that_is_suspended_by_a_call_that_hangs_does_not_wait_for_ever(e
 
     def hangs(messages: Sequence[Message]) -> list[Verdict]:
         listener(messages)
-        released.wait(30)
+        released.wait(60)
         return [DONE]
 
     with pytest.raises(HungHandlerError):

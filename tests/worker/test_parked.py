@@ -11,7 +11,7 @@ from outbox import Message, Outbox, Reject, Relay, Retry, Unavailable, Verdict
 from outbox.errors import LeaseLostError
 from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.parked import Parked
 from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
@@ -53,7 +53,7 @@ def without(topic: str) -> Destination:
 
 def stop(relay: Relay) -> None:
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
 
 def after(relay: Relay, engine: Engine) -> dict[str, int]:
@@ -80,11 +80,11 @@ def test_the_room_for_waiting_messages_is_shared_by_all_batches(engine, little_r
     relay = relay_to(destination, outbox, settings=SMALL)
 
     relay.start()
-    eventually(lambda: states(engine).get("waiting", 0) >= 20, 20)
+    eventually(lambda: states(engine).get("waiting", 0) >= 20)
     time.sleep(1)
     during = states(engine)
     destination.answer = lambda _message: DONE
-    drained = eventually(lambda: len(destination.messages) == 100, 30)
+    drained = eventually(lambda: len(destination.messages) == 100)
     stop(relay)
 
     assert during == {"waiting": 20}
@@ -228,7 +228,7 @@ def test_a_blocked_message_of_a_missing_topic_holds_its_key_when_its_turn_comes(
     time.sleep(1)
     during = destination.of_key("k")
     destination.answer = lambda _message: DONE
-    eventually(lambda: len(destination.messages) == 53, 20)
+    eventually(lambda: len(destination.messages) == 53)
     stop(relay)
 
     assert during == [b"head"]
@@ -244,7 +244,7 @@ def test_a_message_that_raises_does_not_hold_up_what_is_due_beside_it(engine):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    flowed = eventually(lambda: len(destination.messages) == 9, 20)
+    flowed = eventually(lambda: len(destination.messages) == 9)
     stop(relay)
 
     assert flowed

@@ -23,7 +23,7 @@ from outbox.model.position import Progress
 from outbox.model.subscription import Subscription
 from outbox.model.verdict import DONE, Verdict
 from outbox.store.database import Channel
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions

@@ -44,7 +44,7 @@ def running(*relays: Relay | Consumer) -> Iterator[None]:
     finally:
         for relay in relays:
             relay.stop()
-            relay.join(20)
+            relay.join(60)
 
 
 def pause(outbox: Outbox, name: str = "relay", **options: Any) -> list[Subscription]:

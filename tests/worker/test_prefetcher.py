@@ -11,8 +11,7 @@ from outbox.model.position import Position, Progress
 from outbox.model.verdict import Verdict
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.worker.fetch import AHEAD, Prefetcher
 from outbox.worker.settings import Settings
 from tests.support.readers import Collector, send, texts, worker

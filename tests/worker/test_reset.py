@@ -29,7 +29,7 @@ from outbox.model.subscription import Declaration, Kind, Start
 from outbox.model.verdict import DONE, Reject, Retry
 from outbox.runtime import failpoints
 from outbox.store.database import Channel
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -64,7 +64,7 @@ def running(*relays: Relay) -> Iterator[None]:
         for relay in relays:
             relay.stop()
         for relay in relays:
-            relay.join(20)
+            relay.join(60)
 
 
 @contextmanager

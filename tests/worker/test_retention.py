@@ -11,7 +11,7 @@ from outbox import Outbox, Relay, SchemaError
 from outbox.model.position import Position
 from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings, Upkeep
@@ -58,7 +58,7 @@ def test_a_relay_deletes_what_every_subscription_has_passed(outbox):
             gone = eventually(lambda: rows(outbox) == 0)
         finally:
             relay.stop()
-            relay.join(20)
+            relay.join(60)
 
     assert (held_back, still, gone, len(destination.messages), noted(outbox)) == (True, 500, True, 5_500, (True, 1))
 
@@ -80,7 +80,7 @@ def test_nothing_is_deleted_while_more_waits_than_one_read_takes(outbox):
     relay.start()
     gone = eventually(lambda: rows(outbox) == 0)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert (gone, len(destination.messages), set(counts)) == (True, 400, {500})
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from outbox import Message, Outbox, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker import partition
 from outbox.worker.calls import Call, Caller
 from outbox.worker.policy import HandlerPolicy
@@ -147,7 +147,7 @@ def test_they_are_settled_before_a_turn_is_waited_for(engine, outbox):
         handled(outbox, handler, "1")
         caller.begin(Call([Message("orders", b"other")]), handler)
         send(outbox, "2")
-        meanwhile = eventually(lambda: settles(engine) == 1, 20)
+        meanwhile = eventually(lambda: settles(engine) == 1)
         before = texts(handler.messages)
         others.set()
         assert eventually(lambda: texts(handler.messages) == ["1", "2"])
@@ -184,7 +184,7 @@ def test_a_batch_that_a_stop_leaves_open_does_not_take_them_back(outbox):
 
         handler.instead[b"2"] = stopped
         send(outbox, "2", "3")
-        assert eventually(lambda: not busy.stopping, 20)
+        assert eventually(lambda: not busy.stopping)
 
     assert left(outbox) == ["2", "3"]
 
@@ -214,14 +214,14 @@ def test_a_batch_that_is_left_open_while_work_goes_on_does_not_repeat_them(engin
         failpoints.arm(reached)
         asks.append(True)
         send(outbox, "2")
-        settled = eventually(lambda: settles(engine) > before, 30)
+        settled = eventually(lambda: settles(engine) > before)
         asks.clear()
         assert eventually(lambda: len(handler.messages) >= 2)
     finally:
         failpoints.arm(None)
         released.set()
         busy.stop()
-        thread.join(20)
+        thread.join(60)
 
     assert (settled, texts(handler.messages)) == (True, ["1", "2"])
 
@@ -237,7 +237,7 @@ def test_they_are_settled_soon_also_while_more_come(engine, outbox, monkeypatch)
             handled(outbox, handler, "more")
             return settles(engine) > 0
 
-        assert eventually(another_and_settled, 20)
+        assert eventually(another_and_settled)
 
 
 def test_what_is_parked_is_settled_with_them_at_once(engine, outbox):

@@ -18,7 +18,7 @@ from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.verdict import DONE, Verdict
 from outbox.store.database import Database
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy

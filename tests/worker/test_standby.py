@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from outbox import Outbox, Relay
 from outbox.model.lease import Holder, Lease, Partition
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.worker.calls import Call, Handler
 from outbox.worker.settings import Settings
@@ -89,7 +89,7 @@ def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[t
     destination = Destination()
     relays = [relay_to(destination, Outbox(engine), settings=each) for each in (first, second)]
     relays[0].start()
-    assert eventually(lambda: epoch(engine) == 1, 20)
+    assert eventually(lambda: epoch(engine) == 1)
     relays[1].start()
     try:
         yield destination, relays[0], relays[1]
@@ -97,7 +97,7 @@ def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[t
         for relay in relays:
             relay.stop()
         for relay in relays:
-            relay.join(20)
+            relay.join(60)
 
 
 def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog):
@@ -107,7 +107,7 @@ def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog):
         for n in range(60):
             fill(outbox, 1, first=n)
             threading.Event().wait(0.1)
-        arrived = eventually(lambda: len(destination.messages) >= 60, 20)
+        arrived = eventually(lambda: len(destination.messages) >= 60)
         taken = epoch(engine)
 
     differ = "the lease of the other worker is 6 s long, that of this worker 1 s; give both the same length"
@@ -124,7 +124,7 @@ def test_a_clock_that_steps_forward_takes_no_lease_from_its_holder(engine):
             step_clock(engine, timedelta(hours=1))
             fill(outbox, 1, first=n)
             threading.Event().wait(0.2)
-        arrived = eventually(lambda: len(destination.messages) >= 20, 20)
+        arrived = eventually(lambda: len(destination.messages) >= 20)
         taken = epoch(engine)
 
     assert (arrived, taken) == (True, 1)
@@ -149,7 +149,7 @@ def test_a_worker_that_begins_after_a_step_of_the_clock_takes_no_lease_from_a_wo
         arrived = eventually(lambda: destination.bodies == [b"0"])
     finally:
         relay.stop()
-        relay.join(20)
+        relay.join(60)
 
     assert (renewed, early, arrived) == (True, [], True)
 
@@ -179,15 +179,15 @@ def test_no_call_begins_after_the_lease_has_gone_to_another(engine, monkeypatch)
     second = relay_to(well, Outbox(engine), settings=settings(1, 0.3))
     first.start()
     fill(outbox, 1)
-    assert sleeps.wait(20)
+    assert sleeps.wait(60)
     second.start()
-    taken_over = eventually(lambda: well.bodies == [b"0"], 20)
+    taken_over = eventually(lambda: well.bodies == [b"0"])
     released.set()
     fill(outbox, 1, first=1)
-    went_on = eventually(lambda: well.bodies + frozen.bodies == [b"0", b"1"], 20)
+    went_on = eventually(lambda: well.bodies + frozen.bodies == [b"0", b"1"])
     for relay in (first, second):
         relay.stop()
-        relay.join(20)
+        relay.join(60)
 
     assert (taken_over, went_on) == (True, True)
     assert b"0" not in frozen.bodies

@@ -15,8 +15,7 @@ from outbox import Message, Outbox, Reject, Relay, StandbyError
 from outbox.model.lease import Partition
 from outbox.model.position import Capture
 from outbox.runtime import failpoints
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.worker.connection import Heartbeat
 from outbox.worker.settings import Settings
@@ -52,7 +51,7 @@ def test_the_place_of_a_killed_worker_is_taken_when_its_lease_ends(engine):
     arrived = eventually(lambda: len(destination.messages) == 10)
     took = time.monotonic() - began
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert arrived
     assert took > LEASE.total_seconds() - 0.5
@@ -67,9 +66,9 @@ def test_a_lease_that_nobody_renews_is_taken_although_the_clock_went_back(engine
     relay = relay_to(destination, outbox, settings=BRISK)
 
     relay.start()
-    arrived = eventually(lambda: len(destination.messages) == 10, 20)
+    arrived = eventually(lambda: len(destination.messages) == 10)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert arrived
 
@@ -96,9 +95,9 @@ def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out
     relay = relay_to(destination, outbox, settings=BRISK, deadline=deadline)
 
     relay.start()
-    arrived = eventually(lambda: len(set(destination.bodies)) == 60, 60)
+    arrived = eventually(lambda: len(set(destination.bodies)) == 60)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     with pg_engine.connect() as connection:
         (after,) = connection.execute(text("SELECT epoch FROM outbox_lease")).one()
@@ -123,14 +122,14 @@ def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatc
     failpoints.arm(reached)
     try:
         relay.start()
-        settled = eventually(lambda: states(pg_engine) == {"dead": 1}, 20)
+        settled = eventually(lambda: states(pg_engine) == {"dead": 1})
         with outbox.begin() as session:
             outbox.send(session, "t", b"fresh")
-        arrived = eventually(lambda: b"fresh" in destination.bodies, 20)
+        arrived = eventually(lambda: b"fresh" in destination.bodies)
     finally:
         failpoints.arm(None)
         relay.stop()
-        relay.join(20)
+        relay.join(60)
 
     assert (naps, settled, arrived) == ([], True, True)
 
@@ -143,7 +142,7 @@ def test_a_stop_is_heard_beside_calls_that_hang(pg_engine):
     fill(outbox, 10)
     relay = relay_to(destination, outbox, settings=BRISK, deadline=timedelta(seconds=0.1))
     relay.start()
-    assert eventually(lambda: destination.calls > 1, 20)
+    assert eventually(lambda: destination.calls > 1)
     relay.stop()
     relay.join(60)
     assert relay._supervisor is not None
@@ -161,14 +160,14 @@ def test_a_worker_that_loses_its_connection_takes_its_own_lease_back(pg_engine):
     relay = relay_to(destination, outbox, settings=long)
     relay.start()
     fill(outbox, 1)
-    eventually(lambda: len(destination.messages) == 1, 20)
+    eventually(lambda: len(destination.messages) == 1)
     with pg_engine.connect() as connection:
         mine = "pg_backend_pid() <> pid AND datname = current_database() AND query NOT ILIKE '%notify%'"
         connection.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}"))
     fill(outbox, 1, first=1)
-    arrived = eventually(lambda: len(destination.messages) == 2, 30)
+    arrived = eventually(lambda: len(destination.messages) == 2)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     with pg_engine.connect() as connection:
         epochs = connection.execute(text("SELECT epoch FROM outbox_lease")).scalars().all()
@@ -229,7 +228,7 @@ def test_a_lease_is_given_back_when_there_is_no_connection_for_its_renewals(pg_e
     relay.start()
     arrived = eventually(lambda: len(destination.messages) == 1)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert (failures, arrived) == ([], True)
 
@@ -251,7 +250,7 @@ def test_a_worker_sits_out_a_failover_but_does_not_begin_on_a_standby(engine, mo
         time.sleep(2.5)
     arrived = eventually(lambda: len(destination.messages) == 2)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert arrived
 

@@ -67,7 +67,7 @@ def test_progress_goes_after_a_day_but_never_the_newest(engine):
             # The first row of an owner is where it found the partition.
             assert eventually(lambda: ages(engine)[-1] == (1, number + 1, 0))  # noqa: B023 - asked at once
         age(engine, [90, 90, 25, 23, 48])
-        gone = eventually(lambda: len(ages(engine)) < 5, 20)
+        gone = eventually(lambda: len(ages(engine)) < 5)
 
     assert gone
     assert ages(engine) == [(1, 3, 23), (1, 4, 48)]
@@ -127,7 +127,7 @@ def test_a_silent_topic_pins_nothing(engine: Engine, meanwhile: Callable[[Outbox
         assert eventually(lambda: bool(handler.messages))
         meanwhile(outbox)
         last = position().head - 1
-        moved_on = eventually(lambda: stored().sees(last), 20)
+        moved_on = eventually(lambda: stored().sees(last))
 
     assert moved_on
     assert handler.bodies == [b"first"]

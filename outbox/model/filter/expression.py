@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import ClassVar
 from typing import Literal as OneOf
 
 #: The form of a number, in a filter and in the text of a property. Numbers are compared as decimals, exactly. The
@@ -43,10 +44,8 @@ class Expression:
 
     __slots__ = ()
 
-    @property
-    def kind(self) -> Kind:
-        """The kind of the known values, which is the same for every message."""
-        return "condition"
+    #: The kind of the known values, which is the same for every message.
+    kind: ClassVar[Kind] = "condition"
 
     def value(self, properties: Properties) -> Value:
         """Return the value for the message with these properties."""
@@ -60,7 +59,7 @@ class Literal(Expression):
     constant: Value
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Kind:  # type: ignore[override]  # that of the constant
         if isinstance(self.constant, str):
             return "text"
         if isinstance(self.constant, Decimal):
@@ -76,10 +75,7 @@ class Property(Expression):
     """A header or a system property; unknown where a message has none of this name."""
 
     name: str
-
-    @property
-    def kind(self) -> Kind:
-        return "text"
+    kind: ClassVar[Kind] = "text"
 
     def value(self, properties: Properties) -> str | None:
         return properties(self.name)
@@ -89,9 +85,7 @@ class Property(Expression):
 class Negative(Expression):
     """A minus before an expression that is no number: unknown for every message."""
 
-    @property
-    def kind(self) -> Kind:
-        return "unknown"
+    kind: ClassVar[Kind] = "unknown"
 
     def value(self, properties: Properties) -> None:
         return None

@@ -124,11 +124,7 @@ def _compiled(text: str) -> Filter:
 
 
 def chosen_filter(text: str | None) -> str | None:
-    """Return a filter as stored. None and `TRUE` mean every message.
-
-    Raises:
-        FilterError: the text is no condition, or too long or too deep; the error shows the place.
-    """
+    """Return a filter as stored. None and `TRUE` mean every message."""
     return None if text is None or Filter.of(text).expression == Literal(True) else text.strip()
 
 
@@ -142,11 +138,7 @@ def _headers_of(message: Filterable) -> Mapping[str, object]:
 
 
 def parse(text: str) -> Expression:
-    """Return the condition of a text.
-
-    Raises:
-        FilterError: the text is no condition, or too long or too deep; the error shows the place.
-    """
+    """Return the condition of a text."""
     if not isinstance(text, str) or not text.strip():
         raise FilterError("filter: Expression can't be null! SQL92; write a condition such as region = 'eu'")
     if len(text) > MAX_LENGTH:
@@ -377,7 +369,6 @@ class _Parser:
         return _unquoted(self._require("text", "a text in single quotes").shown)
 
     def _truth(self, found: Expression, at: int) -> Expression:
-        """Return an expression as a condition."""
         if isinstance(found, Property):
             return Truth(found)
         if not _is_condition(found):
@@ -399,7 +390,6 @@ def _unquoted(shown: str) -> str:
 
 
 def _number_in(found: Expression) -> Decimal | None:
-    """Return the value of a number; None for every other expression."""
     return found.constant if isinstance(found, Literal) and isinstance(found.constant, Decimal) else None
 
 

@@ -96,9 +96,9 @@ def candidates(channel: Channel, path: str | PathLike[str], older_than: timedelt
     last = archive.newest()
     _require_same_server(channel, archive, last)
     purge = Purge(channel)
-    kept = purge.passed(Kept(old=purge.old(older_than), position=last.until))
+    kept = purge.kept(older_than, last.until)
     held = purge.held(kept)
-    if held is None or not purge.rehearse(older_than, kept=kept).rows:
+    if held is None or not purge.run(older_than, kept=kept, rehearsal=True).rows:
         # Messages that become old, or get a verdict, from now on are not compared, so none may be purged.
         return Comparison(kept=replace(kept, position=EARLIEST), ranges=())
     # The archive may be older than the candidates by years; messages that were purged before do not matter.
@@ -116,11 +116,8 @@ def compare_candidates(
         found: see `candidates`.
         source: the options by which Spark reads the same database: url, and schema.
         width: how many ids a range has.
-
-    Raises:
-        ArchiveError: a file of the archive is damaged or missing.
     """
-    archive, highest = found.archive, found.kept.old.last_id
+    archive, highest = found.archive, found.kept.last_id
     is_old = sf.col("id") <= highest
     stored = _stored(spark, found, source).where(is_old)
     copies = of_files(spark, archive, found.files).where(is_old)
@@ -142,8 +139,7 @@ def purge_archived(channel: Channel, older_than: timedelta, compared: Comparison
         ArchiveError: a range differs (the text names the first one); nothing is deleted.
     """
     _require_same(compared)
-    purge = Purge(channel)
-    return (purge.rehearse if rehearsal else purge.run)(older_than, kept=compared.kept)
+    return Purge(channel).run(older_than, kept=compared.kept, rehearsal=rehearsal)
 
 
 def _require_same_server(channel: Channel, archive: Archive, last: Manifest) -> None:
@@ -180,7 +176,7 @@ def _checksum_of(path: str) -> str | None:
 def _stored(spark: SparkSession, found: Candidates, source: Mapping[str, str]) -> DataFrame:
     """Return the old messages that the archive should have. The source refuses if the archive is of another server."""
     end = offset.write(Stamp(position=found.kept.position, server=found.last.server))
-    options = {**source, "until": end, "createdTo": found.kept.old.before.isoformat(), "halves": "true"}
+    options = {**source, "until": end, "createdTo": found.kept.before.isoformat(), "halves": "true"}
     return spark.read.format("outbox").options(**options).load()
 
 

@@ -13,9 +13,6 @@ def part_of(kind: str, part: type[P]) -> P:
     """Return the `Dialect`, the `Native` or the `Speech` of a kind of database, by SQLAlchemy's name for the kind.
 
     Each is a constant in a file of its name in the folder of the kind, and loads no driver that the others need.
-
-    Raises:
-        DatabaseError: no outbox can be there.
     """
     if kind not in KINDS:
         raise DatabaseError(f"no outbox on {kind} yet; use {' or '.join(KINDS.values())}")

@@ -164,6 +164,8 @@ class Reads:
     #: One page of a window; `page_late` also looks for transactions that finished late.
     page: str
     page_late: str
+    #: The condition that a selection applies to a row.
+    chosen: str
     #: First and last id of a window's fresh part, then of its late part.
     extent: str
     #: `{columns}` of the rows of the transactions in `:open`; None where none can commit late.

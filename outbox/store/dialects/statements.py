@@ -10,7 +10,7 @@ import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -175,12 +175,7 @@ def _on_sqlite(connection: sqlite3.Connection) -> Execute:
     return execute
 
 
-class _Touching(Protocol):
-    @property
-    def rowcount(self) -> int: ...
-
-
-def _counted(statement: Statement, executed: _Touching) -> Sequence[Row]:
+def _counted(statement: Statement, executed: Any) -> Sequence[Row]:
     return [(executed.rowcount,)] if statement.counts else ()
 
 

@@ -46,11 +46,7 @@ class Condition:
 
 @lru_cache(maxsize=128)
 def condition_of(text: str, filtering: Filtering) -> Condition:
-    """Return the condition of a filter; texts of the filter are parameters, named `f0`, `f1`, ….
-
-    Raises:
-        FilterError: the text is no filter.
-    """
+    """Return the condition of a filter; texts of the filter are parameters, named `f0`, `f1`, …."""
     parameters: dict[str, str] = {}
 
     def bind(value: str) -> str:

@@ -21,7 +21,6 @@ from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
 from outbox.store.dialects.statements import Row, Sql
 from outbox.store.log.filtering import Condition, condition_of
-from outbox.store.log.limits import LIMITS, Limits
 
 _TOPIC, _BODY, _DIRECT = 2, 6, 11
 _ID = itemgetter(0)
@@ -29,6 +28,22 @@ _FORBIDDEN = {
     "standby": "this server is a standby: its snapshots miss open transactions; connect to the primary",
     "written": "a position cannot be captured in a transaction that has written; use a connection of its own",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that a read returns: rows, and bytes of bodies (twice as many while large bodies are fetched)."""
+
+    rows: int = 1000
+    bytes: int = 8 * 1024 * 1024
+
+    @property
+    def inline(self) -> int:
+        """The size up to which a body comes with the row: `rows` + 1 such bodies cannot exceed `bytes`."""
+        return self.bytes // (self.rows + 1)
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +131,9 @@ class Log:
         """
         reads, limit = channel.database.dialect.reads, self._limits.rows + 1
         whole = reads.read_on if base.open else reads.read_on_fresh
-        statement = self._choosing(channel, reads.read_on_chosen) if self._narrow else whole
+        statement = self.choosing(channel, reads.read_on_chosen) if self._narrow else whole
         bounds = {"head": base.head, "open": list(base.open), "limit": limit}
-        head, rows = _split(channel.rows(statement, **self._chosen(channel), **bounds))
+        head, rows = _split(channel.rows(statement, **self.chosen(channel), **bounds))
         capture = _captured(head[2], head[3], head[4], channel.database.moment(head[8]))
         seen = len(rows) if head[0] is None else head[0]
         if seen >= limit:
@@ -145,13 +160,13 @@ class Log:
         late = extent.late is not None and after < extent.late[1]
         first = extent.fresh[0] if extent.fresh else upto + 1
         span = {"after": after, "upto": upto, "first": first, "limit": limit}
-        statement = self._choosing(channel, reads.page_late if late else reads.page)
-        clock, rows = _split(channel.rows(statement, **self._chosen(channel), **_bounds(window), **span))
+        statement = self.choosing(channel, reads.page_late if late else reads.page)
+        clock, rows = _split(channel.rows(statement, **self.chosen(channel), **_bounds(window), **span))
         part = self._fitting(channel, rows)
         complete = part.whole and len(rows) < limit
         return _page(channel, part, channel.database.moment(clock[8]), complete=complete, seen=len(rows))
 
-    def _choosing(self, channel: Channel, statement: str) -> Sql:
+    def choosing(self, channel: Channel, statement: str) -> Sql:
         """Return a statement that applies the selection, with a condition on slots if these are not all."""
         condition = self._condition(channel)
         return channel.database.sql(
@@ -164,8 +179,8 @@ class Log:
         wanted = self._selection.filter
         return None if wanted is None else condition_of(wanted, channel.database.dialect.values.filtering)
 
-    def _chosen(self, channel: Channel) -> dict[str, Any]:
-        """Return the selection as parameters of the statements that read messages."""
+    def chosen(self, channel: Channel) -> dict[str, Any]:
+        """Return the selection as parameters of such statements."""
         tags, condition = self._selection.tags, self._condition(channel)
         return {
             "inline": self._limits.inline,
@@ -255,7 +270,6 @@ def _split(rows: list[Row]) -> tuple[Row, list[Row]]:
 
 
 def _bounds(window: Window) -> dict[str, Any]:
-    """Return a window as parameters for reading pages."""
     head, target = window.fresh
     return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
 

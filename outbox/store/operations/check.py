@@ -322,12 +322,10 @@ def _predicate(options: dict[str, Any], dialect: str) -> str:
 
 
 def _made_by(element: ClauseElement, dialect: str) -> str:
-    """Return the statement that makes an index or a table, or a column's part of a statement."""
     return re.sub(r"\s+", " ", str(element.compile(dialect=_dialect(dialect))).strip())
 
 
 def _table_made(table: Table, dialect: str) -> str:
-    """Return the statements that make a table with its indexes."""
     indexes = sorted(table.indexes, key=lambda each: str(each.name))
     statements: list[ClauseElement] = [CreateTable(table), *map(CreateIndex, indexes)]
     return "; ".join(_made_by(each, dialect) for each in statements)

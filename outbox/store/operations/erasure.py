@@ -73,9 +73,6 @@ class Erasure:
 
         Returns:
             The number of deleted messages, and of half messages that stay until their transaction has a verdict.
-
-        Raises:
-            SubscriptionError: there is no subscription, so nobody can tell which messages are still needed.
         """
         copies = set().union(*waiting.values())
         rows = undecided = after = 0

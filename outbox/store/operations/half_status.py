@@ -18,11 +18,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
 from outbox.store.operations.parked_status import MOST_COUNTED, Count
-from outbox.store.operations.status import UNDECIDED, SubscriptionStatus
-
-#: An estimate reads at so many places of the log, so many rows at each.
-_PLACES = 32
-_ROWS_A_PLACE = 512
+from outbox.store.operations.status import ROWS_A_PLACE, UNDECIDED, SubscriptionStatus, places
 
 #: Messages without a verdict that a check-back has parked, by (subscription, state, id): given up, or not. A blocked
 #: message counts as given up if the first row of its transaction that is not blocked is dead.
@@ -121,7 +117,7 @@ class _Tally:
         """Add the messages that a check-back has not reached yet, as far as they were looked at."""
         for topic, (number, oldest) in check.unread.items():
             place = self._at(_group_of(check), topic)
-            place.pending = _sum(place.pending, Count(number, check.backlog.about))
+            place.pending = Count.total([place.pending, Count(number, check.backlog.about)])
             self._note_oldest(place, oldest)
 
     def add_parked(self, check: SubscriptionStatus) -> None:
@@ -134,9 +130,9 @@ class _Tally:
             for topic, is_given_up, number, oldest in self.channel.rows(statement, **common, state=state):
                 place = self._at(_group_of(check), topic)
                 if is_given_up:
-                    place.given_up = _sum(place.given_up, Count(number, about))
+                    place.given_up = Count.total([place.given_up, Count(number, about)])
                 else:
-                    place.pending = _sum(place.pending, Count(number, about))
+                    place.pending = Count.total([place.pending, Count(number, about)])
                     self._note_oldest(place, self.channel.database.moment(oldest))
 
     def add_decided(self, checks: Mapping[str, SubscriptionStatus]) -> None:
@@ -170,19 +166,17 @@ class _Tally:
     def _sampled(self) -> dict[tuple[str, str, str | None], float]:
         """Estimate, from samples of the log, how many half messages there are by group, topic and verdict."""
         first, last = self.channel.rows(_ENDS)[0]
-        end = (last or 0) + 1
-        width = max(1, -(-(end - (first or 0)) // _PLACES))
         sums: dict[tuple[str, str, str | None], float] = defaultdict(float)
-        for start in range(first or 0, end, width):
-            for place, number in self._sampled_at(start, min(start + width, end)):
+        for span in places(first or 0, (last or 0) + 1):
+            for place, number in self._sampled_at(*span):
                 sums[place] += number
         return sums
 
     def _sampled_at(self, first: int, end: int) -> Iterator[tuple[tuple[str, str, str | None], float]]:
         statement = self.channel.database.sql(_SAMPLE, real_topic=self._real_topic)
-        rows: list[Row] = self.channel.rows(statement, first=first, end=end, limit=_ROWS_A_PLACE)
+        rows: list[Row] = self.channel.rows(statement, first=first, end=end, limit=ROWS_A_PLACE)
         number = sum(row[3] for row in rows)
-        scale = 1.0 if number < _ROWS_A_PLACE else (end - first) / (max(row[4] for row in rows) - first + 1)
+        scale = 1.0 if number < ROWS_A_PLACE else (end - first) / (max(row[4] for row in rows) - first + 1)
         for group, topic, op, count, _ in rows:
             if group is not None:
                 yield (group, topic, op), count * scale
@@ -199,9 +193,4 @@ class _Tally:
 
 
 def _group_of(check: SubscriptionStatus) -> str:
-    """Return the producer group whose transactions a subscription checks."""
     return check.subscription.name.removeprefix(check_of(""))
-
-
-def _sum(one: Count, other: Count) -> Count:
-    return Count(one.number + other.number, one.about or other.about)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from outbox.model.parking import STATES, State
 from outbox.store.database import Channel
@@ -91,66 +90,42 @@ _BY_ERROR = """
 
 
 def status_of_parked(channel: Channel, subscription: str) -> ParkedStatus:
-    """Return the status of what a subscription has parked."""
-    return _Looks(channel, subscription).status()
+    """Return the status of what a subscription has parked, from looks at all states."""
+    looks = {state: _look(channel, subscription, state) for state in STATES}
+    unsent = [looks[state][1] for state in UNSENT]
+    if looks["delayed"][0]:
+        overdue = channel.rows(_OVERDUE, subscription=subscription, limit=MOST_COUNTED + 1)[0][0]
+        unsent.append(channel.database.dialect.clock.read(overdue))
+    return ParkedStatus(
+        counts={state: Count.upto(number) for state, (number, _) in looks.items()},
+        unsent_since=min((each for each in unsent if each is not None), default=None),
+        troubles=tuple(
+            each for state in _FAILED if looks[state][0] for each in _by_error(channel, subscription, state)
+        ),
+    )
 
 
 def parked_counts(channel: Channel, subscription: str) -> dict[str, Count]:
     """Count what a subscription has parked, by state."""
-    looks = _Looks(channel, subscription)
-    return {state: Count.upto(looks.look(state).number) for state in STATES}
+    return {state: Count.upto(_look(channel, subscription, state)[0]) for state in STATES}
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The result of one bounded look at the rows of a state."""
-
-    number: int
-    due: datetime | None
+def _look(channel: Channel, subscription: str, state: State) -> tuple[int, datetime | None]:
+    """Count the messages in a state, and find the moment from which on the first could have been sent."""
+    number, due = channel.rows(_LOOK, subscription=subscription, state=state, limit=MOST_COUNTED + 1)[0]
+    return int(number), channel.database.dialect.clock.read(due)
 
 
-class _Looks:
-    """Bounded looks at the parked messages of one subscription."""
-
-    def __init__(self, channel: Channel, subscription: str) -> None:
-        self._database = channel.database
-        self._channel = channel
-        self._common = {"subscription": subscription, "limit": MOST_COUNTED + 1}
-
-    def status(self) -> ParkedStatus:
-        """Return the status, from looks at all states."""
-        looks = {state: self.look(state) for state in STATES}
-        unsent = [looks[state].due for state in UNSENT]
-        if looks["delayed"].number:
-            unsent.append(self._moment(self._rows(_OVERDUE)[0][0]))
-        return ParkedStatus(
-            counts={state: Count.upto(look.number) for state, look in looks.items()},
-            unsent_since=min((each for each in unsent if each is not None), default=None),
-            troubles=tuple(each for state in _FAILED if looks[state].number for each in self._by_error(state)),
-        )
-
-    def look(self, state: str) -> _Look:
-        """Count the messages in a state, and find the moment from which on the first could have been sent."""
-        number, due = self._rows(_LOOK, state=state)[0]
-        return _Look(int(number), self._moment(due))
-
-    def _by_error(self, state: State) -> list[Trouble]:
-        """Return the messages of a state by their error, the most frequent first."""
-        found: dict[str, tuple[str | None, int, datetime]] = {}
-        for error, number, parked in self._rows(
-            _BY_ERROR, state=state, characters=_MOST_CHARACTERS, errors=_MOST_ERRORS
-        ):
-            since = self._database.moment(parked)
-            like = _NUMBER.sub("#", error or "")
-            first, known, oldest = found.get(like, (error, 0, since))
-            found[like] = (first, known + int(number), min(oldest, since))
-        most = sorted(found.values(), key=lambda each: -each[1])[:_MOST_TROUBLES]
-        return [
-            Trouble(state=state, messages=Count.upto(number), since=since, error=error) for error, number, since in most
-        ]
-
-    def _rows(self, statement: str, **parameters: Any) -> Any:
-        return self._channel.rows(statement, **self._common, **parameters)
-
-    def _moment(self, stored: Any) -> datetime | None:
-        return self._database.dialect.clock.read(stored)
+def _by_error(channel: Channel, subscription: str, state: State) -> list[Trouble]:
+    """Return the messages of a state by their error, the most frequent first."""
+    limits = {"limit": MOST_COUNTED + 1, "characters": _MOST_CHARACTERS, "errors": _MOST_ERRORS}
+    found: dict[str, tuple[str | None, int, datetime]] = {}
+    for error, number, parked in channel.rows(_BY_ERROR, subscription=subscription, state=state, **limits):
+        since = channel.database.moment(parked)
+        like = _NUMBER.sub("#", error or "")
+        first, known, oldest = found.get(like, (error, 0, since))
+        found[like] = (first, known + int(number), min(oldest, since))
+    most = sorted(found.values(), key=lambda each: -each[1])[:_MOST_TROUBLES]
+    return [
+        Trouble(state=state, messages=Count.upto(number), since=since, error=error) for error, number, since in most
+    ]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any
@@ -77,18 +77,13 @@ class Purged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Old:
-    """The messages that are old enough to be deleted: written `before` a moment, with ids up to `last_id`."""
+class Kept:
+    """Old messages that are kept elsewhere, as in an archive: written `before` a moment, with ids up to `last_id`, and
+    seen by `position`.
+    """
 
     before: datetime
     last_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The messages that are kept elsewhere, as in an archive: of the old ones, all that `position` sees."""
-
-    old: Old
     position: Position
 
 
@@ -155,13 +150,18 @@ class Purge:
             self._database.sql(each, gone=gone) for each in (_HIGHEST, _DELETE, _COUNT)
         )
 
-    def run(self, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
-        """Delete the rows that may be deleted; with `kept`, only rows that are kept elsewhere.
-
-        Raises:
-            SubscriptionError: there is no subscription, so nobody can tell which rows are still needed.
-        """
-        return self._go(older_than, kept, rehearsal=False)
+    def run(self, older_than: timedelta, *, kept: Kept | None = None, rehearsal: bool = False) -> Purged:
+        """Delete all old rows that nobody needs; with `kept`, only rows that are kept elsewhere. A rehearsal counts."""
+        identity.verify(self._channel)
+        before = self._moment_before(older_than) if kept is None else kept.before
+        self._passed_by_all()
+        first, last = ids_before(self._channel, before)
+        last = last if kept is None else min(last, kept.last_id)
+        count = self._counted if rehearsal else self._deleted
+        rows = sum(count(bounds, kept) for bounds in self._bounds(first, last, before))
+        if not rehearsal:
+            deque(self._delete_ops(before, older_than), maxlen=0)
+        return Purged(rows=rows, before=before, held_by=self._holding(last))
 
     def batches(self, keep: timedelta) -> Iterator[int]:
         """Delete as `run` does, with a pause for the caller after each batch, which yields the number of rows.
@@ -177,56 +177,34 @@ class Purge:
             yield self._deleted(bounds)
         yield from self._delete_ops(before, keep)
 
-    def rehearse(self, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
-        """Count the rows that `run` would delete, and delete nothing."""
-        return self._go(older_than, kept, rehearsal=True)
-
-    def old(self, older_than: timedelta) -> Old:
-        """Find out which messages are old enough to be deleted; raise without any subscription."""
+    def kept(self, older_than: timedelta, position: Position) -> Kept:
+        """Return the old messages that `position` sees and every subscription has passed; raise without any."""
         identity.verify(self._channel)
-        self._passed_by_all()
-        before = self._moment_before(older_than)
-        return Old(before=before, last_id=ids_before(self._channel, before)[1])
-
-    def passed(self, kept: Kept) -> Kept:
-        """Narrow what is kept elsewhere to what every subscription has passed, and may be deleted now."""
-        return replace(kept, position=self._passed_by_all(kept))
+        before, passed = self._moment_before(older_than), self._passed_by_all(position)
+        return Kept(before=before, last_id=ids_before(self._channel, before)[1], position=passed)
 
     def held(self, kept: Kept) -> Held | None:
         """Return where those messages lie in the database that are kept elsewhere; None: nowhere.
 
         Half messages without a verdict count.
         """
-        first, _ = ids_before(self._channel, kept.old.before)
-        bounds = {"before": self._database.dialect.clock.bind(kept.old.before), "piece": _PIECE}
+        first, _ = ids_before(self._channel, kept.before)
+        bounds = {"before": self._database.dialect.clock.bind(kept.before), "piece": _PIECE}
         seen = {"head": kept.position.head, "open": self._database.bind(kept.position.open)}
         runs: list[tuple[int, int]] = []
         lowest = kept.position.head
-        for after, upto in self._spans(first, kept.old.last_id):
+        for after, upto in self._spans(first, kept.last_id):
             for low, high, number in self._channel.rows(self._held, after=after, upto=upto, **bounds, **seen):
                 lowest = min(lowest, number)
                 begins = runs.pop()[0] if runs and low - runs[-1][1] <= _PIECE else low
                 runs.append((begins, high))
         return Held(lowest, tuple(runs)) if runs else None
 
-    def _go(self, older_than: timedelta, kept: Kept | None, *, rehearsal: bool) -> Purged:
-        identity.verify(self._channel)
-        before = self._moment_before(older_than) if kept is None else kept.old.before
-        self._passed_by_all()
-        first, last = ids_before(self._channel, before)
-        last = last if kept is None else min(last, kept.old.last_id)
-        count = self._counted if rehearsal else self._deleted
-        rows = sum(count(bounds, kept) for bounds in self._bounds(first, last, before))
-        if not rehearsal:
-            deque(self._delete_ops(before, older_than), maxlen=0)
-        return Purged(rows=rows, before=before, held_by=self._holding(last))
-
     def _counted(self, bounds: dict[str, Any], kept: Kept | None) -> int:
-        passed = self._passed_by_all(kept)
+        passed = self._passed_by_all(*([] if kept is None else [kept.position]))
         return int(self._channel.rows(self._count, **bounds, **self._of(passed))[0][0])
 
     def _bounds(self, first: int, last: int, before: datetime) -> Iterator[dict[str, Any]]:
-        """Yield the parameters of one batch after the other."""
         for after, upto in self._spans(first, last):
             yield {"after": after, "upto": upto, "before": self._database.dialect.clock.bind(before)}
 
@@ -235,13 +213,15 @@ class Purge:
         with self._channel.transaction():
             self._channel.run(_LOCK)
             stored, purged_id = self._channel.rows(_PURGED)[0]
-            passed = self._passed_by_all(kept)
+            passed = self._passed_by_all(*([] if kept is None else [kept.position]))
             chosen = {**bounds, **self._of(passed)}
             highest = self._channel.rows(self._highest, **chosen)[0][0]
             if highest is None:
                 return 0
             gone = self._channel.run(self._delete, **chosen, highest=highest)
-            purged = _deleted_of(passed, highest)
+            # What all have passed, up to the highest deleted number. A reader without a subscription compares the
+            # position with a window, and would take the newest rows for lost if it saw them.
+            purged = Position.of(highest + 1, passed.open)
             purged = purged if stored is None else purged.union(Position.parse(stored))
             self._channel.run(_RECORD, purged=str(purged), id=max(purged_id, bounds["upto"]))
         return gone
@@ -260,10 +240,10 @@ class Purge:
     def _of(self, passed: Position) -> dict[str, Any]:
         return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}
 
-    def _passed_by_all(self, kept: Kept | None = None) -> Position:
+    def _passed_by_all(self, *others: Position) -> Position:
         """Return what the stored bases of all subscriptions see; a partly settled window is not passed."""
-        bases = [base for _, base in stored_bases(self._channel)]
-        return _seen_by_all(bases if kept is None else [*bases, kept.position])
+        bases = [*(base for _, base in stored_bases(self._channel)), *others]
+        return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
 
     def _spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield spans of ids, (after, upto], that hold one batch each."""
@@ -283,17 +263,3 @@ class Purge:
 
     def _moment_before(self, age: timedelta) -> datetime:
         return self._database.moment(self._channel.rows(_CUTOFF, seconds=-age.total_seconds())[0][0])
-
-
-def _seen_by_all(bases: Sequence[Position]) -> Position:
-    """Return the position that sees what all of these see."""
-    return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
-
-
-def _deleted_of(passed: Position, highest: int) -> Position:
-    """Return the position that sees the deleted rows: what all had passed, up to the highest deleted number.
-
-    A reader without a subscription compares the position with a window. A position of all passed rows would report the
-    newest rows as lost although they are there.
-    """
-    return Position.of(highest + 1, passed.open)

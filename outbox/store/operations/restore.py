@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox.errors import SubscriptionError
-from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST
 from outbox.model.subscription import Subscription
-from outbox.model.topics import Topics
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Restore
-from outbox.store.log.filtering import condition_of
+from outbox.store.log.log import Log
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now} AND partition >= 0"
@@ -89,23 +87,10 @@ def _again(channel: Channel) -> list[Again]:
 
 
 def _sent_again(channel: Channel, subscription: Subscription) -> int:
-    database, selection = channel.database, subscription.selection
-    topics = Topics.of(selection.topics)
-    parameters = {
-        **database.dialect.values.bind_topics(topics),
-        "tags": None if selection.tags is None else database.bind(selection.tags),
-        "hidden": "" if topics.halves else HALF_TOPIC,
-        "skips": selection.skips,
-        "only": selection.only,
-        "name": subscription.name,
-    }
-    values, of_filter = database.dialect.values, "TRUE"
-    if selection.filter is not None:
-        filtered = condition_of(selection.filter, values.filtering)
-        of_filter = filtered.sql
-        parameters |= filtered.parameters
-    statement = database.sql(_statements(channel).again, of_topics=values.of_topics, of_filter=of_filter)
-    return int(channel.rows(statement, **parameters)[0][0])
+    log = Log(selection=subscription.selection)
+    chosen = log.choosing(channel, channel.database.dialect.reads.chosen)
+    statement = channel.database.sql(_statements(channel).again, chosen=chosen)
+    return int(channel.rows(statement, **log.chosen(channel), name=subscription.name)[0][0])
 
 
 def _statements(channel: Channel) -> Restore:

@@ -12,12 +12,10 @@ from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription
-from outbox.model.topics import Topics
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import OF_SLOTS, slots_of
-from outbox.store.dialects.statements import Row
+from outbox.store.dialects.statements import Row, Sql
 from outbox.store.half_messages.half import REAL_TOPIC
-from outbox.store.log.filtering import condition_of
+from outbox.store.log.log import Log
 from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
 from outbox.store.subscriptions.holds import Hold, hold_of
 from outbox.store.subscriptions.leases import Leases
@@ -25,8 +23,7 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 #: An estimate reads at so many places of the log, so many rows at each.
-_PLACES = 32
-_ROWS_A_PLACE = 512
+_PLACES, ROWS_A_PLACE = 32, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +168,12 @@ def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
     return Count.upto(channel.rows(_WRITTEN, half=HALF_TOPIC, limit=MOST_COUNTED + 1)[0][0])
 
 
+def places(first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the places of the log at which an estimate reads: the first id, and the end of ids."""
+    width = max(1, -(-(end - first) // _PLACES))
+    return ((start, min(start + width, end)) for start in range(first, end, width))
+
+
 def _standing(channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:
     unsettled = [_Unsettled(channel, subscription, each) for each in subscription.all_partitions()]
     partitions = tuple(_of_partition(channel, each, now) for each in unsettled)
@@ -223,34 +226,16 @@ class _Unsettled:
         if stop is not None and self._progress.target is None and not self.arrived:
             # All of the rest lies in one window, whether a worker has opened the window or not.
             self._progress = Progress(self._progress.base, stop, -1)
-        slots = slots_of(partition)
-        topics, only = Topics.of(subscription.selection.topics), subscription.selection.only
-        values = database.dialect.values
-        of_topics = values.of_topics if topics.halves else f"topic <> :half AND {values.of_topics}"
-        of_writers = "coalesce(direct, '') <> :direct" if only is None else "direct = :direct"
-        tags = subscription.selection.tags
-        of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
+        log = Log(selection=subscription.selection, partition=partition)
         is_check = subscription.kind == "check"
-        # A look reads only the columns that it needs, because rows are copied for it.
-        filtered = None
-        if subscription.selection.filter is not None:
-            filtered = condition_of(subscription.selection.filter, values.filtering)
-        more = ", tags, key, headers" if tags is not None or filtered is not None or is_check else ""
-        self._columns = f"id, topic, direct, created_at, deliver_at{more}{', slot' if slots else ''}"
         self._since = "created_at" if is_check else _DUE
-        still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
-        of_slots = OF_SLOTS if slots else "TRUE"
-        of_filter = "TRUE" if filtered is None else filtered.sql
-        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open} AND {of_slots} AND {of_filter}"
-        self._common = {
-            **values.bind_topics(topics),
-            "half": HALF_TOPIC,
-            "tags": database.bind(tags or ()),
-            "direct": subscription.selection.skips if only is None else only,
-            "limit": MOST_COUNTED + 1,
-            **slots,
-            **({} if filtered is None else filtered.parameters),
-        }
+        # A look reads only the columns that it needs, because rows are copied for it.
+        more = ", key, headers" if subscription.selection.filter is not None or is_check else ""
+        self._columns = f"id, topic, tags, slot, direct, created_at, deliver_at{more}"
+        self._selected = log.choosing(channel, database.dialect.reads.chosen)
+        if is_check:
+            self._selected = Sql(f"{self._selected} AND {database.sql(UNDECIDED)}")
+        self._common = {**log.chosen(channel), "limit": MOST_COUNTED + 1}
         self._parts = [self._part(*look) for look in self._looks()]
 
     def count(self) -> Count:
@@ -322,13 +307,12 @@ class _Unsettled:
         known = [part.first_id for part in self._parts if part.first_id is not None]
         first = min(known if after in (None, -1) else [*known, after + 1])
         end = int(self._channel.rows(_LAST_ID)[0][0] or 0) + 1
-        width = max(1, -(-(end - first) // _PLACES))
-        return round(sum(self._sampled(start, min(start + width, end)) for start in range(first, end, width)))
+        return round(sum(self._sampled(*place) for place in places(first, end)))
 
     def _sampled(self, first: int, end: int) -> float:
-        span = {"first": first, "end": end, "limit": _ROWS_A_PLACE}
+        span = {"first": first, "end": end, "limit": ROWS_A_PLACE}
         rows, ours, last = self._rows(_SAMPLE, {**self._bounds, **span})[0]
-        return float(ours if rows < _ROWS_A_PLACE else ours * (end - first) / (last - first + 1))
+        return float(ours if rows < ROWS_A_PLACE else ours * (end - first) / (last - first + 1))
 
     def _rows(
         self, statement: str, parameters: dict[str, Any], *, rows: str = "", meant: str = "", **parts: str

@@ -191,7 +191,6 @@ class Leases:
         self._channel.run(_NOTICE, subscription=subscription, notice=notice, seconds=-since)
 
     def _listed(self, rows: Sequence[Sequence[object]]) -> tuple[str, dict[str, object]]:
-        """Return rows of values as SQL, and their parameters."""
         bound = {f"v{number}_{column}": value for number, row in enumerate(rows) for column, value in enumerate(row)}
         listed = (
             f"({', '.join(f':v{number}_{column}' for column in range(len(row)))})" for number, row in enumerate(rows)
@@ -204,7 +203,6 @@ class Leases:
 
 
 def _key_of(partition: Partition) -> tuple[object, ...]:
-    """Return the primary key of its row."""
     return partition.subscription, partition.generation, partition.partition
 
 

@@ -412,7 +412,6 @@ class Parked:
             )
 
     def _rows(self, statement: str, **parameters: Any) -> list[Row]:
-        """Run a statement about the slots of the partition."""
         return self._channel.rows(self._database.sql(statement, of_slots=self._of_slots), **self._common, **parameters)
 
     def _run(self, statement: str, ids: Collection[int]) -> None:

@@ -103,9 +103,6 @@ class ProgressLog:
         """Make sure that ids were not given out again since the subscription passed them.
 
         To be called before anything is handled, and where a settle wrote nothing.
-
-        Raises:
-            DatabaseError: ids were given out again.
         """
         id = self.given_again().get(subscription)
         if id is not None:
@@ -157,7 +154,6 @@ class ProgressLog:
 
 
 def _parameters(progress: Progress) -> dict[str, object]:
-    """Return the columns of a progress."""
     return {
         "base": str(progress.base),
         "target": None if progress.target is None else str(progress.target),

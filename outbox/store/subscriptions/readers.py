@@ -45,9 +45,6 @@ class Readers:
         """Create the subscription of an archive, or find it; store the given hold and topics.
 
         Retention waits from the first progress on.
-
-        Raises:
-            SubscriptionError: as `require_registrable`.
         """
         self.require_registrable(name, archive=archive, hold=hold)
         with self._subscriptions.changing():

@@ -46,7 +46,6 @@ class NatsServer(LocalServer):
 
 
 def _nats_program() -> Path:
-    """Return the path of the NATS server: in the wheel, or on the PATH; raise `ServerMissing` without one."""
     found = next(_nats_places(), None)
     if found is None:
         raise ServerMissing("no NATS server program: pip install 'outbox-log[demo]', or put nats-server on the PATH")

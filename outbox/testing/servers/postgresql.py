@@ -1,4 +1,4 @@
-"""A private PostgreSQL, a standby, and the path of the programs."""
+"""A private PostgreSQL, and the path of the programs."""
 
 from __future__ import annotations
 
@@ -67,12 +67,6 @@ class PostgresServer(LocalServer):
             self._create_cluster()
         return super().start()
 
-    @property
-    def postmaster_pid(self) -> int:
-        """The process id of the running server."""
-        assert self._program is not None, "the server is not running"
-        return self._program.pid
-
     def url(self, database: str = "postgres") -> str:
         """Return the SQLAlchemy URL of a database."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
@@ -90,18 +84,6 @@ class PostgresServer(LocalServer):
     def drop_database(self, name: str) -> None:
         """Drop a database if there is one, with all connections."""
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-
-    def backend_pids(self, database: str | None = None) -> list[int]:
-        """Return the process ids of the connections of clients, to one database or to all."""
-        query = sql.SQL(
-            "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-            " AND ({database}::text IS NULL OR datname = {database}) ORDER BY pid"
-        )
-        return [pid for (pid,) in self._execute(query.format(database=sql.Literal(database)))]
-
-    def standby(self) -> PostgresServer:
-        """Start a hot standby that follows by streaming, and return the standby; the caller closes it."""
-        return _Standby(self).start()
 
     def _command(self) -> Sequence[str | Path]:
         settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", **self._settings}
@@ -162,25 +144,10 @@ class PostgresServer(LocalServer):
             self._connection = None
 
 
-class _Standby(PostgresServer):
-    """A copy of a running server that follows the changes."""
-
-    def __init__(self, primary: PostgresServer) -> None:
-        super().__init__(durable=primary._durable, settings=primary._settings)
-        self._primary = primary
-
-    def _create_cluster(self) -> None:
-        source = ["-h", "127.0.0.1", "-p", str(self._primary.port), "-U", "postgres"]
-        self._run("pg_basebackup", "-D", self.data, *source, "-R", "-X", "stream", "-c", "fast", "--no-sync")
-
-
 def postgres_programs(account: Account | None) -> Path:
-    """Return the folder with `postgres`, `initdb` and `pg_basebackup`, as `account` can run them.
+    """Return the folder with `postgres` and `initdb`, as `account` can run them.
 
     First comes the folder in `OUTBOX_TEST_PG_BIN`, then the wheel's PostgreSQL, then the newest of Debian's.
-
-    Raises:
-        ServerMissing: there are no such programs.
     """
     chosen = os.environ.get("OUTBOX_TEST_PG_BIN")
     folder = next((place for place in _postgres_places(chosen) if (place / "initdb").exists()), None)

@@ -179,7 +179,7 @@ class Storm:
         for victim in victims:
             if kind == "stop":
                 with suppress(subprocess.TimeoutExpired):
-                    victim.wait(30)
+                    victim.wait(60)
             victim.kill()
             victim.wait()
 

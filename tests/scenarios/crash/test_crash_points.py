@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from outbox import Message, Outbox, Relay, Retry, Verdict
 from outbox import create_engine as create_outbox_engine
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.support.faults import arm_kill
 from tests.support.programs import ROOT, run

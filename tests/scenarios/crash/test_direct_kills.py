@@ -135,9 +135,9 @@ def test_writers_and_relays_are_killed_at_any_moment(pg_engine: Engine, tmp_path
         battle.enough()
         for process, writes in processes:
             if writes:
-                assert eventually(lambda: not process.running, 60)  # noqa: B023 - asked at once
+                assert eventually(lambda: not process.running)  # noqa: B023 - asked at once
                 assert process.end(signal.SIGTERM) == 0, battle.log.read_text()[-3000:]
-        complete = eventually(battle.complete, 60)
+        complete = eventually(battle.complete)
         time.sleep(12)  # what comes again comes after the grace
     finally:
         for process, _ in processes:

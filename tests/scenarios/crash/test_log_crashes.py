@@ -151,7 +151,7 @@ def test_a_worker_delivers_what_was_committed_after_a_crash(durable, crash):
         assert eventually(lambda: len(handler.messages) >= 39)
     finally:
         relay.stop()
-        thread.join(20)
+        thread.join(60)
 
     assert texts(handler.messages) == [str(n) for n in range(1, 40)]
 

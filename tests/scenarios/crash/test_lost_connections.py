@@ -35,7 +35,7 @@ def running(outbox: Outbox, destination: Destination, **options: Any) -> Iterato
     finally:
         destination.hanging = lambda _messages: False
         relay.stop()
-        relay.join(30)
+        relay.join(60)
 
 
 def epoch(engine: Engine) -> int:

@@ -53,7 +53,7 @@ def test_an_outage_counts_nothing_and_the_backlog_drains_in_order(engine, full, 
     heal(destination)
     drained = eventually(lambda: len(set(destination.bodies)) >= count)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert during == (0, 0, 0)
     assert drained
@@ -79,7 +79,7 @@ def test_one_missing_topic_among_three_stops_only_itself(engine, full):
     heal(destination)
     drained = eventually(lambda: len(destination.messages) >= count)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert (others, waits, drained) == (True, True, True)
     assert during == (0, [])
@@ -102,7 +102,7 @@ def test_a_partition_pauses_when_too_many_wait(pg_engine, monkeypatch):
     heal(destination)
     drained = eventually(lambda: len(destination.messages) >= 400)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert paused
     assert during == (100, {"waiting": 50})
@@ -131,7 +131,7 @@ def test_jetstream_may_go_away_for_a_while(pg_engine, stream, full, trouble):
     stream.recover()
     drained = eventually(lambda: len(stream.received()) >= count, 120)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert during == ({}, 0)
     assert drained
@@ -154,7 +154,7 @@ def test_a_stream_that_is_missing_holds_up_its_own_topic_only(pg_engine, stream)
     stream.take("topic0", "topic1", "topic2")
     drained = eventually(lambda: len(stream.received()) >= 300)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert (others, waits, counted, drained) == (True, True, 0, True)
     assert [m.body for m in stream.stored() if m.key == "k1"] == expected(1, 300, 3)

@@ -33,7 +33,7 @@ def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
     eventually(lambda: len(destination.messages) == 3)
     took = time.monotonic() - sent_at
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert early == [b"placed", b"at once"]
     assert destination.bodies == [b"placed", b"at once", b"reminder"]
@@ -56,7 +56,7 @@ def test_a_delayed_message_stands_behind_what_is_blocked_when_it_falls_due(engin
         outbox.send(session, "t", b"later", key="k")
     held = eventually(lambda: states(engine) == {"retry": 1, "blocked": 3})
     relay.stop()
-    relay.join(20)
+    relay.join(60)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE outbox_parked SET state = 'dead', due_at = NULL WHERE state = 'retry'")
     destination.answer = lambda _message: DONE
@@ -107,6 +107,6 @@ def test_a_retried_message_keeps_its_id_and_its_bytes(engine):
     relay.start()
     eventually(lambda: len(destination.messages) == 1)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert attempts == [(n, sent, b"\x00\xff", {"a": "é"}) for n in (1, 2, 3)]

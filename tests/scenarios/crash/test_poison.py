@@ -45,7 +45,7 @@ def test_a_poison_message_concerns_its_own_key_only(engine, form, on_dead):
     reached = COUNT - 1 - (BEHIND if on_dead == "block" else 0)
     eventually(lambda: len([m for m in destination.messages if m.key is not None]) >= reached)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     own = expected(POISON % KEYS, COUNT, KEYS)
     before = own[: own.index(str(POISON).encode())]
@@ -69,15 +69,15 @@ def test_a_message_that_hangs_the_sender_keeps_what_its_call_has_and_no_more(pg_
     relay = relay_to(destination, outbox, deadline=timedelta(seconds=0.5))
 
     relay.start()
-    assert eventually(lambda: states(pg_engine).get("waiting", 0) > 0, 60)
+    assert eventually(lambda: states(pg_engine).get("waiting", 0) > 0)
     with outbox.begin() as session:
         outbox.send(session, "other", b"of another key", key="another")
-    beside = eventually(lambda: b"of another key" in destination.bodies, 60)
+    beside = eventually(lambda: b"of another key" in destination.bodies)
     before = len(destination.messages)
     released = True
-    drained = eventually(lambda: len(destination.messages) >= COUNT + 1, 60)
+    drained = eventually(lambda: len(destination.messages) >= COUNT + 1)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert (beside, drained) == (True, True)
     assert 0 < before < COUNT
@@ -102,7 +102,7 @@ def test_a_decision_lets_the_key_go_on_in_order(engine, verb):
     fill(outbox, KEYS, keys=KEYS, first=COUNT)
     eventually(lambda: len(destination.messages) >= whole + KEYS)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     own = [body for body in expected(POISON % KEYS, COUNT + KEYS, KEYS) if verb == "replay" or body != b"105"]
     assert (blocked, drained, emptied) == (True, True, True)
@@ -125,7 +125,7 @@ def test_a_hot_key_catches_up_with_its_own_arrivals(pg_engine, full):
             outbox.send(session, "topic0", str(count + extra), key="k0")
     drained = eventually(lambda: len(destination.messages) >= count + 49)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert (blocked, drained) == (True, True)
     assert destination.bodies == [str(n).encode() for n in range(1, count + 50)]

@@ -30,7 +30,7 @@ PROGRAM = """
 import sys, time
 from datetime import timedelta
 from outbox import Done, Outbox, Relay, create_engine
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 
 class Slow:

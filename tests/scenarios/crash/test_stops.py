@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from outbox import HungHandlerError, Message, Outbox, Relay, Retry, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.support.destination import Answer, Destination, relay_to
 from tests.support.parked import states
@@ -111,7 +111,7 @@ def delivered_after(outbox: Outbox, destination: Destination, rows: int) -> list
         relay.until_empty()
         return states(outbox.engine) == {}
 
-    assert eventually(empty, 60)
+    assert eventually(empty)
     return destination.bodies + second.bodies
 
 
@@ -242,18 +242,18 @@ def test_a_call_that_comes_back_while_its_relay_gives_up_costs_nothing(outbox, r
         if point == "worker.after_settle" and "worker.after_park" in points:
             hangs = False
             for thread in threads:
-                thread.join(20)
+                thread.join(60)
 
     destination.hanging = hanging
     relay = relay_of(outbox, destination, rows, timedelta(seconds=0.5))
     failpoints.arm(reached)
     try:
         relay.start()
-        arrived = eventually(lambda: len(set(destination.bodies)) == COUNT and states(outbox.engine) == {}, 60)
+        arrived = eventually(lambda: len(set(destination.bodies)) == COUNT and states(outbox.engine) == {})
     finally:
         failpoints.arm(None)
         relay.stop()
-        relay.join(20)
+        relay.join(60)
 
     lost, repeated = lost_and_repeated(destination.bodies)
     assert (arrived, lost) == (True, [])

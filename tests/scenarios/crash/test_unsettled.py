@@ -86,16 +86,16 @@ def test_what_cannot_be_settled_is_not_sent_again_and_again(engine, trouble, cap
     relay = relay_to(destination, outbox)
     relay.start()
     fill(outbox, 1, first=1000)
-    assert eventually(lambda: destination.bodies == [b"1000"] and unsettled(engine) == 0, 60)
+    assert eventually(lambda: destination.bodies == [b"1000"] and unsettled(engine) == 0)
     with trouble(engine):
         destination.offered = 0
         fill(outbox, COUNT, keys=COUNT)
-        assert eventually(lambda: destination.offered >= COUNT, 60)
+        assert eventually(lambda: destination.offered >= COUNT)
         time.sleep(SECONDS)
         offered = destination.offered
-    settled = eventually(lambda: unsettled(engine) == 0, 60)
+    settled = eventually(lambda: unsettled(engine) == 0)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert settled
     assert offered <= MOST_OFFERS
@@ -117,14 +117,14 @@ def test_what_is_refused_at_the_commit_is_not_sent_again_and_again(pg_engine):
         connection.execute(text(deferred))
     relay.start()
     fill(outbox, COUNT, keys=COUNT)
-    assert eventually(lambda: destination.offered >= COUNT, 60)
+    assert eventually(lambda: destination.offered >= COUNT)
     time.sleep(SECONDS)
     offered = destination.offered
     with pg_engine.begin() as connection:
         connection.execute(text(DROP["postgresql"]))
-    settled = eventually(lambda: parked(pg_engine) == COUNT, 60)
+    settled = eventually(lambda: parked(pg_engine) == COUNT)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert settled
     assert offered <= MOST_OFFERS
@@ -136,16 +136,16 @@ def test_what_was_parked_and_cannot_be_settled_is_not_sent_again_and_again(engin
     relay = relay_to(destination, outbox, retry=RetryPolicy(attempts=100, wait=wait_fixed(0.1)))
     relay.start()
     fill(outbox, COUNT, keys=COUNT)
-    assert eventually(lambda: parked(engine) == COUNT, 60)
+    assert eventually(lambda: parked(engine) == COUNT)
     with refused(engine, "outbox_parked", "DELETE"):
         destination.offered = 0
         destination.answer = lambda _: DONE
-        assert eventually(lambda: destination.offered >= COUNT, 60)
+        assert eventually(lambda: destination.offered >= COUNT)
         time.sleep(SECONDS)
         offered = destination.offered
-    settled = eventually(lambda: parked(engine) == 0, 60)
+    settled = eventually(lambda: parked(engine) == 0)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert settled
     assert offered <= MOST_OFFERS
@@ -197,13 +197,13 @@ def test_a_task_that_is_refused_ends_no_relay(engine, table, caplog):
     relay = relay_to(destination, outbox, upkeep=Upkeep(prune_expired=0.1))
     with refused(engine, table, "DELETE", code="42501"):
         relay.start()
-        assert eventually(lambda: "cannot delete" in caplog.text, 60)
+        assert eventually(lambda: "cannot delete" in caplog.text)
         time.sleep(1)
         fill(outbox, 1)
-        arrived = eventually(lambda: destination.bodies == [b"0"], 60)
+        arrived = eventually(lambda: destination.bodies == [b"0"])
         said = [record for record in caplog.records if "cannot delete" in record.getMessage()]
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert arrived
     assert len(said) == 1

@@ -16,8 +16,7 @@ from outbox.model.parking import NOTHING_HELD, Held, Parking
 from outbox.model.position import Progress
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import Listeners, Teller

@@ -16,7 +16,7 @@ from pathlib import Path
 from outbox import Done, Message, Outbox, Relay, create_engine
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.scenarios.exactness import twins
 from tests.scenarios.exactness.history import HistoryFile, delivery_of

@@ -17,8 +17,7 @@ from outbox.model.parking import Parking
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions

@@ -115,7 +115,7 @@ def test_a_keyed_send_without_a_flush_reorders_the_key(
 
     other = threading.Thread(target=write, args=("other", lambda: None))
     write("one", write_the_other)
-    other.join(30)
+    other.join(60)
 
     script.deliver()
 

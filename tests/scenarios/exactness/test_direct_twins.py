@@ -100,7 +100,7 @@ def nothing_fails(engine: Engine) -> list[bytes]:
         assert eventually(lambda: at_rest(outbox) and b"1" in destination.bodies)
         time.sleep(3)
         relay.stop()
-        relay.join(20)
+        relay.join(60)
     return destination.bodies
 
 

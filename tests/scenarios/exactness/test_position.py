@@ -17,8 +17,7 @@ from outbox.model.message import uuid7
 from outbox.model.position import EARLIEST, Position, Progress, Window
 from outbox.store.database import Channel, Database
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.limits import Limits
-from outbox.store.log.log import Log
+from outbox.store.log.log import Limits, Log
 from outbox.store.operations.check import tables_of
 from tests.support.readers import selection_of
 

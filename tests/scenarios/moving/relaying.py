@@ -10,7 +10,7 @@ from pathlib import Path
 
 from outbox import Done, Message, Outbox, Relay, create_engine
 from outbox.model.verdict import DONE
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.scenarios.moving.arrivals import Arrival
 

@@ -5,7 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from outbox.testing.servers import PostgresServer
 from outbox.testing.servers.postgresql import postgres_programs
 from outbox.testing.servers.process import run_to_end, scratch_folder, unprivileged
 from tests.support.command_line import outbox as typed
+from tests.support.servers.postgresql import Standby
 from tests.support.waiting import eventually
 
 _LOG = "SELECT key, convert_from(body, 'UTF8') FROM outbox_message ORDER BY id"
@@ -180,7 +181,7 @@ def test_a_promoted_standby_goes_on_by_itself():
         name = primary.start().create_database("shop").rpartition("/")[2]
         alone = create_engine(primary.url(name))
         migrate.upgrade(alone)
-        with closing(primary.standby()) as standby:
+        with Standby(primary) as standby:
             check_who_pins(alone, standby.url(name))
             hosts = f"?host=127.0.0.1:{primary.port}&host=127.0.0.1:{standby.port}"
             url = f"postgresql+psycopg://postgres@/{name}{hosts}&target_session_attrs=read-write"

@@ -13,6 +13,7 @@ from functools import partial
 from tests.scenarios.soak.plan import PARTITIONS, Action
 from tests.scenarios.soak.world import World, noted
 from tests.support.pausing import paused
+from tests.support.servers.postgresql import backend_pids, postmaster_pid
 from tests.support.supervised import Supervised
 from tests.support.waiting import eventually
 
@@ -109,13 +110,13 @@ class Actions:
 
     def _end_at_once(self) -> None:
         server = self._world.postgresql
-        os.kill(server.postmaster_pid, signal.SIGQUIT)
+        os.kill(postmaster_pid(server), signal.SIGQUIT)
         server.stop()
 
     def _kill_backend(self, _action: Action) -> None:
         """The server takes it for a crash, ends all others and recovers."""
         with noted(self._world.troubles):
-            found = self._world.postgresql.backend_pids("shop")
+            found = backend_pids(self._world.postgresql, "shop")
             if found:
                 os.kill(random.choice(found), signal.SIGKILL)
                 self._world.rows_at_last("SELECT 1")

@@ -57,7 +57,7 @@ def test_a_year_of_messages_in_a_minute(engine, full):
         empty = eventually(lambda: figures(outbox)[0] == 0)
     finally:
         relay.stop()
-        relay.join(20)
+        relay.join(60)
 
     (warm, later) = (sizes[days // 4 : days // 2], sizes[days // 2 :])
     print(

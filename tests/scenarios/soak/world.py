@@ -31,6 +31,7 @@ from tests.scenarios.soak.writing import KEYS, TOPICS, topic_of
 from tests.support.durable_destinations import PREFIX, DurableDestination, JetStream, Kafka
 from tests.support.programs import run
 from tests.support.records import RecordFile
+from tests.support.servers.postgresql import backend_pids
 from tests.support.servers.proxy import TcpProxy
 from tests.support.supervised import Supervised
 
@@ -205,7 +206,7 @@ class World:
 
     def connections(self) -> int:
         """How many connections the database has."""
-        return len(self.postgresql.backend_pids("shop"))
+        return len(backend_pids(self.postgresql, "shop"))
 
     def said(self) -> str:
         """What the processes said last, for a failure."""

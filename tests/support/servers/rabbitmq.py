@@ -14,7 +14,7 @@ from outbox.testing.servers.process import free_port, run_to_end
 class RabbitServer(LocalServer):
     """A RabbitMQ of this process alone, open to the user `guest` on the loopback interface.
 
-    `settings` are lines of its `rabbitmq.conf` by name.
+    `settings` are lines of its `rabbitmq.conf` by name, `plugins` the names of those that it loads.
     """
 
     _stop_signals = (signal.SIGTERM,)
@@ -22,12 +22,19 @@ class RabbitServer(LocalServer):
     #: group, and ends with it.
     _SCRIPT = 'epmd -address 127.0.0.1 -port "$ERL_EPMD_PORT" & exec "$0"'
 
-    def __init__(self, *, settings: Mapping[str, str] = NO_SETTINGS, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, str] = NO_SETTINGS,
+        plugins: Sequence[str] = (),
+        directory: Path | None = None,
+    ) -> None:
         self._programs = _rabbitmq_programs()
         super().__init__("rabbitmq", directory, None)
         # By default it would block all publishers on a machine whose memory or disk others have filled.
         limits = {"vm_memory_high_watermark.absolute": "512MB", "disk_free_limit.absolute": "50MB"}
         self._settings = limits | dict(settings)
+        self._plugins = plugins
         self._variables: list[str] = []
         self._log_before = 0
 
@@ -47,7 +54,7 @@ class RabbitServer(LocalServer):
     def _command(self) -> Sequence[str | Path]:
         lines = (f"{name} = {value}\n" for name, value in self._settings.items())
         (self.folder / "rabbitmq.conf").write_text("".join(lines))
-        (self.folder / "enabled_plugins").write_text("[].")
+        (self.folder / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].")
         self._log_before = self._log.stat().st_size if self._log.exists() else 0
         variables = {
             "PATH": os.environ.get("PATH", os.defpath),

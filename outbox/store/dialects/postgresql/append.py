@@ -96,7 +96,6 @@ def _array(name: str, column: Sequence[Any]) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _numbered(shape: _Shape) -> tuple[str, ...]:
-    """Return the names of the parameters of VALUES, column by column."""
     return tuple(f"{name}_{row}" for name in shape.used for row in range(shape.rows))
 
 

@@ -131,11 +131,7 @@ class PostgresChannel:
 
     @contextmanager
     def transaction(self, *, patience: float | None = None) -> Iterator[None]:
-        """Run the statements inside between BEGIN and COMMIT on this connection.
-
-        Raises:
-            DatabaseError: a transaction is open on it already.
-        """
+        """Run the statements inside between BEGIN and COMMIT on this connection."""
         if self._driver.info.transaction_status in _IN_TRANSACTION:
             # The driver would make a savepoint, and whoever opened the transaction could take this one back.
             raise DatabaseError("a connection has one transaction at a time; another call needs another connection")
@@ -421,6 +417,7 @@ DIALECT = Dialect(
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
         page_late=_PAGE_WITH_LATE,
+        chosen=_CHOSEN,
         extent=_EXTENT,
         late=_LATE.replace(_RAW_COLUMNS, "{columns}"),
         messages=_messages,

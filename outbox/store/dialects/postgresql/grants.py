@@ -45,6 +45,8 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "relay": {
         "message": _READ,
         "meta": _READ,
+        # For /status and /metrics.
+        "op": _READ,
         "subscription": _KEEP,
         "lease": _KEEP,
         "progress": ("SELECT", "INSERT", "DELETE"),

@@ -31,10 +31,7 @@ RESTORE = Restore(
     # The messages that a subscription has read, and that get a new id because another one has not.
     again=f"""
     SELECT count(*) FROM {{message}} AS m
-    WHERE {{of_topics}} AND (CAST(:tags AS text[]) IS NULL OR tags = ANY(CAST(:tags AS text[])))
-      AND topic <> CAST(:hidden AS text) AND direct IS DISTINCT FROM CAST(:skips AS text)
-      AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text)) AND {{of_filter}}
-      AND {_UNREAD_BY_SOME}
+    WHERE {{chosen}} AND {_UNREAD_BY_SOME}
       AND NOT EXISTS (
           SELECT 1 FROM ({_STANDS}) AS p
           WHERE p.subscription = CAST(:name AS text) AND {_OWN} AND ({_AT_BEGINNING} OR {_UNREAD}))

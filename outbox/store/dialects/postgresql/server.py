@@ -72,9 +72,11 @@ _PINNED = """
     FROM pg_stat_replication WHERE age(backend_xmin) >= :transactions
 """
 _UNCLEANED = "SELECT name FROM pg_settings WHERE name IN ('autovacuum', 'track_counts') AND setting = 'off'"
+#: Every role may read these numbers, where pg_stat_activity hides the sessions of others.
 _CONNECTIONS = """
-    SELECT count(*), current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-    FROM pg_stat_activity WHERE backend_type = 'client backend'
+    SELECT sum(numbackends)::int,
+           current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+    FROM pg_stat_database
 """
 
 

@@ -35,6 +35,7 @@ from outbox.store.dialects.sqlite.check import check_ids, check_tables
 from outbox.store.dialects.sqlite.engine import commits_every_statement, configure, make_fit, waits_for_itself
 from outbox.store.dialects.sqlite.filtering import FILTERING
 from outbox.store.dialects.sqlite.locking import is_busy
+from outbox.store.dialects.sqlite.speech import stored_moment
 from outbox.store.dialects.statements import Parameters, Row, Script, Statement
 
 _PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
@@ -63,14 +64,6 @@ def _moment(value: Any) -> datetime | None:
     return None if value is None else datetime.fromisoformat(value).replace(tzinfo=UTC)
 
 
-def _bind_moment(moment: datetime) -> str:
-    """Return a moment as text, as SQLite writes moments: to the millisecond where that is exact.
-
-    The texts `.123` and `.123000` would compare as two moments.
-    """
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f").removesuffix("000")
-
-
 def _messages(rows: Sequence[Row]) -> list[Message]:
     return [stored_message((*row[:8], *map(_moment, row[8:11]), *row[11:])) for row in rows]
 
@@ -92,7 +85,7 @@ def _bound(row: Row) -> dict[str, Any]:
     bound = dict(zip(APPENDED, row, strict=True))
     bound["message_id"] = bound["message_id"].hex
     for moment in ("deliver_at", "expires_at"):
-        bound[moment] = None if bound[moment] is None else _bind_moment(bound[moment])
+        bound[moment] = None if bound[moment] is None else stored_moment(bound[moment])
     bound["delay"] = None if bound["delay"] is None else f"{bound['delay'].total_seconds():+.6f} seconds"
     return bound
 
@@ -173,7 +166,7 @@ DIALECT = Dialect(
         # Rounded, because differences of fractional days may come out a little too long; moments have milliseconds.
         seconds="round((julianday({until}) - julianday({since})) * 86400.0, 3)",
         from_milliseconds="strftime('%Y-%m-%d %H:%M:%f', CAST({value} AS integer) / 1000.0, 'unixepoch')",
-        bind=_bind_moment,
+        bind=stored_moment,
         read=_moment,
     ),
     values=Values(
@@ -197,6 +190,7 @@ DIALECT = Dialect(
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
         page_late=_PAGE,
+        chosen=_CHOSEN,
         extent=_EXTENT,
         late=None,
         messages=_messages,

@@ -34,11 +34,7 @@ def _require_legacy_control(connect_args: Mapping[str, Any]) -> None:
 
 
 def configure(engine: Engine, connect_args: Mapping[str, Any]) -> None:
-    """Set up an engine of our own: WAL, durable commits, and every transaction begins with the write lock.
-
-    Raises:
-        DatabaseError: `autocommit` is among the arguments for the driver.
-    """
+    """Set up an engine of our own: WAL, durable commits, and every transaction begins with the write lock."""
     _require_legacy_control(connect_args)
 
     @event.listens_for(engine, "connect")

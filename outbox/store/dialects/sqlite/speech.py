@@ -12,13 +12,12 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _moment(moment: datetime) -> str:
-    """Return a moment as a literal that sorts by time among the stored texts.
+def stored_moment(moment: datetime) -> str:
+    """Return a moment as text, as SQLite writes moments: to the millisecond where that is exact.
 
-    Stored texts have milliseconds or microseconds; of two with the same beginning the shorter sorts lower.
+    The texts `.123` and `.123000` would compare as two moments.
     """
-    written = moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-    return f"'{written.removesuffix('000')}'"
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f").removesuffix("000")
 
 
 SPEECH = Speech(
@@ -32,7 +31,7 @@ SPEECH = Speech(
     replaced={"xact_id": "r.id"},
     text=_quoted,
     uuid=lambda value: f"'{value.hex}'",
-    moment=_moment,
+    moment=lambda moment: f"'{stored_moment(moment)}'",
     filtering=FILTERING,
     number="r.id",
     late="",

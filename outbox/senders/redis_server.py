@@ -1,0 +1,218 @@
+"""One Redis server: connections that keep to the time of a call, and packed commands with their answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import hiredis
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection, DefaultParser, SSLConnection
+from redis.exceptions import AskError, ClusterDownError, ExecAbortError, RedisError, ResponseError
+from redis.retry import Retry
+
+from outbox.runtime.text import one_line
+from outbox.senders.tls import Tls
+
+# Its own types know tuples of one element only.
+pack = cast("Callable[[tuple[str | bytes | int, ...]], bytes]", hiredis.pack_command)
+MULTI, EXEC, ASKING = pack(("MULTI",)), pack(("EXEC",)), pack(("ASKING",))
+
+_MOST_SHOWN = 200
+#: The first version that drops a second copy.
+_IDEMPOTENT = (8, 6)
+#: Sockets take no time-out of 0 for one.
+_LEAST_SECONDS = 0.001
+
+#: The moment at which the call of this thread is over.
+end_of_call: ContextVar[float] = ContextVar("outbox_redis_end", default=float("inf"))
+
+
+class UnexpectedAnswerError(RedisError):
+    """Raised when an answer does not tell whether commands were carried out."""
+
+
+class Abilities(NamedTuple):
+    """The abilities of a server, as far as the user may ask. `has_transactions`: the user may run MULTI and EXEC.
+
+    `is_alone`: the server has said that it is in no cluster.
+    """
+
+    is_idempotent: bool
+    largest: int
+    has_transactions: bool
+    is_alone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connecting:
+    """The means to connect to each server of an address."""
+
+    scheme: str
+    user: str | None
+    password: str | None
+    seconds: float
+    database: int
+    tls: Tls | None
+
+
+class Server:
+    """A server, with a pool of connections. `where`: for texts."""
+
+    def __init__(self, host: str, port: int, connecting: Connecting) -> None:
+        self.where = f"{connecting.scheme}://{host}:{port}"
+        self.host, self.port = host, port
+        #: What was found out about the server; None: nothing yet, or the connection was lost since.
+        self.abilities: Abilities | None = None
+        files = connecting.tls or Tls()
+        self.client = Redis(
+            host=host,
+            port=port,
+            db=connecting.database,
+            username=connecting.user or None,
+            password=connecting.password,
+            # A round of commands may begin until half of the time is over, and takes at most the other half.
+            socket_timeout=connecting.seconds / 2,
+            socket_connect_timeout=connecting.seconds / 4,
+            # The relay tries again. A second try in here would hide that a message may be stored twice.
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            ssl=connecting.tls is not None,
+            ssl_ca_certs=files.ca,
+            ssl_certfile=files.cert,
+            ssl_keyfile=files.key,
+        )
+        # The client itself has no such arguments.
+        pool = self.client.connection_pool
+        pool.connection_class = _PlainConnection if connecting.tls is None else _SafeConnection
+        pool.connection_kwargs["parser_class"] = _Parser
+
+    def ask(self) -> Abilities:
+        """Ask for the version and for the largest value; an answer that is refused counts as the usual server."""
+        has_transactions = self._has_transactions()
+        questions = self.client.pipeline(transaction=False)
+        questions.info("server")
+        questions.config_get("proto-max-bulk-len")
+        about, limits = questions.execute(raise_on_error=False)
+        known = about if isinstance(about, dict) else {}
+        limit = limits.get("proto-max-bulk-len") if isinstance(limits, dict) else None
+        version = tuple(int(part) for part in str(known.get("redis_version", "")).split(".")[:2] if part.isdecimal())
+        self.abilities = Abilities(
+            is_idempotent="valkey_version" not in known and version >= _IDEMPOTENT,
+            largest=int(limit or 512 * 1024 * 1024),
+            has_transactions=has_transactions,
+            is_alone=known.get("redis_mode", known.get("server_mode")) == "standalone",
+        )
+        return self.abilities
+
+    def leave(self) -> None:
+        """Close the connections that no call uses. Behind the address there may be another server by now, a primary."""
+        self.abilities = None
+        self.client.connection_pool.disconnect(inuse_connections=False)
+
+    @contextmanager
+    def connection(self) -> Iterator[Any]:
+        """Lend a connection. After a failure the connection is closed: late answers would count for other commands."""
+        connection: Any = self.client.connection_pool.get_connection()
+        try:
+            yield connection
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self.client.connection_pool.release(connection)
+
+    def _has_transactions(self) -> bool:
+        """Return whether this user may begin and end a transaction."""
+        try:
+            with self.connection() as connection:
+                send(connection, [MULTI, EXEC])
+                check_transaction(answers_of(connection, 2), 0)
+        except UnexpectedAnswerError:
+            return False
+        return True
+
+
+def send(connection: Any, commands: Sequence[bytes]) -> None:
+    """Send packed commands at once.
+
+    A pipeline of the client does the same, and takes as long for a message as the whole sender.
+    """
+    connection.send_packed_command([b"".join(commands)])
+
+
+def answers_of(connection: Any, number: int) -> list[Any]:
+    """Return the next answers of a connection; in place of an answer, there may be the server's error."""
+    return [_answer(connection) for _ in range(number)]
+
+
+def check_transaction(answers: list[Any], number: int) -> list[Any] | None:
+    """Return the answers to the commands of a transaction; None if no command was carried out.
+
+    `answers`: to MULTI, to each of the `number` commands, and to EXEC.
+
+    Raises:
+        UnexpectedAnswerError: there was no transaction; the commands may have been carried out one by one.
+    """
+    begun, *queued, ended = answers
+    if begun != b"OK":
+        raise UnexpectedAnswerError(f"MULTI is answered with {shown(begun)}; let the user run MULTI and EXEC")
+    for answer in queued:
+        if answer != b"QUEUED" and not isinstance(answer, ResponseError):
+            raise UnexpectedAnswerError(f"a command behind MULTI is answered with {shown(answer)}")
+    # A cluster may take the stream away between the commands and EXEC.
+    if isinstance(ended, (ExecAbortError, AskError, ClusterDownError)) and number:
+        return None
+    if not isinstance(ended, list) or len(ended) != number:
+        raise UnexpectedAnswerError(f"EXEC is answered with {shown(ended)}; let the user run MULTI and EXEC")
+    return ended
+
+
+def shown(answer: Any) -> str:
+    """Return an answer for people."""
+    return one_line(str(answer) if isinstance(answer, Exception) else repr(answer), _MOST_SHOWN)
+
+
+def _answer(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
+
+
+class _InTime:
+    """Connects before the call is over, TLS included. The driver's own time-outs begin anew with each step."""
+
+    def _connect(self) -> Any:
+        connection: Any = self
+        patience = connection.socket_connect_timeout, connection.socket_timeout
+        left = max(_LEAST_SECONDS, end_of_call.get() - time.monotonic())
+        connection.socket_connect_timeout, connection.socket_timeout = (min(each, left) for each in patience)
+        try:
+            return super()._connect()  # type: ignore[misc]  # the driver's
+        finally:
+            connection.socket_connect_timeout, connection.socket_timeout = patience
+
+
+class _PlainConnection(_InTime, Connection):
+    pass
+
+
+class _SafeConnection(_InTime, SSLConnection):
+    pass
+
+
+class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say that it is a variable
+    """Reads answers until the end of the call. The client's own timeout begins anew with each piece."""
+
+    def on_connect(self, connection: Any, **options: Any) -> None:
+        super().on_connect(connection, **options)
+        self._patience: float = connection.socket_timeout
+
+    def read_from_socket(self, *_: Any, **options: Any) -> Any:
+        return super().read_from_socket(timeout=max(0.0, min(self._patience, end_of_call.get() - time.monotonic())))
