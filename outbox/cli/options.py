@@ -253,7 +253,9 @@ def _by_url_or_file(function: F, name: str, help: str, *, envvar: str | None = N
     return together(url, _file_option(name, envvar))(command)  # type: ignore[return-value]
 
 
-to_a_destination = functools.partial(_by_url_or_file, name="to", help="The destination: nats://host:4222, stdout:, …")
+to_a_destination = functools.partial(
+    _by_url_or_file, name="to", help="The destination: nats://host:4222, sqs://region, …"
+)
 a_business_database = functools.partial(
     _by_url_or_file,
     name="business",

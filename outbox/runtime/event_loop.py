@@ -140,6 +140,8 @@ async def _end(close: Coroutine[Any, Any, None]) -> None:
             task.cancel()
         if others:
             await asyncio.wait(others, timeout=_PATIENCE)
+        # A task that has just ended tells its caller in the loop's next round.
+        await asyncio.sleep(0)
         asyncio.get_running_loop().stop()
 
 

@@ -45,6 +45,19 @@ class ConnectionLog:
             self._logger.info("%s: connected to %s", self._name, where, extra=about)
 
 
+class OfOthers(logging.Filter):
+    """Passes on a driver's records of other threads; of the thread `thread` only records from `level` on."""
+
+    def __init__(self, thread: str, level: float) -> None:
+        super().__init__()
+        self._thread = thread
+        self._level = level
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is passed on."""
+        return record.threadName != self._thread or record.levelno >= self._level
+
+
 def reason_of(error: BaseException) -> str:
     """Return the reason of a failure for people: the system's words where there are any, else the driver's.
 

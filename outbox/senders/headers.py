@@ -34,6 +34,8 @@ KEY = "Outbox-Key"
 TAGS = "Outbox-Tags"
 CREATED_AT = "Outbox-Created-At"
 CONTENT_TYPE = "Content-Type"
+#: For a destination that does not tell a consumer the topic.
+TOPIC = "Outbox-Topic"
 
 #: For those who find the message among the dead letters.
 FIX = "send the message anew without that, and discard this one"

@@ -20,7 +20,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -32,11 +32,10 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.runtime.fork import in_child
 from outbox.senders.address import Address
-from outbox.senders.connection_log import ConnectionLog
+from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import read_headers, wire_headers
 from outbox.senders.key_order import Chains, send_again
 from outbox.senders.port import destination_of
-from outbox.senders.tls import TLS_OPTIONS, Tls
 
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
@@ -46,7 +45,6 @@ try:
     from outbox.senders.kafka_refusals import (
         CLIENT_ERRORS,
         CLIENT_LOG,
-        LARGEST_RECORD,
         NO_BROKER,
         ONE_OF_A_BATCH,
         TopicLimits,
@@ -54,7 +52,9 @@ try:
         refusal_of,
         too_large_for_the_client,
         verdict_of_record,
+        words_of,
     )
+    from outbox.senders.kafka_settings import OPTIONS, Settings, Token
     from outbox.senders.kafka_transactions import Transactions
 except ImportError as error:
     raise MissingExtraError("Kafka needs an extra: pip install 'outbox-log[kafka]'") from error
@@ -69,11 +69,7 @@ _CAREFUL_SECONDS = 1.0
 #: A question to the brokers is asked again after so long, if what happened meanwhile does not answer it.
 _SLICE_SECONDS = 0.3
 
-_OPTIONS = ("timeout", "mechanism", "compression", "transactional.id", *TLS_OPTIONS)
-
 _PREFIX = re.compile(r"[A-Za-z0-9._-]+")
-_MECHANISMS = {"plain": "PLAIN", "scram-sha-256": "SCRAM-SHA-256", "scram-sha-512": "SCRAM-SHA-512"}
-_COMPRESSIONS = {name: name for name in ("none", "gzip", "lz4", "snappy", "zstd")}
 
 
 class KafkaSender:
@@ -81,12 +77,27 @@ class KafkaSender:
 
     `send` may be called in any thread; three calls may be under way at once, others take turns. Each returns before the
     deadline. A call makes a producer where none is free, or after a broker has not answered in time.
+
+    Args:
+        url: the brokers and a prefix, as in the first lines of this page.
+        timeout: the time of a call, unless the URL says another.
+        settings: further settings of the client by their names in librdkafka. A setting on which a promise of the
+            sender rests is refused.
+        token: a function without arguments for OAUTHBEARER, as Amazon MSK wants. Each call returns a token, and when it
+            expires, in seconds since 1970; the name of a principal and a dict of extensions may follow.
     """
 
-    def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: timedelta = timedelta(seconds=5),
+        settings: Mapping[str, str | float] | None = None,
+        token: Callable[[], Token] | None = None,
+    ) -> None:
         self.destination = destination_of(url)
         form = "kafka://host:9092,host2:9092 or kafkas://host:9092"
-        address = Address.of(url, form=form, options=_OPTIONS)
+        address = Address.of(url, form=form, options=OPTIONS)
         self._seconds = address.timeout(timeout)
         self.deadline = timedelta(seconds=self._seconds)
         self._prefix = "".join(f"{name}." for name in address.path)
@@ -94,20 +105,18 @@ class KafkaSender:
             address.refuse("the path is a prefix of topics, of letters, digits, - and _")
         self._where = f"{address.scheme}://{','.join(address.hosts)}"
         self._address = address
-        self._mechanism = address.choice("mechanism", _MECHANISMS)
-        self._compression = address.choice("compression", _COMPRESSIONS)
-        _check_login(address)
-        self._tls = address.tls("kafkas")
+        self._settings = Settings(address, further=settings or {}, token=token, seconds=self._seconds)
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
         #: Of transactions there is one at a time.
         self.concurrency = 1 if "transactional.id" in address.options else _CALLS
-        self._limits = TopicLimits(self._connecting(), self._prefix)
+        self._limits = TopicLimits(self._settings.connecting, self._prefix)
         self._begin()
         in_child(self._begin_in_child)
 
     def _begin(self) -> None:
         self._transactions = self._made_for(self._address.options.get("transactional.id"))
-        self._lines = [_Line(self._settings, self._prefix, self._where, self._log) for _ in range(self.concurrency)]
+        producing = self._settings.producing
+        self._lines = [_Line(producing, self._prefix, self._where, self._log) for _ in range(self.concurrency)]
         #: The lines that no call uses: first those that were used last, so that few calls need few producers.
         self._free: LifoQueue[_Line] = LifoQueue()
         for line in self._lines:
@@ -164,51 +173,9 @@ class KafkaSender:
     def _made_for(self, name: str | None) -> Transactions | None:
         if name == "":
             self._address.refuse("transactional.id must be a name")
-        return None if name is None else Transactions(self._settings(streams=False), name, self._where, self._seconds)
-
-    def _connecting(self) -> dict[str, Any]:
-        """Return the settings by which a client finds the brokers, and is let in."""
-        address, tls = self._address, self._tls or Tls()
-        user = address.user is not None
-        security = ("SASL_SSL" if user else "SSL") if address.scheme == "kafkas" else "SASL_PLAINTEXT" if user else ""
-        chosen = {
-            "security.protocol": security,
-            "sasl.mechanism": self._mechanism if user else "",
-            "sasl.username": address.user,
-            "sasl.password": address.password,
-            "ssl.ca.location": tls.ca,
-            "ssl.certificate.location": tls.cert,
-            "ssl.key.location": tls.key or tls.cert,
-        }
-        return {
-            "bootstrap.servers": ",".join(address.hosts),
-            "client.id": "outbox",
-            "log_level": 2,
-            **{name: value for name, value in chosen.items() if value},
-        }
-
-    def _settings(self, *, streams: bool) -> dict[str, Any]:
-        return {
-            **self._connecting(),
-            "compression.type": self._compression,
-            # No repetition and no hole while the client itself tries again.
-            "enable.idempotence": True,
-            "acks": "all",
-            # The partition of a key is the one that Java's clients choose.
-            "partitioner": "murmur2_random",
-            "allow.auto.create.topics": False,
-            "topic.metadata.propagation.max.ms": 0,
-            "message.max.bytes": LARGEST_RECORD,
-            # With the guarantee, a record that is refused ends the producer. It does not hold for a record that the
-            # client gave up after some time, so this sender alone gives up.
-            **(
-                {"enable.gapless.guarantee": True, "delivery.timeout.ms": 0}
-                if streams
-                else {"delivery.timeout.ms": int(self._seconds * 800)}
-            ),
-            # Records are put together while they are handed over; `flush` does not wait for so long.
-            "linger.ms": 5,
-        }
+        if name is None:
+            return None
+        return Transactions(partial(self._settings.producing, streams=False), name, self._where, self._seconds)
 
 
 def read_message(record: Record, *, prefix: str = "") -> Message:
@@ -240,9 +207,9 @@ class _Line:
     Calls side by side have different keys. So no record waits for a record of another line.
     """
 
-    def __init__(self, settings: Callable[..., dict[str, Any]], prefix: str, where: str, log: ConnectionLog) -> None:
-        """`settings`: called with `streams` for those of a producer. `where`: the servers, for texts."""
-        self._settings = settings
+    def __init__(self, producing: Callable[..., dict[str, Any]], prefix: str, where: str, log: ConnectionLog) -> None:
+        """`producing`: returns the settings of a producer. `where`: the servers, for texts."""
+        self._producing = producing
         self._prefix = prefix
         self._where = where
         self._log = log
@@ -263,7 +230,11 @@ class _Line:
         return verdicts
 
     def _deliver(self, call: _Call, until: float, seconds: float) -> list[Verdict]:
-        connection = self._connected(streams=call.streams)
+        try:
+            connection = self._connected(streams=call.streams)
+        except (*CLIENT_ERRORS, ConnectionError) as error:
+            call.chains.give_up(self._log.lost(f"{self._where}: {reason_of(error)}"))
+            return call.chains.verdicts()
         connection.begin()
         while call.chains.left:
             connection.hand_over(call, until)
@@ -284,7 +255,7 @@ class _Line:
         if self._connection is not None and self._connection.streams is not streams:
             self.drop()
         if self._connection is None:
-            self._connection = _Connection(self._settings(streams=streams), self._prefix, streams=streams)
+            self._connection = _Connection(self._producing(streams=streams), self._prefix, streams=streams)
         return self._connection
 
     def give_up(self, why: str) -> None:
@@ -391,8 +362,8 @@ class _Connection:
     def _note(self, error: KafkaError) -> None:
         """Note an event of the client that is about no message."""
         if error.code() in NO_BROKER or (error.fatal() and not self.streams):
-            self.trouble = self.trouble or error.str() + self.hint
-        self.hint = f": {error.str()}"
+            self.trouble = self.trouble or words_of(error) + self.hint
+        self.hint = f": {words_of(error)}"
 
     def _look_up(self, topic: str, until: float) -> Verdict | None:
         """Return why a topic cannot be used, if so. Without an answer in time, set `trouble`."""
@@ -485,11 +456,3 @@ class _Call:
         else:
             self.under_way -= 1
             self._suspects.append(index)
-
-
-def _check_login(address: Address) -> None:
-    """Refuse an incomplete login, with which the client would connect as nobody, or not at all."""
-    if address.user is None and "mechanism" in address.options:
-        address.refuse(f"mechanism belongs to a login; write {address.scheme}://user:password@host:9092")
-    if address.user is not None and not (address.user and address.password):
-        address.refuse(f"a login has a user and a password; write {address.scheme}://user:password@host:9092")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -32,12 +32,18 @@ NO_SUCH_TOPIC = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, Ka
 NO_BROKER = (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)
 
 _MOST_TOPIC = 249
+_ALERT = re.compile(r"[\w ]+: error:\w+:SSL routines:[^:]*:[\w/]+ alert ([a-z ]+): SSL alert number \d+")
 #: The client calls it an error when this sender ends a stream on purpose, after a record that was refused.
 _ON_PURPOSE = "Gap-less ordering would not be guaranteed"
 #: A limit is asked for again after so long.
 _LIMIT_SECONDS = 60.0
 _SETTING = "max.message.bytes"
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def words_of(error: KafkaError) -> str:
+    """Return an event of the client for people, without the codes of OpenSSL."""
+    return _ALERT.sub(r"the broker refuses the handshake of TLS: \1", error.str())
 
 
 # An application has few topics for very many messages.
@@ -79,7 +85,7 @@ def too_large_for_the_client(message: Message) -> Reject:
 class TopicLimits:
     """Tells the size of a record that is too large, and the limit of the topic."""
 
-    def __init__(self, settings: Mapping[str, Any], prefix: str) -> None:
+    def __init__(self, settings: Callable[[], Mapping[str, Any]], prefix: str) -> None:
         self._settings = settings
         self._prefix = prefix
         self._found: dict[str, tuple[float, str | None]] = {}
@@ -106,7 +112,7 @@ class TopicLimits:
         if now - asked_at < _LIMIT_SECONDS:
             return limit
         try:
-            admin = AdminClient(dict(self._settings), logger=CLIENT_LOG)
+            admin = AdminClient(dict(self._settings()), logger=CLIENT_LOG)
             topics = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
             [found] = admin.describe_configs(topics, request_timeout=max(0.1, until - now)).values()
             limit = found.result(max(0.1, until - now))[_SETTING].value

@@ -29,6 +29,7 @@ from outbox.senders.kafka_refusals import (
     refusal_of,
     too_large_for_the_client,
     verdict_of_record,
+    words_of,
 )
 from outbox.senders.key_order import Chains
 
@@ -44,15 +45,16 @@ class Transactions:
     """Sends calls with one producer, made when needed. One thread uses the object; any thread may set `trouble`.
 
     Args:
-        settings: the producer's.
+        settings: called for the settings of a producer that is made.
         name: its transactional id.
         where: the brokers, for people.
         seconds: the time of a call.
     """
 
-    def __init__(self, settings: Mapping[str, Any], name: str, where: str, seconds: float) -> None:
+    def __init__(self, settings: Callable[[], Mapping[str, Any]], name: str, where: str, seconds: float) -> None:
         milliseconds = max(1_000, int(seconds * 1_000))
-        self._settings = {**settings, "transactional.id": name, "transaction.timeout.ms": milliseconds}
+        self._of_transactions = {"transactional.id": name, "transaction.timeout.ms": milliseconds}
+        self._settings = settings
         self._name = name
         self._where = where
         self._producer: Producer | None = None
@@ -89,7 +91,7 @@ class Transactions:
         if self._producer is None:
             if time.monotonic() < self._away_until:
                 raise ConnectionError(self._shut_out)
-            producer = Producer(self._settings, error_cb=self._note, logger=CLIENT_LOG)
+            producer = Producer({**self._settings(), **self._of_transactions}, error_cb=self._note, logger=CLIENT_LOG)
             self._insist(producer, producer.init_transactions, until)
             self._producer = producer
         return self._producer
@@ -164,7 +166,7 @@ class Transactions:
         """Return how long to wait now; raise `ConnectionError` if there is no time left, or nothing to wait for."""
         away = [event for event in self._events if event.code() in NO_BROKER]
         if away and not self.trouble:
-            self.trouble = away[0].str() + self._hint
+            self.trouble = words_of(away[0]) + self._hint
         if self.trouble:
             raise ConnectionError(self.trouble)
         left = until - time.monotonic()
@@ -190,7 +192,7 @@ class Transactions:
 
     @property
     def _hint(self) -> str:
-        causes = [event.str() for event in self._events if event.code() not in NO_BROKER]
+        causes = [words_of(event) for event in self._events if event.code() not in NO_BROKER]
         return f": {causes[-1]}" if causes else ""
 
     def _note(self, error: KafkaError) -> None:

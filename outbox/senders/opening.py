@@ -37,6 +37,8 @@ SCHEMES = {
     "postgresql": "outbox.senders.postgresql:PostgresSender",
     "amqp": "outbox.senders.rabbitmq:RabbitSender",
     "amqps": "outbox.senders.rabbitmq:RabbitSender",
+    "sqs": "outbox.senders.aws:SqsSender",
+    "sns": "outbox.senders.aws:SnsSender",
     "stdout": "outbox.senders.stdout:StdoutSender.from_url",
     "file": "outbox.senders.stdout:FileSender.from_url",
 }

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import ssl
 from collections.abc import Iterable
@@ -34,7 +35,7 @@ from urllib.parse import quote
 from outbox.errors import MissingExtraError
 from outbox.model.message import Message
 from outbox.senders.address import Address, host_and_port
-from outbox.senders.connection_log import ConnectionLog, reason_of
+from outbox.senders.connection_log import ConnectionLog, OfOthers, reason_of
 from outbox.senders.headers import CONTENT_TYPE, ID, read_headers
 from outbox.senders.remote import Call, Connection, RemoteSender
 from outbox.senders.tls import TLS_OPTIONS, Tls
@@ -61,15 +62,9 @@ _FRAME_MAX = 128 * 1024
 _HEARTBEAT = 10
 
 
-class _OfOthers(logging.Filter):
-    """Passes on what the driver logs of other connections. Of ours it would log every loss, with a traceback."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.threadName != "outbox-rabbitmq"
-
-
 for _logger in ("aiormq.connection", "aiormq.channel"):
-    logging.getLogger(_logger).addFilter(_OfOthers())
+    # The driver logs every loss of a connection, with a traceback.
+    logging.getLogger(_logger).addFilter(OfOthers("outbox-rabbitmq", math.inf))
 
 
 class RabbitSender(RemoteSender):

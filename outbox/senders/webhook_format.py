@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from outbox.errors import InvalidMessageError
 from outbox.model.limits import checked_topic
 from outbox.model.message import Message
-from outbox.senders.headers import FIX, Reserved, own_headers, wire_headers
+from outbox.senders.headers import FIX, TOPIC, Reserved, own_headers, wire_headers
 from outbox.senders.webhook_signature import ID
 
-TOPIC = "Outbox-Topic"
 #: Servers and proxies add headers of their own, so a receiver has to know which ones the message has.
 OWN_HEADERS = "Outbox-Headers"
 

@@ -13,8 +13,8 @@ from datetime import timedelta
 
 from outbox.errors import SignatureError
 from outbox.model.message import Message
-from outbox.senders.headers import CONTENT_TYPE, CREATED_AT, KEY, TAGS, read_headers
-from outbox.senders.webhook_format import OWN_HEADERS, TOPIC
+from outbox.senders.headers import CONTENT_TYPE, CREATED_AT, KEY, TAGS, TOPIC, read_headers
+from outbox.senders.webhook_format import OWN_HEADERS
 from outbox.senders.webhook_signature import ID, SIGNATURE, TIMESTAMP, keys_of, signature_of
 
 _SECONDS = re.compile(r"[0-9]{1,12}")

@@ -20,7 +20,7 @@ from outbox.cli import main
 from outbox.cli.config import options_of
 from outbox.errors import OutboxError
 from outbox.model import limits
-from outbox.senders import headers, nats, redis, webhook_format, webhook_signature
+from outbox.senders import aws_message, headers, nats, redis, webhook_format, webhook_signature
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox
 from tests.support.pages import TOP, blocks, run
@@ -139,8 +139,16 @@ def test_the_limits_are_those_of_the_library():
 def test_the_fields_on_the_wire_are_those_of_the_senders():
     named = set(re.findall(r"`((?:Outbox|Nats|webhook)-[\w-]+)`", page("wire-formats")))
 
-    written = {headers.ID, headers.KEY, headers.TAGS, headers.CREATED_AT, nats.MESSAGE_ID, redis.BODY}
-    assert named == written | {webhook_signature.ID, webhook_format.TOPIC, webhook_format.OWN_HEADERS}
+    written = {
+        headers.ID,
+        headers.KEY,
+        headers.TAGS,
+        headers.CREATED_AT,
+        aws_message.ENCODING,
+        nats.MESSAGE_ID,
+        redis.BODY,
+    }
+    assert named == written | {webhook_signature.ID, headers.TOPIC, webhook_format.OWN_HEADERS}
 
 
 def test_the_variables_are_those_of_the_commands():

@@ -6,22 +6,27 @@ from datetime import timedelta
 import pytest
 
 from outbox.senders.webhook import WebhookSender
+from tests.support import aws_queues
 from tests.support.kafka_topics import FarKafka, Topics
 from tests.support.nats_streams import Stream
 from tests.support.other_outbox import OtherOutbox
 from tests.support.places import begun, opened, placed
 from tests.support.rabbit_exchanges import Exchange
 from tests.support.redis_streams import Streams
+from tests.support.servers.aws import AwsServer
 from tests.support.servers.redis import RedisServer
 from tests.support.webhook_endpoint import Endpoint
 from tests.support.webhooks import Hook
 
 redis = begun(RedisServer, "session")
+aws = begun(AwsServer, "session")
 #: A broker of this run; the names of topics are each test's own.
 far_kafka = begun(FarKafka, "session")
 stream = placed(Stream, "nats")
 streams = placed(Streams, "redis")
 topics = placed(Topics, "kafka", port=None)
+queues, fifo_queues = placed(aws_queues.Queues, "aws"), placed(aws_queues.FifoQueues, "aws")
+sns_topics, fifo_topics = placed(aws_queues.Topics, "aws"), placed(aws_queues.FifoTopics, "aws")
 exchange = placed(Exchange, "rabbitmq")
 publisher = opened("exchange")
 other = placed(OtherOutbox, "pg_engine", port="url.port")

@@ -1,4 +1,4 @@
-"""What the pages about NATS, Redis and Kafka say is so; their names and links are tested with those of the README."""
+"""What the pages of NATS, Redis, SQS and Kafka say is so; their names and links are tested with those of the README."""
 
 import asyncio
 import time
@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from outbox import create_engine, migrate
+from outbox.senders.aws import SqsSender
 from outbox.senders.kafka import KafkaSender
 from outbox.senders.nats import NatsSender
 from outbox.senders.redis import RedisSender
@@ -19,6 +20,7 @@ from outbox.testing.sender_contract import a_message, check_all_done, check_even
 from outbox.testing.servers import NatsServer
 from tests.support.nats_streams import make_stream
 from tests.support.pages import TOP, run
+from tests.support.servers.aws import REGION
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +75,27 @@ def test_the_consumer_of_redis_handles_each_message_once(redis):
     assert invoices(page) == [0, 1, 2, 3, 4]
     assert client.xpending("shop:orders", "billing")["pending"] == 0
     client.delete("shop:orders")
+
+
+def test_the_consumer_of_sqs_handles_each_message_once(aws):
+    page = run((TOP / "docs" / "aws.md").read_text(), "docs/aws.md")
+    aws.make("shop-orders.fifo", "shop-orders")
+    sent = [a_message("orders", {"id": n}, key="k") for n in range(5)]
+    for fifo, name in ((1, "shop-orders.fifo"), (0, "shop-orders")):  # the same messages twice, as by a standard queue
+        with closing(SqsSender(f"sqs://{REGION}/shop?fifo={fifo}&endpoint={aws.endpoint}")) as sender:
+            check_all_done(sender.send(sent), sent)
+        while any_left(aws, name):
+            page["consume"](aws.sqs, aws.queue_url(name))
+
+    assert invoices(page) == [0, 1, 2, 3, 4]
+    aws.remove("shop-orders.fifo", "shop-orders")
+
+
+def any_left(aws, name: str) -> bool:
+    """Whether a queue holds a message."""
+    number = "ApproximateNumberOfMessages"
+    found = aws.sqs.get_queue_attributes(QueueUrl=aws.queue_url(name), AttributeNames=[number])
+    return bool(found["Attributes"][number] != "0")
 
 
 def test_the_consumer_of_kafka_handles_each_message_once(kafka):

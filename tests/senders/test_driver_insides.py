@@ -13,8 +13,10 @@ import aiormq
 import asyncpg
 import psycopg
 import pytest
+from aiobotocore.session import AioSession
 from aiormq.abc import ChannelFrame
 from asyncpg.transaction import Transaction
+from botocore.loaders import create_loader
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from opentelemetry import trace
@@ -35,6 +37,7 @@ DRIVERS = {
     "aio-pika": "rabbitmq",
     "aiormq": "rabbitmq",
     "pamqp": "rabbitmq",
+    "aiobotocore": "aws",
     "psycopg": "",
     "asyncpg": "asyncpg",
     "pg8000": "pg8000",
@@ -73,6 +76,14 @@ def test_opentelemetry():
 def test_pg8000():
     """It keeps the letter that the server ends each answer with, and forgets nothing of it."""
     assert "self._transaction_status = data" in inspect.getsource(CoreConnection.handle_READY_FOR_QUERY)
+
+
+def test_aiobotocore():
+    """A session takes the descriptions of services from a component; the logger of credentials is filtered."""
+    session = AioSession()
+    session.register_component("data_loader", services := create_loader())
+    assert session.get_component("data_loader") is services
+    assert "aiobotocore.credentials" in logging.root.manager.loggerDict
 
 
 def test_nats_py():

@@ -1,10 +1,15 @@
 """Kafka: the contract, over a network that fails; and what a message looks like on its way."""
 
+import base64
+import json
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import pytest
@@ -16,8 +21,11 @@ from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.senders.kafka import KafkaSender, read_message
 from outbox.senders.opening import open_sender
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_eventually_done
+from outbox.testing.servers.process import free_port
+from tests.support.authority import Authority, options
 from tests.support.kafka_topics import PATIENCE, FarKafka, Topics
 from tests.support.places import opened
+from tests.support.servers.proxy import TcpProxy
 from tests.support.tls import CERTIFICATE, FOREIGN, KEY
 from tests.support.waiting import eventually
 
@@ -219,33 +227,55 @@ SECRET = "p@ss:w/rd?#% 512"
 USERS = "org.apache.kafka.common.security.{}.{}LoginModule required {};"
 
 
-@pytest.fixture(scope="module")
-def strict() -> Iterator[tuple[FarKafka, str]]:
-    """A broker that lets in those with a password, and a prefix; ann may write to one topic only.
+class Strict(NamedTuple):
+    """A broker that lets in who has a password, a certificate or a token, each at a port of its own.
 
-    It has a port with TLS, too, where it knows her by another password.
+    ann and her certificate may write to the topic `allowed` behind the prefix, and nobody to `secret`. `cert` and
+    `token` are the ways to the ports for a certificate, which trusts one authority only, and for a token.
     """
+
+    far: FarKafka
+    prefix: str
+    cert: TcpProxy
+    token: TcpProxy
+    trusted: Authority
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strict]:
+    """That broker. ann has another password at the port with TLS."""
     accounts = 'user_ann="p@ss:w/rd?#%" user_admin="admin"'
+    trusted = Authority(tmp_path_factory.mktemp("kafka") / "authority")
+    protocols = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:SASL_PLAINTEXT,SAFE:SASL_SSL,CERT:SSL,TOKEN:SASL_SSL"
     settings = {
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:SASL_PLAINTEXT,SAFE:SASL_SSL",
+        "listener.security.protocol.map": protocols,
         "listener.name.far.sasl.enabled.mechanisms": "PLAIN",
         "listener.name.far.plain.sasl.jaas.config": USERS.format("plain", "Plain", accounts),
+        "listener.name.cert.ssl.client.auth": "required",
+        "listener.name.cert.ssl.truststore.type": "PEM",
+        "listener.name.cert.ssl.truststore.location": str(trusted.ca),
+        "ssl.principal.mapping.rules": "RULE:^CN=(.*)$/$1/",
+        "listener.name.token.sasl.enabled.mechanisms": "OAUTHBEARER",
+        "listener.name.token.oauthbearer.sasl.jaas.config": USERS.format(
+            "oauthbearer", "OAuthBearer", 'unsecuredLoginStringClaim_sub="broker"'
+        ),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:admin",
     }
-    far = FarKafka(settings, tls=(CERTIFICATE, KEY), users={"ann": SECRET})
-    with far:
-        topics = Topics(far)
-        topics.make("allowed", "secret")
-        topics.allow("allowed", "ann")
-        topics.close()
-        yield far, topics.prefix
+    ports = free_port(), free_port()
+    with TcpProxy("127.0.0.1", ports[0]) as cert, TcpProxy("127.0.0.1", ports[1]) as token:
+        listeners = {"CERT": (ports[0], cert.port), "TOKEN": (ports[1], token.port)}
+        with FarKafka(settings, tls=(CERTIFICATE, KEY), users={"ann": SECRET}, listeners=listeners) as far:
+            topics = Topics(far)
+            topics.make("allowed", "secret")
+            topics.allow("allowed", "ann")
+            topics.close()
+            yield Strict(far, topics.prefix, cert, token, trusted)
 
 
-def url_of(strict: tuple[FarKafka, str], user: str, password: str) -> str:
+def url_of(strict: Strict, user: str, password: str) -> str:
     """The broker's URL for a user."""
-    far, prefix = strict
-    return f"kafka://{user}:{password}@127.0.0.1:{far.proxy.port}/{prefix}?timeout=4"
+    return f"kafka://{user}:{password}@127.0.0.1:{strict.far.proxy.port}/{strict.prefix}?timeout=4"
 
 
 def test_a_forbidden_topic_stops_only_itself(strict):
@@ -274,10 +304,9 @@ def test_wrong_credentials_are_unavailable_and_never_told(strict, caplog):
     sender.close()
 
 
-def safe_url_of(strict: tuple[FarKafka, str], password: str, certificate: Path = CERTIFICATE) -> str:
+def safe_url_of(strict: Strict, password: str, certificate: Path = CERTIFICATE) -> str:
     """The broker's URL for ann, with TLS and SCRAM."""
-    far, prefix = strict
-    where = f"127.0.0.1:{far.server.safe_port}/{prefix}"
+    where = f"127.0.0.1:{strict.far.server.safe_port}/{strict.prefix}"
     return f"kafkas://ann:{quote(password, safe='')}@{where}?mechanism=scram-sha-512&timeout=4&ca={certificate}"
 
 
@@ -308,6 +337,65 @@ def test_a_certificate_that_is_not_trusted_is_refused_before_the_password_is_sen
     assert verdict.everything
     assert "certificate verify failed" in verdict.error
     assert SECRET not in caplog.text + repr(verdict)
+
+
+def test_a_certificate_lets_in_also_after_an_outage_and_others_are_refused(strict, caplog):
+    caplog.set_level(logging.DEBUG)
+    stranger = Authority(strict.trusted.ca.parent.with_name("stranger"))
+    (ann, key), bob, old = (strict.trusted.issue(*each) for each in (("ann",), ("bob",), ("old", -1)))
+    url = f"kafkas://127.0.0.1:{strict.cert.port}/{strict.prefix}?ca={CERTIFICATE}&timeout=20&"
+
+    check_found_again(KafkaSender(url + options(shown=(ann, key))), strict.cert)
+
+    forbidden = verdict_of(KafkaSender(url + options(shown=bob)))
+    assert forbidden == Unavailable(f"Kafka on topic '{strict.prefix}.allowed': Broker: Topic authorization failed")
+    for query in ("", options(shown=stranger.issue("ann")), options(shown=old)):
+        refused = verdict_of(KafkaSender(url + query))
+        assert isinstance(refused, Unavailable)
+        assert refused.everything
+        assert refused.error.startswith(f"Kafka: kafkas://127.0.0.1:{strict.cert.port}: ")
+    assert [line for line in key.read_text().splitlines()[1:-1] if line in caplog.text] == []
+
+
+def test_a_token_lets_in_also_after_an_outage_and_others_are_refused(strict, caplog):
+    caplog.set_level(logging.DEBUG)
+    url = f"kafkas://127.0.0.1:{strict.token.port}/{strict.prefix}?ca={CERTIFICATE}&timeout=20"
+
+    check_found_again(KafkaSender(url, token=partial(a_token, "ann")), strict.token)
+
+    forbidden = verdict_of(KafkaSender(url, token=partial(a_token, "bob")))
+    assert forbidden == Unavailable(f"Kafka on topic '{strict.prefix}.allowed': Broker: Topic authorization failed")
+    expired = verdict_of(KafkaSender(url, token=partial(a_token, "ann", age=3600)))
+    assert isinstance(expired, Unavailable)
+    assert expired.everything
+    assert 'SASL authentication error: {"status":"invalid_token"}' in expired.error
+    assert a_token("ann")[0][:20] not in caplog.text + repr(expired)
+
+
+def a_token(user: str, *, age: float = 0.0) -> tuple[str, float]:
+    """A token of an issuer that signs nothing, and a time in the future."""
+    now = time.time()
+    parts = {"alg": "none"}, {"sub": user, "iat": now - age, "exp": now - age + 600}
+    encoded = (base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
+    return f"{'.'.join(encoded)}.", now + 600
+
+
+def check_found_again(sender: KafkaSender, proxy: TcpProxy) -> None:
+    """Messages arrive, also after the broker was away."""
+    with closing(sender):
+        check_eventually_done(sender, [a_message("allowed", 1)])
+        proxy.refuse()
+        [away] = sender.send(sent := [a_message("allowed", 2)])
+        proxy.pass_through()
+        check_eventually_done(sender, sent)
+    assert isinstance(away, Unavailable)
+
+
+def verdict_of(sender: KafkaSender) -> Verdict:
+    """The verdict on a message that may be written."""
+    with closing(sender):
+        [verdict] = sender.send([a_message("allowed", 1)])
+    return verdict
 
 
 def test_a_broker_that_is_not_there_is_told_at_once_and_by_name():

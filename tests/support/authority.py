@@ -16,7 +16,7 @@ class Authority:
         self.ca = folder / "ca.pem"
         _run("req", "-x509", "-days", "2", *_KEY, "/CN=authority", "-out", self.ca, "-keyout", folder / "ca.key")
 
-    def issue(self, name: str, *, days: int = 2) -> tuple[Path, Path]:
+    def issue(self, name: str, days: int = 2) -> tuple[Path, Path]:
         """Make a certificate of a name, and its key; return the paths. With `days=-1` it has expired yesterday.
 
         It is good for 127.0.0.1 as a server, too.

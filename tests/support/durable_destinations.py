@@ -21,6 +21,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from outbox import create_engine, migrate
 from outbox.model.message import Message
+from outbox.senders import aws_message as aws_wire
 from outbox.senders import kafka as kafka_wire
 from outbox.senders import nats as nats_wire
 from outbox.senders import rabbitmq as rabbitmq_wire
@@ -28,7 +29,9 @@ from outbox.senders import redis as redis_wire
 from outbox.senders import webhook_reading as webhook_wire
 from outbox.store.database import Database
 from outbox.testing.servers import LocalServer, NatsServer, PostgresServer
+from tests.support.aws_program import read_journal
 from tests.support.readers import delivered
+from tests.support.servers.aws import ACCOUNT, REGION, AwsServer
 from tests.support.servers.kafka import KafkaServer
 from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.servers.redis import RedisServer
@@ -190,6 +193,30 @@ class RedisStreams(DurableDestination):
         return [redis_wire.read_message(name, fields, prefix=PREFIX) for _, fields in entries]
 
 
+class Queue(DurableDestination):
+    """A FIFO queue of SQS. The server of tests remembers what moto forgets."""
+
+    drops_copies = True
+    _scheme, _with_topic = "sqs", False
+
+    def __init__(self) -> None:
+        self.server = server = AwsServer().start()
+        server.make(f"{PREFIX}-{TOPIC}.fifo", with_topic=self._with_topic)
+        self.source = str(server.journal)
+        self.url = f"{self._scheme}://{REGION}/{ACCOUNT}/{PREFIX}?fifo=1&endpoint={server.endpoint}"
+
+    @staticmethod
+    def read(source: str) -> list[Message]:
+        """What the queue has taken."""
+        return [aws_wire.read_message(each) for each in read_journal(Path(source))]
+
+
+class Notifications(Queue):
+    """A FIFO topic of SNS, and the same queue behind it."""
+
+    _scheme, _with_topic = "sns", True
+
+
 class Webhook(DurableDestination):
     """A program that answers when what it was sent is in its file."""
 
@@ -233,6 +260,8 @@ KINDS: dict[str, type[DurableDestination]] = {
     "kafka": Kafka,
     "rabbitmq": RabbitMQ,
     "redis": RedisStreams,
+    "sqs": Queue,
+    "sns": Notifications,
     "webhook": Webhook,
     "postgresql": OtherPostgres,
 }

@@ -190,6 +190,8 @@ class RemoteSenderContract:
     #: How often the server is killed, and the bytes of each body that a paused server gets.
     kills = 2
     body = 100_000
+    #: The bytes of a big body.
+    big = 900_000
     #: How many more files and threads than before an outage there may be after it.
     slack = 1
 
@@ -312,7 +314,7 @@ class RemoteSenderContract:
     def test_big_bodies_go_through_in_one_call(self, place: Place) -> None:
         """More than may be under way at once."""
         sender = place.open(seconds=20)
-        sent = [a_message("alpha", bytes(900_000), key=f"k{n % 5}" if n % 2 else None) for n in range(40)]
+        sent = [a_message("alpha", bytes(self.big), key=f"k{n % 5}" if n % 2 else None) for n in range(40)]
 
         check_eventually_done(sender, sent)
 

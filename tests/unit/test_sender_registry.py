@@ -52,8 +52,8 @@ def test_an_unknown_scheme_is_told_what_there_is(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", offers(("lines", "a:open")))
     known = ", ".join(sorted([*registry.SCHEMES, "lines"]))
 
-    with pytest.raises(SenderError, match=f"there is no sender for sqs: URLs; known are {re.escape(known)}$"):
-        open_sender("sqs://localhost")
+    with pytest.raises(SenderError, match=f"there is no sender for pubsub: URLs; known are {re.escape(known)}$"):
+        open_sender("pubsub://localhost")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from outbox.model.position import Window
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
 from outbox.store.log.cursor import Batch
-from outbox.store.log.limits import Limits
+from outbox.store.log.log import Limits
 from outbox.worker import parked
 from outbox.worker.calls import Call, Caller, Handler
 from outbox.worker.choosing import Chooser

@@ -37,8 +37,8 @@ def billing_engine(postgres: PostgresServer, pg_template: str) -> Iterator[Engin
         yield engine
 
 
-#: Their servers take long to come back.
-_SLOW = ("kafka", "rabbitmq")
+#: Their servers take long to come back; SNS differs from SQS only in the form of its calls.
+_SLOW = ("kafka", "rabbitmq", "sns")
 
 
 @pytest.fixture

@@ -27,7 +27,8 @@ class KafkaServer(LocalServer):
     and the port that it tells those who come there.
 
     `tls`, the files of a certificate and of its key, makes one more port, `safe_port`, with TLS and passwords. `users`
-    are the passwords of those who may come there by SCRAM-SHA-512, by name.
+    are the passwords of those who may come there by SCRAM-SHA-512, by name. `listeners` are further ways in by their
+    names, each like `far`; `settings` say what a listener wants.
     """
 
     _stop_signals = (signal.SIGTERM,)
@@ -40,6 +41,7 @@ class KafkaServer(LocalServer):
         far: tuple[int, int] | None = None,
         tls: tuple[Path, Path] | None = None,
         users: Mapping[str, str] = NO_SETTINGS,
+        listeners: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self._class_path = _kafka_class_path()
         super().__init__("kafka", directory, None)
@@ -47,10 +49,12 @@ class KafkaServer(LocalServer):
         # A random id could begin with a dash, which the command that formats the storage would take for an option.
         self._cluster = base64.urlsafe_b64encode(b"outbox" + os.urandom(10)).decode().rstrip("=")
         self._settings = settings
-        self._far = far
+        self._ways = {"FAR": far} if far else {}
         self._tls = tls
-        self._users = users
         self.safe_port = free_port()
+        self._ways |= {"SAFE": (self.safe_port, self.safe_port)} if tls else {}
+        self._ways |= listeners or {}
+        self._users = users
 
     @property
     def url(self) -> str:
@@ -81,15 +85,13 @@ class KafkaServer(LocalServer):
     def _properties(self) -> Path:
         """Write the broker's settings. Our own let a killed broker come back in seconds."""
         near, controller = f"PLAINTEXT://127.0.0.1:{self.port}", f"CONTROLLER://127.0.0.1:{self._controller}"
-        port, told = self._far or (0, 0)
-        far = f",FAR://127.0.0.1:{port}" if self._far else ""
-        safe = f",SAFE://127.0.0.1:{self.safe_port}" if self._tls else ""
+        heard, told = ("".join(f",{name}://127.0.0.1:{ports[n]}" for name, ports in self._ways.items()) for n in (0, 1))
         settings = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@127.0.0.1:{self._controller}",
-            "listeners": f"{near},{controller}{far}{safe}",
-            "advertised.listeners": f"{near}{far.replace(str(port), str(told))}{safe}",
+            "listeners": f"{near},{controller}{heard}",
+            "advertised.listeners": f"{near}{told}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT,SAFE:SASL_SSL",

@@ -1,0 +1,22 @@
+"""SQS and SNS in bad weather: the contract, and the order of a key."""
+
+from tests.support.aws_queues import FifoQueues
+from tests.support.places import placed
+from tests.support.remote import RemoteSenderContract
+
+mortal = placed(FifoQueues, "aws")
+
+
+class TestSqs(RemoteSenderContract):
+    """FIFO queues drop second copies, so each message is there once."""
+
+    at = "fifo_queues"
+    drops_copies = True
+    big = 700_000
+
+
+class TestSns(RemoteSenderContract):
+    """Standard topics: a message may be there twice."""
+
+    at = "sns_topics"
+    big = 150_000
