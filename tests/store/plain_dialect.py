@@ -33,8 +33,6 @@ _UNKNOWN = "INSERT OR IGNORE INTO {dedup} (dedup_key, message_id, expires_at) VA
 _OF_TOPICS = """(:topics IS NULL OR topic REGEXP :topics)
     AND (:exceptions IS NULL OR NOT topic REGEXP :exceptions)"""
 _AMONG = "instr({list}, ',' || hex({value}) || ',') > 0"
-#: Where the selection stands in a statement of SQLite.
-_TAGS = ("tags IN (SELECT value FROM json_each(:tags))", _AMONG.format(list=":tags", value="tags"))
 
 
 def _bind_list(values: Sequence[Any]) -> str:
@@ -109,10 +107,6 @@ def made(engine: Engine) -> None:
             connection.execute(text(statement))
 
 
-def _plainly(statement: str) -> str:
-    return statement.replace(SQLITE.values.of_topics, _OF_TOPICS).replace(*_TAGS)
-
-
 PLAIN = varied(
     SQLITE,
     among_numbers=_AMONG,
@@ -120,10 +114,6 @@ PLAIN = varied(
     bind_list=_bind_list,
     of_topics=_OF_TOPICS,
     bind_topics=_bind_topics,
-    read_on_chosen=_plainly(SQLITE.reads.read_on_chosen),
-    chosen=_plainly(SQLITE.reads.chosen),
-    page=_plainly(SQLITE.reads.page),
-    page_late=_plainly(SQLITE.reads.page),
     claim=_claim,
     insert_once="INSERT OR IGNORE INTO",
     unless_there="",

@@ -5,7 +5,7 @@ touch only so many pages and rows. The statements that come to mind first fail t
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -17,14 +17,12 @@ from sqlalchemy import Engine, text
 from outbox import create_engine
 from outbox.model.lease import Partition
 from outbox.model.position import Position, Progress, Window
-from outbox.model.subscription import Selection
+from outbox.model.subscription import EVERYTHING, Selection
 from outbox.store.database import Channel, Database
-from outbox.store.dialects.dialect import OF_SLOTS
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.statements import _PARAMETER
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.filtering import condition_of
-from outbox.store.log.log import _BODIES, Limits, Log
+from outbox.store.log.log import _BODIES, Limits, Log, selected
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
 
@@ -35,10 +33,11 @@ MOST_ROWS = 3 * LIMIT
 OLD = 1000  # the id, and the transaction, of a row that lies among the passed ones and committed late
 
 COMMON: dict[str, Any] = {
-    "inline": 8000, "limit": LIMIT, "skips": "", "tags": None, "only": None, "hidden": "", "patterns": None,
-    "exceptions": None, "topics": None,
+    "inline": 8000, "limit": LIMIT, "skips": "", "hidden": "",
 }  # fmt: skip
-RARE = condition_of("n > 3 AND n < 5", POSTGRESQL.values.filtering)
+RARE_TOPIC = Selection(topics=("rare",))
+RARE_PATTERN = Selection(topics=("ra*", "!*x"))
+RARE_HEADER = Selection(filter="n > 3 AND n < 5")
 #: A partition among several; the rows have each slot in turn.
 PARTITION = {"partitions": 8, "partition": 5}
 
@@ -50,6 +49,8 @@ class Case:
     ours: str
     obvious: str
     parameters: dict[str, Any]
+    selection: Selection = EVERYTHING
+    slots: Mapping[str, int] | None = None
 
 
 def cases(rows: int) -> dict[str, Case]:
@@ -61,65 +62,68 @@ def cases(rows: int) -> dict[str, Case]:
     return {
         "steady": Case(POSTGRESQL.reads.read_on, OBVIOUS_READ, near_head),
         "rare topic": Case(
-            POSTGRESQL.reads.read_on_chosen, OBVIOUS_CHOICE, {**near_head, "head": rows // 2, "topics": ["rare"]}
+            POSTGRESQL.reads.read_on_chosen, OBVIOUS_CHOICE, {**near_head, "head": rows // 2}, RARE_TOPIC
         ),
         "rare pattern": Case(
             POSTGRESQL.reads.read_on_chosen,
             OBVIOUS_PATTERN,
-            {**near_head, "head": rows // 2, "topics": [], "patterns": ["ra%"], "exceptions": ["%x"]},
+            {**near_head, "head": rows // 2},
+            RARE_PATTERN,
         ),
         "page of a pattern": Case(
             POSTGRESQL.reads.page,
             OBVIOUS_PAGE,
-            {
-                **backlog, "first": first, "after": first - 1, "upto": first + 2000, "topics": [], "patterns": ["ra%"],
-                "exceptions": ["%x"], "limit": 1000,
-            },
+            {**backlog, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
+            RARE_PATTERN,
         ),
         "first page": Case(
             POSTGRESQL.reads.page,
             OBVIOUS_PAGE,
-            {**backlog, "first": first, "after": first - 1, "upto": first + 2000, "topics": None, "limit": 1000},
+            {**backlog, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
         ),
         "page with one late row": Case(
             POSTGRESQL.reads.page_late,
             OBVIOUS_LATE_PAGE,
             {
                 **backlog, "head": first + 5000, "first": first + 5000, "after": OLD - 1, "upto": first + 5500,
-                "late": [OLD], "topics": None, "limit": 1000,
+                "late": [OLD], "limit": 1000,
             },
         ),
         "steady, of a partition": Case(
-            POSTGRESQL.reads.read_on_chosen, OBVIOUS_SHARE, {**near_head, **PARTITION, "head": rows // 2}
+            POSTGRESQL.reads.read_on_chosen, OBVIOUS_SHARE, {**near_head, "head": rows // 2}, slots=PARTITION
         ),
         "page of a partition": Case(
             POSTGRESQL.reads.page,
             OBVIOUS_PAGE,
-            {**backlog, **PARTITION, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
+            {**backlog, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
+            slots=PARTITION,
         ),
         "page of a partition with one late row": Case(
             POSTGRESQL.reads.page_late,
             OBVIOUS_LATE_PAGE,
             {
-                **backlog, **PARTITION, "head": first + 5000, "first": first + 5000, "after": OLD - 1,
-                "upto": first + 5500, "late": [OLD], "limit": 1000,
+                **backlog, "head": first + 5000, "first": first + 5000, "after": OLD - 1, "upto": first + 5500,
+                "late": [OLD], "limit": 1000,
             },
+            slots=PARTITION,
         ),
         "steady, of a rare header": Case(
-            POSTGRESQL.reads.read_on_chosen, OBVIOUS_FILTER, {**near_head, **RARE.parameters, "head": rows // 2}
+            POSTGRESQL.reads.read_on_chosen, OBVIOUS_FILTER, {**near_head, "head": rows // 2}, RARE_HEADER
         ),
         "page of a rare header": Case(
             POSTGRESQL.reads.page,
             OBVIOUS_PAGE,
-            {**backlog, **RARE.parameters, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
+            {**backlog, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
+            RARE_HEADER,
         ),
         "page of a rare header with one late row": Case(
             POSTGRESQL.reads.page_late,
             OBVIOUS_LATE_PAGE,
             {
-                **backlog, **RARE.parameters, "head": first + 5000, "first": first + 5000, "after": OLD - 1,
-                "upto": first + 5500, "late": [OLD], "limit": 1000,
+                **backlog, "head": first + 5000, "first": first + 5000, "after": OLD - 1, "upto": first + 5500,
+                "late": [OLD], "limit": 1000,
             },
+            RARE_HEADER,
         ),
         "extent": Case(POSTGRESQL.reads.extent, OBVIOUS_EXTENT, small_window),
     }  # fmt: skip
@@ -236,11 +240,15 @@ class Work:
         return self.pages <= MOST_PAGES and self.rows <= MOST_ROWS and "Seq Scan" not in self.scans
 
 
-def work(engine: Engine, template: str, parameters: dict[str, Any], mode: str) -> Work:
+def work_of(engine: Engine, template: str, case: Case, mode: str) -> Work:
+    """Run a statement of a case."""
+    chosen = selected(POSTGRESQL.values, case.selection, case.slots)
+    statement = Database(engine).sql(template, chosen=chosen.sql)
+    return work(engine, statement, {**chosen.parameters, **case.parameters}, mode)
+
+
+def work(engine: Engine, statement: str, parameters: dict[str, Any], mode: str) -> Work:
     """Run a statement as a prepared one, and tell what it touched."""
-    of_slots = f"AND {OF_SLOTS}" if "partition" in parameters else ""
-    filtered = f"AND {RARE.sql}" if "f0" in parameters else ""
-    statement = Database(engine).sql(template, of_slots=of_slots, filtered=filtered)
     names = list(dict.fromkeys(_PARAMETER.findall(statement)))
     numbered = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
     places = ", ".join(["%s"] * len(names))
@@ -279,7 +287,7 @@ def test_a_read_touches_what_it_brings(logs, rows, name, state):
     case = cases(rows)[name]
     log, mode = STATES[state]
 
-    done = work(logs[log], case.ours, case.parameters, mode)
+    done = work_of(logs[log], case.ours, case, mode)
 
     assert done.bounded, done
 
@@ -287,10 +295,9 @@ def test_a_read_touches_what_it_brings(logs, rows, name, state):
 @pytest.mark.parametrize("state", STATES)
 def test_large_bodies_are_fetched_by_the_primary_key(logs, rows, state):
     log, mode = STATES[state]
-    chosen = Database(logs[log]).among("id", numbers="ids")
     parameters = {"ids": list(range(1, rows, rows // 100)), "bytes": 10_000_000}
 
-    done = work(logs[log], _BODIES.replace("{chosen}", chosen), parameters, mode)
+    done = work(logs[log], Database(logs[log]).sql(_BODIES), parameters, mode)
 
     # A hundred ids far apart, each looked up twice: three pages of the index and one of the table.
     assert done.pages <= 2 * 100 * 5, done
@@ -303,7 +310,7 @@ def test_the_obvious_statement_walks_the_log(logs, rows, name):
     """Under at least one state of the statistics; which one differs from case to case."""
     case = cases(rows)[name]
 
-    done = {state: work(logs[log], case.obvious, case.parameters, mode) for state, (log, mode) in STATES.items()}
+    done = {state: work_of(logs[log], case.obvious, case, mode) for state, (log, mode) in STATES.items()}
 
     assert not all(each.bounded for each in done.values()), done
 

@@ -156,16 +156,13 @@ class Reads:
     capture: str
     #: `capture`, and everything committed since a position, in one statement. `fresh`: for a position at which nothing
     #: was open. `chosen`: without the rows that the selection leaves out; the other two read them without their bodies.
-    #: Where a selection applies, `{of_slots}` is one more condition on the slot of a row, and `{filtered}` that of a
-    #: filter; each may be empty.
+    #: Where a selection applies, `{chosen}` is the condition on a row.
     read_on: str
     read_on_fresh: str
     read_on_chosen: str
     #: One page of a window; `page_late` also looks for transactions that finished late.
     page: str
     page_late: str
-    #: The condition that a selection applies to a row.
-    chosen: str
     #: First and last id of a window's fresh part, then of its late part.
     extent: str
     #: `{columns}` of the rows of the transactions in `:open`; None where none can commit late.

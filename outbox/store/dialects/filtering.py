@@ -12,6 +12,7 @@ class Filtering:
     #: The parameter or the literal `{text}` as a text, and nothing else.
     text: str
     #: The text of the header `{name}` out of the column `headers`; null without the header, or if its value is no text.
+    #: `{begin}` is what stands before the text in plain JSON: `"name":"`.
     header: str
     #: The column `headers` holds the text `{text}` as it is; and it holds a backslash, of an escape.
     holds: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -41,7 +41,7 @@ class Condition:
     """A condition on a row of the log, and its parameters."""
 
     sql: str
-    parameters: dict[str, str]
+    parameters: Mapping[str, Any]
 
 
 @lru_cache(maxsize=128)
@@ -130,7 +130,8 @@ class _Writing:
         """Return the SQL that reads a property."""
         if name in SYSTEM_PROPERTIES:
             return SYSTEM_PROPERTIES[name]
-        return self._filtering.header.format(name=self._bind(name))
+        # A text of its own, because a plan that was made for all parameters would join the marks for each row.
+        return self._filtering.header.format(name=self._bind(name), begin=self._bind(f'"{name}":"'))
 
     def _bind(self, text: str) -> str:
         return self._filtering.text.format(text=self._bound(text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,8 +18,8 @@ from outbox.model.position import Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
-from outbox.store.dialects.statements import Row, Sql
+from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, Values, slots_of
+from outbox.store.dialects.statements import Row
 from outbox.store.log.filtering import Condition, condition_of
 
 _TOPIC, _BODY, _DIRECT = 2, 6, 11
@@ -110,14 +110,14 @@ class Log:
         """`partition`: only the messages of these slots; None: of all slots."""
         self._limits = limits
         self._selection = selection
-        self._topics = Topics.of(selection.topics)
+        topics = Topics.of(selection.topics)
         self._slots = slots_of(partition)
         chosen = (selection.tags, selection.filter, selection.only)
-        self._narrow = bool(self._slots) or not self._topics.everything or chosen != (None, None, None)
+        self._narrow = bool(self._slots) or not topics.everything or chosen != (None, None, None)
         # An empty text skips and hides nothing: no subscription has an empty name, and no message an empty topic. Half
         # messages are hidden unless their topic is named, because only a checker handles them.
         self._skips = selection.skips or ""
-        self._hidden = "" if self._topics.halves else HALF_TOPIC
+        self._hidden = "" if topics.halves else HALF_TOPIC
 
     def now(self, channel: Channel) -> Capture:
         """Capture the position of now, which sees all commits before this call."""
@@ -131,9 +131,8 @@ class Log:
         """
         reads, limit = channel.database.dialect.reads, self._limits.rows + 1
         whole = reads.read_on if base.open else reads.read_on_fresh
-        statement = self.choosing(channel, reads.read_on_chosen) if self._narrow else whole
         bounds = {"head": base.head, "open": list(base.open), "limit": limit}
-        head, rows = _split(channel.rows(statement, **self.chosen(channel), **bounds))
+        head, rows = _split(self._chosen(channel, reads.read_on_chosen if self._narrow else whole, bounds))
         capture = _captured(head[2], head[3], head[4], channel.database.moment(head[8]))
         seen = len(rows) if head[0] is None else head[0]
         if seen >= limit:
@@ -159,39 +158,18 @@ class Log:
         reads, limit = channel.database.dialect.reads, self._limits.rows
         late = extent.late is not None and after < extent.late[1]
         first = extent.fresh[0] if extent.fresh else upto + 1
-        span = {"after": after, "upto": upto, "first": first, "limit": limit}
-        statement = self.choosing(channel, reads.page_late if late else reads.page)
-        clock, rows = _split(channel.rows(statement, **self.chosen(channel), **_bounds(window), **span))
+        bounds = {**_bounds(window), "after": after, "upto": upto, "first": first, "limit": limit}
+        clock, rows = _split(self._chosen(channel, reads.page_late if late else reads.page, bounds))
         part = self._fitting(channel, rows)
         complete = part.whole and len(rows) < limit
         return _page(channel, part, channel.database.moment(clock[8]), complete=complete, seen=len(rows))
 
-    def choosing(self, channel: Channel, statement: str) -> Sql:
-        """Return a statement that applies the selection, with a condition on slots if these are not all."""
-        condition = self._condition(channel)
-        return channel.database.sql(
-            statement,
-            of_slots=f"AND {OF_SLOTS}" if self._slots else "",
-            filtered="" if condition is None else f"AND {condition.sql}",
-        )
-
-    def _condition(self, channel: Channel) -> Condition | None:
-        wanted = self._selection.filter
-        return None if wanted is None else condition_of(wanted, channel.database.dialect.values.filtering)
-
-    def chosen(self, channel: Channel) -> dict[str, Any]:
-        """Return the selection as parameters of such statements."""
-        tags, condition = self._selection.tags, self._condition(channel)
-        return {
-            "inline": self._limits.inline,
-            **channel.database.dialect.values.bind_topics(self._topics),
-            "tags": None if tags is None else channel.database.bind(tags),
-            "skips": self._skips,
-            "only": self._selection.only,
-            "hidden": self._hidden,
-            **self._slots,
-            **({} if condition is None else condition.parameters),
-        }
+    def _chosen(self, channel: Channel, statement: str, bounds: dict[str, Any]) -> list[Row]:
+        """Read the rows of a statement that the selection chooses."""
+        chosen = selected(channel.database.dialect.values, self._selection, self._slots)
+        left_out = {"inline": self._limits.inline, "skips": self._skips, "hidden": self._hidden}
+        sql = channel.database.sql(statement, chosen=chosen.sql)
+        return channel.rows(sql, **{**chosen.parameters, **left_out, **bounds})
 
     def _fitting(self, channel: Channel, rows: list[Row]) -> _Part:
         """Sort the rows, and fetch the bodies that were too large to come along: as many as fit, but at least one."""
@@ -219,6 +197,35 @@ class Log:
             return {}
         found = channel.rows(_BODIES, ids=channel.database.bind(ids), bytes=self._limits.bytes)
         return {id: body for id, body in found}  # noqa: C416 - rows are tuples of any length
+
+
+def selected(values: Values, selection: Selection, slots: Mapping[str, int] | None = None) -> Condition:
+    """Return the condition of a selection, of nothing but what the selection asks for: each part costs time per row.
+
+    `slots`: as of `slots_of`; None: all slots.
+    """
+    topics, parts = Topics.of(selection.topics), list[str]()
+    parameters: dict[str, Any] = {"hidden": HALF_TOPIC, "skips": selection.skips, "only": selection.only}
+    if not topics.halves:
+        parts.append("topic <> :hidden")
+    if not topics.everything:
+        parts.append(f"({values.of_topics})")
+        parameters.update(values.bind_topics(topics))
+    if selection.tags is not None:
+        parts.append(values.among_texts.format(value="tags", list=":tags"))
+        parameters["tags"] = values.bind_list(selection.tags)
+    if selection.skips is not None:
+        parts.append("(direct IS NULL OR direct <> :skips)")
+    if selection.only is not None:
+        parts.append("direct = :only")
+    if slots:
+        parts.append(OF_SLOTS)
+        parameters.update(slots)
+    if selection.filter is not None:
+        filtered = condition_of(selection.filter, values.filtering)
+        parts.append(filtered.sql)
+        parameters.update(filtered.parameters)
+    return Condition(" AND ".join(parts) or "TRUE", parameters)
 
 
 def ids_before(channel: Channel, moment: datetime) -> tuple[int, int]:

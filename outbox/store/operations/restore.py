@@ -10,7 +10,7 @@ from outbox.model.subscription import Subscription
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Restore
-from outbox.store.log.log import Log
+from outbox.store.log.log import selected
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now} AND partition >= 0"
@@ -87,10 +87,9 @@ def _again(channel: Channel) -> list[Again]:
 
 
 def _sent_again(channel: Channel, subscription: Subscription) -> int:
-    log = Log(selection=subscription.selection)
-    chosen = log.choosing(channel, channel.database.dialect.reads.chosen)
-    statement = channel.database.sql(_statements(channel).again, chosen=chosen)
-    return int(channel.rows(statement, **log.chosen(channel), name=subscription.name)[0][0])
+    chosen = selected(channel.database.dialect.values, subscription.selection)
+    statement = channel.database.sql(_statements(channel).again, chosen=chosen.sql)
+    return int(channel.rows(statement, **chosen.parameters, name=subscription.name)[0][0])
 
 
 def _statements(channel: Channel) -> Restore:

@@ -13,9 +13,10 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
-from outbox.store.dialects.statements import Row, Sql
+from outbox.store.dialects.dialect import slots_of
+from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
-from outbox.store.log.log import Log
+from outbox.store.log.log import selected
 from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
 from outbox.store.subscriptions.holds import Hold, hold_of
 from outbox.store.subscriptions.leases import Leases
@@ -226,16 +227,17 @@ class _Unsettled:
         if stop is not None and self._progress.target is None and not self.arrived:
             # All of the rest lies in one window, whether a worker has opened the window or not.
             self._progress = Progress(self._progress.base, stop, -1)
-        log = Log(selection=subscription.selection, partition=partition)
+        slots, selection = slots_of(partition), subscription.selection
+        chosen = selected(database.dialect.values, selection, slots)
         is_check = subscription.kind == "check"
-        self._since = "created_at" if is_check else _DUE
         # A look reads only the columns that it needs, because rows are copied for it.
-        more = ", key, headers" if subscription.selection.filter is not None or is_check else ""
-        self._columns = f"id, topic, tags, slot, direct, created_at, deliver_at{more}"
-        self._selected = log.choosing(channel, database.dialect.reads.chosen)
-        if is_check:
-            self._selected = Sql(f"{self._selected} AND {database.sql(UNDECIDED)}")
-        self._common = {**log.chosen(channel), "limit": MOST_COUNTED + 1}
+        has_content = is_check or (selection.tags, selection.filter) != (None, None)
+        more = ", tags, key, headers" if has_content else ""
+        self._columns = f"id, topic, direct, created_at, deliver_at{more}{', slot' if slots else ''}"
+        self._since = "created_at" if is_check else _DUE
+        still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
+        self._selected = f"{chosen.sql} AND {still_open}"
+        self._common = {**chosen.parameters, "limit": MOST_COUNTED + 1}
         self._parts = [self._part(*look) for look in self._looks()]
 
     def count(self) -> Count:

@@ -294,11 +294,6 @@ _OF_TOPICS = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS 
         OR topic LIKE ANY(CAST(:patterns AS text[])))
     AND (CAST(:exceptions AS text[]) IS NULL OR topic NOT LIKE ALL(CAST(:exceptions AS text[])))"""
 
-_CHOSEN = f"""{_OF_TOPICS}
-    AND (CAST(:tags AS text[]) IS NULL OR tags = ANY(CAST(:tags AS text[])))
-    AND direct IS DISTINCT FROM CAST(:skips AS text) AND topic <> CAST(:hidden AS text)
-    AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text)) {{of_slots}} {{filtered}}"""
-
 #: The rows with their slots, by which they are chosen.
 _RAW = f"({_LATE}) UNION ALL ({_FRESH})".replace(_RAW_COLUMNS, f"{_RAW_COLUMNS}, slot")
 
@@ -306,20 +301,20 @@ _RAW = f"({_LATE}) UNION ALL ({_FRESH})".replace(_RAW_COLUMNS, f"{_RAW_COLUMNS},
 _READ_ON_CHOSEN = f"""
     WITH {_HEAD}, raw AS MATERIALIZED ({_RAW})
     {_HEAD_ROW.format(count="(SELECT count(*) FROM raw)")}
-    UNION ALL SELECT {_READ_COLUMNS} FROM raw WHERE {_CHOSEN}
+    UNION ALL SELECT {_READ_COLUMNS} FROM raw WHERE {{chosen}}
 """
 
 #: A page walks the primary key; `+ 0` keeps the planner off the other index, which would sort the whole window.
 _PAGE_FRESH = f"""SELECT {_LOG_COLUMNS} FROM {{message}}
         WHERE id > CAST(:after AS bigint) AND id >= CAST(:first AS bigint) AND id <= CAST(:upto AS bigint)
           AND xact_id + 0 >= CAST(:head AS bigint) AND xact_id + 0 < CAST(:target AS bigint)
-          AND xact_id + 0 <> ALL (CAST(:open AS bigint[])) AND {_CHOSEN}
+          AND xact_id + 0 <> ALL (CAST(:open AS bigint[])) AND {{chosen}}
         ORDER BY id LIMIT :limit"""
 
 _PAGE_LATE = f"""SELECT l.* FROM unnest(CAST(:late AS bigint[])) AS o(x) CROSS JOIN LATERAL (
         SELECT {_LOG_COLUMNS} FROM {{message}}
         WHERE xact_id >= o.x AND xact_id <= o.x AND id > CAST(:after AS bigint) AND id <= CAST(:upto AS bigint)
-          AND {_CHOSEN}
+          AND {{chosen}}
         ORDER BY xact_id, id LIMIT :limit) AS l"""
 
 _CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, NULL, NULL, NULL, NULL::bytea, NULL, {now},
@@ -417,7 +412,6 @@ DIALECT = Dialect(
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
         page_late=_PAGE_WITH_LATE,
-        chosen=_CHOSEN,
         extent=_EXTENT,
         late=_LATE.replace(_RAW_COLUMNS, "{columns}"),
         messages=_messages,

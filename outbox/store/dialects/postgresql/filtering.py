@@ -24,19 +24,23 @@ _PAIR = f"{_TEXT} *: *{_TEXT} *"
 _OBJECT = f"[{{{{] *(?:{_PAIR}(?:, *{_PAIR})*)?[}}}}]"
 #: Headers without escapes, as the library writes most. No quote is part of a text there, so the header's name with the
 #: marks of JSON around it stands nowhere else, and plain searches find the text in a fifth of the time.
-_SEARCHED = """CASE WHEN strpos(headers, E'\\\\') = 0 AND strpos(headers, '"' || {name} || '":"') > 0
-        THEN split_part(split_part(headers, '"' || {name} || '":"', 2), '"', 1)
-    WHEN strpos(headers, E'\\\\') > 0 OR strpos(headers, '"' || {name} || '"') > 0"""
+_SEARCHED = r"""CASE WHEN strpos(headers, E'\\') = 0
+    THEN nullif(split_part(split_part(headers, {begin}, 2), '"', 1), '') END"""
+#: A cast of what is no JSON would be an error, and stop the reader at this row for ever.
+_PARSED = rf"""CASE WHEN strpos(headers, E'\\') > 0 OR strpos(headers, {{name}}) > 0
+    THEN CASE WHEN {_matches("headers", _OBJECT)} THEN CAST(headers AS json) ->> {{name}} END END"""
+#: Nearly every number has digits and perhaps a point, which takes no regular expression to see. Bytes are trimmed in a
+#: third of the time that letters take; without a backslash every text can be cast.
+_IS_PLAIN = r"""strpos({text}, E'\\') = 0 AND {text} NOT IN ('', '.')
+    AND position(btrim(CAST({text} AS bytea), CAST('0123456789' AS bytea)) IN CAST('.' AS bytea)) > 0"""
 
 FILTERING = Filtering(
     text="CAST({text} AS text)",
-    # A cast of what is no JSON would be an error, and stop the reader at this row for ever.
-    header=f"{_SEARCHED} THEN CASE WHEN {_matches('headers', _OBJECT)} THEN CAST(headers AS json) ->> {{name}} END END",
+    header=f"coalesce({_SEARCHED}, {_PARSED})",
     holds="strpos(headers, {text}) > 0",
     escaped=r"strpos(headers, E'\\') > 0",
-    # Nearly every number has digits and perhaps a point, which takes no regular expression to see.
-    number=f"CASE WHEN length({{text}}) <= {LONGEST_NUMBER} AND (btrim({{text}}, '0123456789') IN ('', '.')"
-    f" AND {{text}} NOT IN ('', '.') OR {_matches('{text}', NUMBER)}) THEN CAST({{text}} AS numeric) END",
+    number=f"CASE WHEN octet_length({{text}}) <= {LONGEST_NUMBER} AND (({_IS_PLAIN}) OR {_matches('{text}', NUMBER)})"
+    " THEN CAST({text} AS numeric) END",
     literal="CAST({text} AS numeric)",
     compare="({left} {sign} {right})",
     fence=" OFFSET 0",

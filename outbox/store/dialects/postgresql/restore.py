@@ -31,7 +31,8 @@ RESTORE = Restore(
     # The messages that a subscription has read, and that get a new id because another one has not.
     again=f"""
     SELECT count(*) FROM {{message}} AS m
-    WHERE {{chosen}} AND {_UNREAD_BY_SOME}
+    WHERE {{chosen}}
+      AND {_UNREAD_BY_SOME}
       AND NOT EXISTS (
           SELECT 1 FROM ({_STANDS}) AS p
           WHERE p.subscription = CAST(:name AS text) AND {_OWN} AND ({_AT_BEGINNING} OR {_UNREAD}))

@@ -115,19 +115,16 @@ _READ_COLUMNS = COLUMNS.format(body="body", direct="direct")
 _OF_TOPICS = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics))
         OR EXISTS (SELECT 1 FROM json_each(:patterns) WHERE topic GLOB value))
     AND (:exceptions IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(:exceptions) WHERE topic GLOB value))"""
-_CHOSEN = f"""{_OF_TOPICS}
-    AND (:tags IS NULL OR tags IN (SELECT value FROM json_each(:tags)))
-    AND direct IS NOT :skips AND topic <> :hidden AND (:only IS NULL OR direct = :only) {{of_slots}} {{filtered}}"""
 _FRESH = f"SELECT {_RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
 #: The rows with their slots, by which they are chosen.
 _RAW = _FRESH.replace(_RAW_COLUMNS, f"{_RAW_COLUMNS}, slot")
 _READ_ON = f"SELECT * FROM ({_HEAD_ROW}) UNION ALL SELECT * FROM ({_FRESH})"
 _READ_ON_CHOSEN = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM {{message}} WHERE id >= :head LIMIT :limit)), NULL,
         {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
-    UNION ALL SELECT {_READ_COLUMNS} FROM ({_RAW}) WHERE {_CHOSEN}"""
+    UNION ALL SELECT {_READ_COLUMNS} FROM ({_RAW}) WHERE {{chosen}}"""
 _PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
     UNION ALL SELECT * FROM (SELECT {_COLUMNS} FROM {{message}}
-        WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {_CHOSEN}
+        WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {{chosen}}
         ORDER BY id LIMIT :limit)"""
 _BELOW_HEAD = "CAST(substr({column}, instr({column}, ':') + 1) AS integer) - 1"
 #: The last message of a position is one look-up by the primary key. A message that was purged proves nothing.
@@ -190,7 +187,6 @@ DIALECT = Dialect(
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
         page_late=_PAGE,
-        chosen=_CHOSEN,
         extent=_EXTENT,
         late=None,
         messages=_messages,
