@@ -222,7 +222,8 @@ class Admin:
             name: of the subscription with the topics.
             topics: names and patterns.
             destination: of the new subscription, a URL.
-            as_name: of the new subscription; None: the name of a route.
+            as_name: of the new subscription; None: the name of a route with the topics, such as `relay:orders.*`, also
+                if `name` is a route.
             wait: for how long a worker is asked for its lease.
 
         Raises:
@@ -230,9 +231,9 @@ class Admin:
         """
         with self._channel() as channel:
             to = subscriptions.checked_destination(destination, Subscriptions(channel).get(name))
-            done = split(channel, name, topics, destination=to, as_name=as_name, wait=wait)
-            origin, made = subscriptions.details(channel, [done.origin, done.made])
-            return SplitResult(split=origin, made=made, moved=done.parked)
+            *both, moved = split(channel, name, topics, destination=to, as_name=as_name, wait=wait)
+            origin, made = subscriptions.details(channel, both)
+            return SplitResult(split=origin, made=made, moved=moved)
 
     def backfill(self, name: str, topics: Sequence[str], *, start: Start = "earliest") -> SubscriptionDetails:
         """Have workers handle earlier messages of topics beside a subscription, up to now; return the backfill.

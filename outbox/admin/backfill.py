@@ -24,18 +24,8 @@ def backfill(channel: Channel, name: str, topics: Sequence[str], start: Start = 
 
     The workers handle the messages up to the position of now, and the subscription goes on. The backfill has the
     policy, tags, filter and number of partitions of the subscription. When every message is handled and nothing is
-    parked, the backfill is dropped. No order is promised between the backfill and the subscription.
-
-    Args:
-        channel: to the database of the outbox.
-        name: of a relay or a consumer, whose workers need not run yet.
-        topics: names and patterns; the subscription need not have the topics.
-        start: "earliest", the first message that is not purged; or a moment, the first message that was created then or
-            later.
-
-    Raises:
-        SubscriptionError: another backfill of the subscription is under way; or the subscription is neither a relay nor
-            a consumer, or has no destination yet.
+    parked, the backfill is dropped. No order is promised between the backfill and the subscription, which need not have
+    the topics, and whose workers need not run yet.
     """
     if start == "latest":
         raise SubscriptionError("a backfill handles earlier messages: it begins at earliest or at a time")

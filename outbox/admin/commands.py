@@ -58,14 +58,7 @@ def alter(
     others any more, and with it the next failed message does.
 
     `before`: as the caller has read the subscription; None: as stored now. Only differences are stored, so that two
-    commands at once do not undo each other. `wait`: for how long a worker is asked for the lease; 0: not at all.
-
-    Raises:
-        SubscriptionError: a compensation has the selection and the destination of its subscription; a check-back may
-            change only grace and policy; a consumer has no destination; another route of the relay has a topic; or
-            topics or direct writers have changed meanwhile.
-        WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was stored.
-        LeaseLostError: a worker took the lease meanwhile; nothing was stored.
+    commands at once do not undo each other.
     """
     stored = before or Subscriptions(channel).get(changed.name)
     if changed.follows is not None and replace(stored, grace=changed.grace) != changed:
@@ -143,19 +136,7 @@ def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAI
 
     The compensation of a relay begins again, too, and its acks go. So the relay also sends the messages that direct
     writers have sent. The inbox of a consumer stays, and the listener is not called again for remembered messages. A
-    backfill goes on.
-
-    Args:
-        channel: to the database of the outbox.
-        name: of a relay, or of a consumer; of a broadcast consumer all instances begin again.
-        start: "earliest": the first message that is not purged. "latest": what is committed from now on. A moment: the
-            first message that was created then or later.
-        wait: for how long a worker is asked for the lease; 0: not at all.
-
-    Raises:
-        SubscriptionError: the subscription is of another kind, or direct writers began meanwhile; nothing was changed.
-        WorkerAliveError: a worker holds a lease, and did not give it back in time; nothing was changed.
-        LeaseLostError: a worker took a lease meanwhile; nothing was changed.
+    backfill goes on. Of a broadcast consumer all instances begin again.
     """
     meant = Subscriptions(channel).get_all(name)
     require_resettable(meant[0])
@@ -187,11 +168,6 @@ def drop(channel: Channel, name: str) -> list[str]:
 
     The compensation and the backfill go, too; of a broadcast consumer all instances go. A backfill alone may be deleted
     while its worker is at work: the worker is asked for the lease.
-
-    Raises:
-        SubscriptionError: direct writers began meanwhile; nothing was dropped.
-        WorkerAliveError: a worker or a command holds the lease.
-        LeaseLostError: a worker took the lease meanwhile; nothing was dropped.
     """
     meant = Subscriptions(channel).get_all(name)
     with _changing(channel, meant, wait=WAIT if meant[0].kind == "backfill" else NO_WAIT) as (_, followers):

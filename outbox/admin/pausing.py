@@ -25,20 +25,9 @@ def pause(
 ) -> list[Subscription]:
     """Let the workers of a subscription hand nothing over, or less; return the subscriptions as stored.
 
-    All workers follow within a poll. A call under way ends first, and its outcome is settled. The compensation and the
-    backfill of the subscription are paused as well; of a broadcast consumer all instances. Direct writers go on.
-
-    Args:
-        channel: to the database of the outbox.
-        name: of a relay, a route, a consumer or a check-back.
-        key: only messages of the key are held back. They are parked as blocked, and `resume` releases them in order.
-        rate: at most so many messages a second are handed over, in equal shares by all partitions; None: none.
-        by: who gives the order.
-        reason: why.
-
-    Raises:
-        SubscriptionError: there is no such subscription, or an extract has the name; or the rate is wrong.
-        InvalidMessageError: no message can have the key.
+    All workers follow within a poll. A call under way ends first, and its outcome is settled. Of a broadcast consumer
+    all instances are paused. Direct writers go on. The messages of a key are parked as blocked, and `resume` releases
+    them in order. All partitions have equal shares of a rate.
     """
     order = Pause(since=channel.now(), by=by, reason=reason, key=key, rate=rate)
     with Subscriptions(channel).changing():
@@ -51,10 +40,7 @@ def pause(
 def resume(channel: Channel, name: str, *, key: str | None = None) -> list[Subscription]:
     """Let the workers of a subscription go on at full speed; return the subscriptions as stored.
 
-    `key`: only messages of the key go on. Without a key, paused keys stay paused.
-
-    Raises:
-        SubscriptionError: there is no such subscription, or nothing of the kind is paused.
+    Without a key, paused keys stay paused.
     """
     with Subscriptions(channel).changing():
         meant = _meant(channel, name)

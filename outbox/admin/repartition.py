@@ -28,19 +28,9 @@ def repartition(channel: Channel, name: str, partitions: int, *, wait: timedelta
     position of the first, and no further; when all have met there, the new ones begin. Until then the returned
     subscription has `next_partitions`, and the workers carry the change out without the command.
 
-    The present number takes back a change under way.
+    The present number takes back a change under way. A worker takes the change back if a call hangs.
 
-    Args:
-        channel: to the database of the outbox.
-        name: of a relay.
-        partitions: the new number, at most the number of slots.
-        wait: for how long workers are asked for their leases, and then waited for until all partitions have met.
-
-    Raises:
-        SubscriptionError: the subscription is no relay; the number is out of range; or a worker has taken the change
-            back, because a call hangs.
-        WorkerAliveError: a worker holds a lease, and did not give it back in time; nothing was changed.
-        LeaseLostError: a worker took a lease meanwhile; nothing was changed.
+    `wait`: for how long workers are asked for their leases, and then waited for until all partitions have met.
     """
     subscriptions = Subscriptions(channel)
     stored = subscriptions.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 
@@ -17,15 +17,6 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A subscription after a split, the new one, and how many parked messages moved."""
-
-    origin: Subscription
-    made: Subscription
-    parked: int
-
-
 def split(
     channel: Channel,
     name: str,
@@ -34,27 +25,14 @@ def split(
     destination: str,
     as_name: str | None = None,
     wait: timedelta = WAIT,
-) -> Split:
-    """Give topics of a subscription to a new one.
+) -> tuple[Subscription, Subscription, int]:
+    """Give topics of a subscription to a new one; return the two, and how many parked messages moved.
 
     In a single transaction the new subscription is created with policy and partitions of the old, each partition at the
     progress of its twin; the old subscription loses the topics; and their parked messages move. So each message is sent
     once. Workers finish their calls and settle before. A worker that declares the lost topics ends then.
 
-    Args:
-        channel: to the database of the outbox.
-        name: the subscription to split.
-        topics: names and patterns, without exceptions.
-        destination: of the new subscription, as `destination_of` returns it.
-        as_name: of the new subscription. None: the name of a route with these topics, such as `relay:orders.*`, also if
-            `name` is a route.
-        wait: for how long a worker is asked for the lease; 0: not at all.
-
-    Raises:
-        SubscriptionError: topics are missing, or none would be left; writers send messages themselves; or the new name
-            is taken.
-        WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was changed.
-        LeaseLostError: a worker took the lease meanwhile; nothing was changed.
+    `destination`: as `destination_of` returns it.
     """
     subscriptions = Subscriptions(channel)
     stored = subscriptions.get(name)
@@ -81,7 +59,7 @@ def split(
             )
         subscriptions.create_at(made, standing)
         parked = Parked(channel, name).give(made.name, moved)
-    return Split(origin, made, parked)
+    return origin, made, parked
 
 
 def _require_no_direct_writers(subscriptions: Subscriptions, stored: Subscription) -> None:

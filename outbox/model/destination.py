@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 _URL = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<hosts>[^/?]*)(?P<path>.*?)(\?as=(?P<name>[^/?&=]+))?", re.DOTALL
@@ -19,25 +18,9 @@ def same_destination(one: str, other: str) -> bool:
     """
     if one == other:
         return True
-    here, there = _Place.of(one), _Place.of(other)
-    if here is None or there is None or (here.scheme, here.path, here.name) != (there.scheme, there.path, there.name):
+    here, there = _URL.fullmatch(one), _URL.fullmatch(other)
+    parts = ("scheme", "path", "name")
+    if here is None or there is None or here.group(*parts) != there.group(*parts):
         return False
-    return here.name is not None or bool(here.hosts & there.hosts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A destination's URL as stored. `name`: the value of its option `as`, percent-encoded."""
-
-    scheme: str
-    hosts: frozenset[str]
-    path: str
-    name: str | None
-
-    @classmethod
-    def of(cls, text: str) -> _Place | None:
-        """Return the parts of a URL with hosts, or None for any other text."""
-        found = _URL.fullmatch(text)
-        if found is None:
-            return None
-        return cls(found["scheme"], frozenset(filter(None, found["hosts"].split(","))), found["path"], found["name"])
+    hosts = set(here["hosts"].split(",")) & set(there["hosts"].split(","))
+    return here["name"] is not None or bool(hosts - {""})

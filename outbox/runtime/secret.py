@@ -111,6 +111,20 @@ def scrubbed(text: str, secrets: Iterable[str]) -> str:
     return _ASSIGNED.sub(r"\1=…", _CREDENTIALS.sub("…@", without(text, secrets)))
 
 
+def secret_text(option: str, file: Path | None, variable: str) -> str | None:
+    """Return the text of the file that an option names, or else of a variable of the environment; None without both.
+
+    Raises:
+        ValueError: the file cannot be read. The text shows nothing of the contents.
+    """
+    try:
+        return os.environ.get(variable) if file is None else file.read_text()
+    except OSError as error:
+        raise ValueError(f"{option} {file}: {(error.strerror or 'cannot be read').lower()}") from None
+    except UnicodeDecodeError:  # its text would show some bytes of the secret
+        raise ValueError(f"{option} {file}: it is no text") from None
+
+
 def warning_of(file: Path) -> str | None:
     """Return a warning if everybody may read a file with a secret; None if not."""
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 #: So many different things are kept in mind.
 _MOST = 10_000
@@ -31,15 +31,15 @@ class ThrottledLog:
         self._every = first
         self._at = float("-inf")
 
-    def warning(self, text: str, *values: object) -> bool:
-        """Log a warning, unless the last warning is recent; return whether it was logged."""
+    def warning(self, text: str, *values: object, extra: Mapping[str, object] | None = None) -> bool:
+        """Log a warning, unless the last warning is recent; return whether it was logged. `extra`: as for a logger."""
         quiet = self._clock() - self._at
         if quiet < self._every:
             return False
         # After so long without a call the failure is another one.
         self._every = self._first if quiet > 2 * self._longest else min(2 * self._every, self._longest)
         self._at = self._clock()
-        self._logger.warning(text, *values)
+        self._logger.warning(text, *values, extra=extra)
         return True
 
 

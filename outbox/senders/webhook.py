@@ -4,9 +4,10 @@ Each message is one POST to the URL, in the form of `outbox.senders.webhook_form
 `outbox.senders.webhook_signature`. A message is `Done` after a complete answer with a status from 200 to 299; for other
 statuses see `outbox.senders.webhook_answer`. Endpoints use `outbox.senders.webhook_reading`.
 
-The options secret-file, timeout, most (the requests under way at once), per-connection (the requests that one
-connection carries), ca and proxy are ours. The rest of the query belongs to the endpoint. Credentials before the @ are
-sent as HTTP basic authentication.
+The options of `outbox.senders.webhook_url` are ours: secret-file, timeout, most (the requests under way at once),
+per-connection (the requests that one connection carries), proxy, those of OAuth (see `outbox.senders.webhook_oauth`),
+and the files of TLS. The rest of the query belongs to the endpoint. Credentials before the @ are sent as HTTP basic
+authentication.
 
 Redirects are not followed, cookies not kept, and proxies of the environment not used, so that messages and credentials
 go nowhere but to the URL.
@@ -21,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
+from http import HTTPStatus
 from typing import Any
 
 from outbox.errors import InvalidMessageError, MissingExtraError
@@ -32,8 +33,10 @@ from outbox.runtime.text import one_line
 from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.key_order import Chains
 from outbox.senders.remote import MOST_BYTES_UNDER_WAY, Call, Connection, RemoteSender
+from outbox.senders.tls import Tls
 from outbox.senders.webhook_answer import Answer, Pause
 from outbox.senders.webhook_format import header_bytes, wire_headers_of
+from outbox.senders.webhook_oauth import Tokens
 from outbox.senders.webhook_signature import ID, SIGNATURE, TIMESTAMP, Secrets, signature_of
 from outbox.senders.webhook_url import Target
 
@@ -60,6 +63,8 @@ _MAX_SHOWN = 200
 #: Requests begin in this share of a call's time. The rest is for the answers, so that a slow endpoint gets no message
 #: twice because time ran out.
 _SHARE_TO_BEGIN = 0.75
+#: A token is waited for in this share of a call's time.
+_SHARE_FOR_TOKEN = 0.5
 #: Seconds after which an idle connection is closed. Many servers wait longer, so that they seldom close it first.
 _IDLE_SECONDS = 5.0
 _SURPLUS = (
@@ -78,11 +83,12 @@ class WebhookSender(RemoteSender):
         target = Target.of(url, timeout=timeout)
         # It outlives the connections: an endpoint that wants no requests wants none over another connection either.
         pause = Pause()
+        tokens = None if target.oauth is None else Tokens(target.oauth)
         super().__init__(
             "Webhook",
             url,
             (target.shown,),
-            lambda server, log: _Pool(server, log, target, pause),
+            lambda server, log: _Pool(server, log, target, pause, tokens),
             seconds=target.seconds,
             chains=partial(Chains, most=target.most, most_bytes=MOST_BYTES_UNDER_WAY),
         )
@@ -91,8 +97,10 @@ class WebhookSender(RemoteSender):
 class _Pool(Connection):
     """The connections to an endpoint, each made when needed."""
 
-    def __init__(self, server: str, log: ConnectionLog, target: Target, pause: Pause) -> None:
+    def __init__(self, server: str, log: ConnectionLog, target: Target, pause: Pause, tokens: Tokens | None) -> None:
         super().__init__(server, log)
+        self._tokens = tokens
+        self._asking_for_token = asyncio.Lock()
         self._target = target
         self._url = URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
         self._headers = _headers_of(target)
@@ -160,7 +168,9 @@ class _Pool(Connection):
         await self.close()
 
     def words(self, error: Exception) -> str:
-        return self._fit_to_show(reason_of(error))
+        reason = reason_of(error)
+        # The driver has a name for a lost connection, and no more.
+        return self._fit_to_show("the connection broke" if reason == type(error).__name__ else reason)
 
     async def _post(self, keys: Sequence[bytes], message: Message) -> tuple[Verdict, Stream | None]:
         """Send one message; return the verdict, and the connection of the answer."""
@@ -175,15 +185,43 @@ class _Pool(Connection):
         try:
             answer, stream = await self._ask(headers, message.body)
             return self._judged(answer), stream
+        except _NoTokenError as error:
+            return self._away(str(error)), None
         except LocalProtocolError as unfit:
             return Reject(f"HTTP cannot carry it: {self.words(unfit)}"), None
         except Exception as error:  # any program may listen at that port, and answer anything
             return self._failed(error), None
 
     async def _ask(self, headers: Headers, content: bytes) -> tuple[Answer, Stream | None]:
-        """Send a request; return the whole answer, or the beginning of a long answer."""
-        headers = [*self._headers, (b"Content-Length", b"%d" % len(content)), *headers]
-        request = Request("POST", self._url, headers=headers, content=content)
+        """Send a message; return the whole answer, or the beginning of a long answer.
+
+        With OAuth, a token that is refused is renewed, once.
+        """
+        if self._tokens is None:
+            return await self._answer(headers, content)
+        token = await self._token(self._tokens)
+        answer, stream = await self._answer([*headers, _bearer(token)], content)
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            self._tokens.drop(token)
+            token = await self._token(self._tokens)
+            answer, stream = await self._answer([*headers, _bearer(token)], content)
+        return answer, stream
+
+    async def _answer(self, headers: Headers, content: bytes) -> tuple[Answer, Stream | None]:
+        response, body, stream = await self._request(self._url, [*self._headers, *headers], content)
+        location = _header(response, b"location") or ""
+        answer = Answer(
+            status=response.status,
+            text=self._fit_to_show(body.decode(errors="replace")),
+            location=self._fit_to_show(redacted(location)) if "://" in location else "",
+            retry_after=_header(response, b"retry-after"),
+        )
+        return answer, stream
+
+    async def _request(self, url: URL, headers: Headers, content: bytes) -> tuple[Response, bytes, Stream | None]:
+        """Send a request; return the answer, the body or its beginning, and the connection."""
+        headers = [*headers, (b"Content-Length", b"%d" % len(content))]
+        request = Request("POST", url, headers=headers, content=content)
         async with aclosing(await self._pool.handle_async_request(request)) as response:
             body, is_whole = await _beginning(response)
             stream = response.extensions["network_stream"]
@@ -191,14 +229,26 @@ class _Pool(Connection):
                 stream = None  # the endpoint wants another protocol
             elif is_whole:
                 stream.answered()
-            location = _header(response, b"location") or ""
-            answer = Answer(
-                status=response.status,
-                text=self._fit_to_show(body.decode(errors="replace")),
-                location=self._fit_to_show(redacted(location)) if "://" in location else "",
-                retry_after=_header(response, b"retry-after"),
-            )
-            return answer, stream
+            return response, body, stream
+
+    async def _token(self, tokens: Tokens) -> str:
+        """Return the token for a request now; raise `_NoTokenError` if the token endpoint gives no token."""
+        async with self._asking_for_token:
+            if (token := tokens.token) is not None:
+                return token
+            try:
+                headers, content = tokens.request()
+                async with asyncio.timeout(self._target.seconds * _SHARE_FOR_TOKEN):
+                    url = URL(tokens.grant.url)
+                    given = header_bytes({"Host": _netloc_of(url), "User-Agent": "outbox", **headers})
+                    response, body, _ = await self._request(url, given, content)
+                return tokens.take(response.status, body)
+            except Exception as error:  # any program may listen at that port, and answer anything
+                self._is_stale = self._is_stale or isinstance(error, (ConnectError, ProxyError))
+                why = "no answer" if isinstance(error, TimeoutError) else str(error)
+                reason = why if isinstance(error, (TimeoutError, ValueError)) else reason_of(error)
+                text = f"the token endpoint {tokens.grant.shown}: {reason}"
+                raise _NoTokenError(self._fit_to_show(text)) from None
 
     def _judged(self, answer: Answer) -> Verdict:
         """Return the verdict of an answer; begin the pause of the answer."""
@@ -214,8 +264,9 @@ class _Pool(Connection):
 
     def _failed(self, error: Exception) -> Unavailable:
         """Return the verdict on a message without a readable answer."""
-        if isinstance(error, (ConnectError, ProxyError)):
-            # The next pool reads the file of certificates again.
+        # With TLS 1.3 an endpoint refuses the client's certificate only when the request is under way.
+        if isinstance(error, (ConnectError, ProxyError, ssl.SSLError)):
+            # The next pool reads the files of certificates again.
             self._is_stale = True
             return self._away(self.words(error))
         # Perhaps only this message ends the server that gets it, so that others are tried.
@@ -226,7 +277,12 @@ class _Pool(Connection):
         return Unavailable(self.log.lost(f"{self.server}: {reason}"), everything=True)
 
     def _fit_to_show(self, text: str) -> str:
-        return one_line(without(text, self._target.hidden), _MAX_SHOWN)
+        hidden = self._target.hidden if self._tokens is None else (*self._target.hidden, *self._tokens.hidden)
+        return one_line(without(text, hidden), _MAX_SHOWN)
+
+
+class _NoTokenError(Exception):
+    """Raised when there is no token for a request. The text says why."""
 
 
 class _Posting:
@@ -310,22 +366,14 @@ def _headers_of(target: Target) -> Headers:
 
 
 def _trust(target: Target) -> ssl.SSLContext:
-    """Return a context that trusts the certificates of the option `ca`, else the system's."""
-    if target.ca is not None:
-        return _trusting(target.ca)
-    if target.scheme == "https" or (target.proxy is not None and target.proxy.url.startswith("https:")):
+    """Return the context of the options `ca`, `cert` and `key`; without options a context that trusts the system's."""
+    if target.tls is not None and target.tls != Tls():
+        return target.tls.context()
+    others = (target.proxy and target.proxy.url, target.oauth and target.oauth.url)
+    if target.scheme == "https" or any(url and url.startswith("https:") for url in others):
         return default_ssl_context()
     # To read them takes 20 ms, which a plain endpoint that is lost and found again must not cost each time.
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _trusting(ca: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=str(ca))
-    except ssl.SSLError:
-        raise ConnectionError(f"ca {ca}: it holds no certificates") from None
-    except OSError as error:
-        raise ConnectionError(f"ca {ca}: {(error.strerror or 'cannot be read').lower()}") from None
 
 
 async def _beginning(response: Response) -> tuple[bytes, bool]:
@@ -342,6 +390,16 @@ async def _beginning(response: Response) -> tuple[bytes, bool]:
 def _header(response: Response, wanted: bytes) -> str | None:
     found = [value for name, value in response.headers if name.lower() == wanted]
     return found[0].decode("latin-1") if found else None
+
+
+def _bearer(token: str) -> tuple[bytes, bytes]:
+    return b"Authorization", f"Bearer {token}".encode()
+
+
+def _netloc_of(url: URL) -> str:
+    host = url.host.decode()
+    host = f"[{host}]" if ":" in host else host
+    return host if url.port is None else f"{host}:{url.port}"
 
 
 def _signed(message_id: str, body: bytes, keys: Sequence[bytes]) -> dict[str, str]:

@@ -21,7 +21,7 @@ MOST_SECONDS = 300.0
 
 #: Statuses that concern every message, with what to do about them.
 ENDPOINT_AT_FAULT = {
-    401: "check the user and the password in the URL, and the secret",
+    401: "check the credentials, and the secret",
     402: "the endpoint wants to be paid",
     403: "check what the user may do",
     404: "check the URL",

@@ -10,10 +10,9 @@ from __future__ import annotations
 import base64
 import hmac
 import logging
-import os
 from pathlib import Path
 
-from outbox.runtime.secret import warning_of
+from outbox.runtime.secret import secret_text, warning_of
 
 logger = logging.getLogger("outbox")
 
@@ -57,15 +56,11 @@ class Secrets:
 
     def keys(self) -> tuple[bytes, ...]:
         """Return the keys to sign with; none without file and variable. An error says where, without the secrets."""
-        source = SECRET_VARIABLE if self._file is None else f"secret-file {self._file}"
+        secrets = secret_text("secret-file", self._file, SECRET_VARIABLE)
         try:
-            secrets = os.environ.get(SECRET_VARIABLE) if self._file is None else self._file.read_text()
             return () if secrets is None else keys_of(secrets)
-        except OSError as error:
-            raise ValueError(f"{source}: {(error.strerror or 'cannot be read').lower()}") from None
-        except UnicodeDecodeError:  # its text would show some bytes of the secret
-            raise ValueError(f"{source}: it is no text") from None
         except ValueError as error:
+            source = SECRET_VARIABLE if self._file is None else f"secret-file {self._file}"
             raise ValueError(f"{source}: {error}") from None
 
 

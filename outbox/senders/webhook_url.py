@@ -16,11 +16,14 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote, urlunsplit
 
 from outbox.errors import SenderError
-from outbox.runtime.secret import Secret, forms_of, secrets_of
+from outbox.runtime.secret import HOST, Secret, forms_of, redacted, secrets_of
 from outbox.senders.address import Address
+from outbox.senders.tls import Tls
 from outbox.senders.urls import split_url
+from outbox.senders.webhook_oauth import Grant
 
-OPTIONS = ("secret-file", "timeout", "most", "per-connection", "ca", "proxy", "as")
+_OAUTH = ("oauth-url", "oauth-client", "oauth-secret-file", "oauth-scope", "oauth-audience")
+OPTIONS = ("secret-file", "timeout", "most", "per-connection", "proxy", *_OAUTH, "ca", "cert", "as")
 
 _FORM = "https://host/path"
 _PORTS = {"http": 80, "https": 443}
@@ -62,16 +65,18 @@ class Target:
     most: int
     per_connection: int
     secret_file: Path | None
-    ca: Path | None
+    oauth: Grant | None
+    tls: Tls | None
 
     @classmethod
     def of(cls, url: str, *, timeout: timedelta) -> Target:
         """Take a URL apart; raise `SenderError`, without a secret, if the URL or an option is malformed."""
         parts = split_url(url)
         given = parts.query.split("&") if parts.query else []
-        ours = [each for each in given if each.partition("=")[0] in OPTIONS]
+        options = _options_of(parts.query)
+        ours = [each for each in given if each.partition("=")[0] in options]
         theirs = "&".join(each for each in given if each not in ours)
-        address = Address.of(urlunsplit(parts._replace(query="&".join(ours))), form=_FORM, options=OPTIONS)
+        address = Address.of(urlunsplit(parts._replace(query="&".join(ours))), form=_FORM, options=options)
         _refuse_mistyped(address, [each.partition("=")[0] for each in theirs.split("&")])
         if parts.fragment:
             address.refuse("leave out the # and what follows, which is never sent")
@@ -98,13 +103,22 @@ class Target:
             most=_number(address, "most", _MOST),
             per_connection=_number(address, "per-connection", _PER_CONNECTION),
             secret_file=_file(address, "secret-file"),
-            ca=_ca(address),
+            oauth=_oauth(address),
+            tls=address.tls("https"),
         )
 
 
 def secrets_of_endpoint(url: str) -> list[Secret]:
     """Return the secrets of a webhook's URL: every parameter that is no option of ours may be one."""
-    return secrets_of(url, token=True, options=OPTIONS)
+    return secrets_of(url, token=True, options=_options_of(url.partition("?")[2]))
+
+
+def _options_of(query: str) -> tuple[str, ...]:
+    """Return the options that are ours. `key` belongs to the endpoint unless `cert` is there, too.
+
+    Many endpoints have a secret of this name.
+    """
+    return (*OPTIONS, "key") if any(each.partition("=")[0] == "cert" for each in query.split("&")) else OPTIONS
 
 
 def _refuse_mistyped(address: Address, names: Sequence[str]) -> None:
@@ -141,11 +155,30 @@ def _file(address: Address, option: str) -> Path | None:
     return Path(text)
 
 
-def _ca(address: Address) -> Path | None:
-    ca = _file(address, "ca")
-    if ca is not None and address.scheme != "https":
-        address.refuse("ca is for https")
-    return ca
+def _oauth(address: Address) -> Grant | None:
+    given = [option for option in _OAUTH if option in address.options]
+    if not given:
+        return None
+    url, client = address.options.get("oauth-url"), address.options.get("oauth-client")
+    if not url or not client:
+        address.refuse(f"{given[0]} belongs to a client; give both oauth-url and oauth-client")
+    if address.user is not None:
+        address.refuse("leave out the user before the @, or the options of OAuth: a request has one of both")
+    try:
+        parts = split_url(url)
+        is_endpoint = parts.scheme in _PORTS and HOST.fullmatch(parts.netloc) and parts.port != 0 and not parts.fragment
+    except (SenderError, ValueError):
+        is_endpoint = False
+    if not (is_endpoint and url.isascii() and url.isprintable()):
+        address.refuse("oauth-url must be https://host/path, percent-encoded and without a user")
+    return Grant(
+        url=url,
+        shown=redacted(url),
+        client=client,
+        secret_file=_file(address, "oauth-secret-file"),
+        scope=address.options.get("oauth-scope"),
+        audience=address.options.get("oauth-audience"),
+    )
 
 
 def _proxy(address: Address) -> Proxy | None:

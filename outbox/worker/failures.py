@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from outbox.errors import LeaseLostError, StandbyError, SubscriptionError
 from outbox.model.lease import Partition
+from outbox.runtime.named import named
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.database import Database
 from outbox.store.failure import in_one_line
@@ -30,6 +31,11 @@ def passes(database: Database, error: Exception, *, known: bool) -> bool:
     """Return whether another try may succeed after an error. `known`: a try has succeeded before."""
     # A worker that has worked here waits for the end of a failover, until the address leads to a primary again.
     return (known and isinstance(error, StandbyError)) or database.transient(error)
+
+
+def log_away(log: ThrottledLog, why: str) -> None:
+    """Log once in a while that the database is away."""
+    log.warning("the database is away, trying again: %s", why, extra=named("database_away", error=why))
 
 
 @dataclass(slots=True)
@@ -101,7 +107,7 @@ class Failures:
             # Also errors that only a person can mend, because a new process would send the batch again.
             line = f"settling fails, and nothing is sent until it works again: {line}"
         elif passing:
-            self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
+            log_away(self._throttled_log, line)
             return
         elif self._optional and endless:
             # The other subscriptions of the worker do not depend on this one.

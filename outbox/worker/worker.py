@@ -10,8 +10,10 @@ from contextlib import closing, contextmanager
 
 from outbox.model.lease import Partition
 from outbox.runtime.fork import in_child
+from outbox.runtime.named import named
 from outbox.runtime.process import unique_name
 from outbox.runtime.stop import Stop
+from outbox.runtime.text import age
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel, Database
@@ -19,7 +21,7 @@ from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
 from outbox.telemetry.events import EVERYWHERE, Beat, DatabaseAway, DatabaseBack, Listeners
 from outbox.worker.connection import Connection, ConnectionLostError, Heartbeat
-from outbox.worker.failures import passes, pause
+from outbox.worker.failures import log_away, passes, pause
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.settings import Settings, Until
@@ -178,6 +180,7 @@ class Worker:
     def _tell_back(self) -> None:
         if self._away_since is not None:
             seconds, self._away_since = time.monotonic() - self._away_since, None
+            logger.warning("the database is back after %s", age(seconds), extra=named("database_back", seconds=seconds))
             if self._listeners:
                 self._listeners.tell(DatabaseBack(database=self._database, seconds=seconds))
 
@@ -200,7 +203,7 @@ class Worker:
             yield
         except Exception as error:
             if passes(self._database, error, known=self.known):
-                self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
+                log_away(self._throttled_log, in_one_line(error)[0])
                 raise ConnectionLostError(error) from error
             for each in self._subscriptions:
                 each.note(in_one_line(error)[0])

@@ -33,7 +33,7 @@ Handle = Session | scoped_session[Any] | Connection | Driver
 DriverConnection = Connection | Driver
 
 _SYNC = "a Session, a scoped_session, a Connection, or a Connection of psycopg or sqlite3"
-_ASYNC_SESSIONS = ("AsyncSession", "async_scoped_session")
+_ASYNCIO, _ASYNC_SESSIONS = "sqlalchemy.ext.asyncio", ("AsyncSession", "async_scoped_session")
 _ASYNC = (
     "an AsyncSession, an async_scoped_session, an AsyncConnection, a psycopg AsyncConnection or an asyncpg Connection"
 )
@@ -41,7 +41,7 @@ _ASYNC = (
 
 def is_async(handle: object) -> bool:
     """Return whether statements on the handle are awaited."""
-    return is_async_driver(handle) or isinstance(handle, _async_kinds("AsyncConnection", *_ASYNC_SESSIONS))
+    return is_async_driver(handle) or isinstance(handle, _kinds(_ASYNCIO, "AsyncConnection", *_ASYNC_SESSIONS))
 
 
 def is_async_driver(handle: object) -> TypeGuard[AsyncDriver]:
@@ -52,17 +52,13 @@ def is_async_driver(handle: object) -> TypeGuard[AsyncDriver]:
 
 def is_session(handle: object) -> bool:
     """Return whether `handle` is a session of SQLAlchemy's ORM, awaited or not."""
-    return isinstance(handle, (Session, scoped_session, *_async_kinds(*_ASYNC_SESSIONS)))
+    return isinstance(handle, (Session, scoped_session, *_kinds(_ASYNCIO, *_ASYNC_SESSIONS)))
 
 
 def of_scope(handle: Any) -> Any:
     """Return the session of a scoped session at this moment; return any other handle itself."""
-    scopes: tuple[Any, ...] = (scoped_session, *_async_kinds("async_scoped_session"))
+    scopes: tuple[Any, ...] = (scoped_session, *_kinds(_ASYNCIO, "async_scoped_session"))
     return handle() if isinstance(handle, scopes) else handle
-
-
-def _async_kinds(*names: str) -> tuple[type, ...]:
-    return _kinds("sqlalchemy.ext.asyncio", *names)
 
 
 def _kinds(module_name: str, *names: str) -> tuple[type, ...]:

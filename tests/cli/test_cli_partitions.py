@@ -161,11 +161,11 @@ def test_a_subscription_with_partitions_is_split_into_two_with_as_many(shop, cha
     with channel.transaction():
         Parked(channel, "relay").park({Parking(state="dead", blocks=True): [1, 2]})
 
-    done = split(channel, "relay", ["orders"], destination="stdout:")
+    _, split_off, moved = split(channel, "relay", ["orders"], destination="stdout:")
 
     made = Subscriptions(channel).get("relay:orders")
-    assert replace(done.made, created_at=made.created_at) == made
-    assert (made.partitions, made.generation, done.parked) == (2, 1, 2)
+    assert replace(split_off, created_at=made.created_at) == made
+    assert (made.partitions, made.generation, moved) == (2, 1, 2)
     assert ProgressLog(channel).standing(made) == before == ProgressLog(channel).standing(origin)
     assert before[0] != before[1]
 

@@ -84,6 +84,7 @@ def test_a_destination_password_as_an_argument_is_refused(command, variable, url
         (f"most=4&{ENCODED}", "its query"),
         (f"proxy=http%3A%2F%2Fann%3A{ENCODED}%40proxy%3A3128", "its parameter 'proxy'"),
         (f"proxy=http://ann:{ENCODED}@proxy:3128", "its parameter 'proxy'"),
+        (f"oauth-client=x&oauth-url=https%3A%2F%2Fann%3A{ENCODED}%40login", "its parameter 'oauth-url'"),
     ],
 )
 @pytest.mark.parametrize(("command", "before"), [("relay --to", ""), ("relay --route", "orders=")])

@@ -262,7 +262,7 @@ def test_wrong_credentials_are_unavailable_and_never_told(endpoint, to_webhook, 
 
     [verdict] = to_webhook(endpoint.url.replace("//", "//ann:s3cr3t@")).send([a_message("orders", 1)])
 
-    what = "HTTP 401 Unauthorized; check the user and the password in the URL, and the secret; it says: who are you?"
+    what = "HTTP 401 Unauthorized; check the credentials, and the secret; it says: who are you?"
     assert verdict == Unavailable(told(endpoint.url, what))
     assert "s3cr3t" not in caplog.text + repr(verdict)
 

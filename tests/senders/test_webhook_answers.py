@@ -48,7 +48,7 @@ STATUSES: dict[int, Verdict] = {
 OF_THE_ENDPOINT = {
     300: "HTTP 300 Multiple Choices; it redirects, which is not followed; correct the URL",
     304: "HTTP 304 Not Modified; it redirects, which is not followed; correct the URL",
-    401: "HTTP 401 Unauthorized; check the user and the password in the URL, and the secret",
+    401: "HTTP 401 Unauthorized; check the credentials, and the secret",
     402: "HTTP 402 Payment Required; the endpoint wants to be paid",
     403: "HTTP 403 Forbidden; check what the user may do",
     404: "HTTP 404 Not Found; check the URL",

@@ -43,6 +43,8 @@ from tests.support.webhooks import SECRET
         f"https://host/?proxy={SECRET}://%40%40",
         f"https://host/\x01?token={SECRET}",
         f"https://host/?token={SECRET}@",
+        f"https://host/?oauth-client=x&oauth-url={quote(f'https://ann:{SECRET}@auth/token', safe='')}",
+        f"https://host/?oauth-client=x&oauth-url={quote(f'https://auth:port/{SECRET}', safe='')}",
     ],
 )
 def test_a_bad_url_is_an_error_without_its_secrets(url):
@@ -63,14 +65,23 @@ FIXES = {
         " %53ecret_File"
     ),
     "https://host/x?secret-file=x": "secret-file must be the absolute path of a file",
-    "http://host/x?ca=/x": "ca is for https",
+    "http://host/x?ca=/x": "ca is an option of https://",
     "https://host/x?proxy=x": "proxy must be http://host:port or https://host:port",
     "https://host/x#y": "leave out the # and what follows, which is never sent",
     "https://host:0/x": "the port must be a number from 1 to 65535",
     "https://a,b/x": "write one host",
     "https:///x": "write https://host/path",
     "https://host/x?most=1&most=2": (
-        "its options are secret-file, timeout, most, per-connection, ca, proxy, as, each once; 'most' is given twice"
+        "its options are secret-file, timeout, most, per-connection, proxy, oauth-url, oauth-client, oauth-secret-file,"
+        " oauth-scope, oauth-audience, ca, cert, as, each once; 'most' is given twice"
+    ),
+    "https://host/x?key=1&cert=/dev/null": "cert: the file holds no certificate",
+    "https://host/x?oauth-client=shop": "oauth-client belongs to a client; give both oauth-url and oauth-client",
+    "https://ann@host/x?oauth-url=https://auth/token&oauth-client=shop": (
+        "leave out the user before the @, or the options of OAuth: a request has one of both"
+    ),
+    "https://host/x?oauth-url=ftp://auth/token&oauth-client=shop": (
+        "oauth-url must be https://host/path, percent-encoded and without a user"
     ),
 }
 
@@ -80,7 +91,7 @@ def test_a_bad_url_is_told_what_to_write(url):
     with pytest.raises(SenderError) as caught:
         WebhookSender(url)
 
-    shown = url.partition("?")[0].partition("#")[0]
+    shown = url.partition("?")[0].partition("#")[0].replace("ann@", "")
     assert str(caught.value) == f"{shown}: {FIXES[url]}"
 
 

@@ -217,7 +217,7 @@ def apart(pg_engine: Engine) -> Engine:
     return create_engine(url.render_as_string(hide_password=False))
 
 
-def test_a_database_that_is_away_and_back_is_told(pg_engine, apart):
+def test_a_database_that_is_away_and_back_is_told_and_logged(pg_engine, apart, caplog):
     """Between the two the lease is lost, and it is taken again."""
     outbox = Outbox(apart)
     told = listening(outbox)
@@ -235,6 +235,11 @@ def test_a_database_that_is_away_and_back_is_told(pg_engine, apart):
     assert away[0].seconds == 0
     assert back.seconds > 0
     assert all(event.error for event in away)
+    lines = [record.outbox for record in caplog.records if hasattr(record, "outbox")]
+    (end,) = [line for line in lines if line["event"] == "database_back"]
+    begin = next(line for line in lines if line["event"] == "database_away")
+    assert end["seconds"] == back.seconds
+    assert begin["error"] in [event.error for event in away]
     names = [type(event).__name__ for event in told if not isinstance(event, events.DatabaseAway)]
     assert sorted(names[:4]) == sorted(["LeaseTaken", "LeaseLost", "DatabaseBack", "LeaseTaken"])
 

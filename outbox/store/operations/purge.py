@@ -158,7 +158,7 @@ class Purge:
         first, last = ids_before(self._channel, before)
         last = last if kept is None else min(last, kept.last_id)
         count = self._counted if rehearsal else self._deleted
-        rows = sum(count(bounds, kept) for bounds in self._bounds(first, last, before))
+        rows = sum(count(bounds, kept) for bounds in self._spans(first, last, before))
         if not rehearsal:
             deque(self._delete_ops(before, older_than), maxlen=0)
         return Purged(rows=rows, before=before, held_by=self._holding(last))
@@ -173,7 +173,7 @@ class Purge:
         before, passed = self._moment_before(keep), self._passed_by_all()
         first, last = ids_before(self._channel, before)
         unread = first_unread(self._channel, passed)
-        for bounds in self._bounds(first, last if unread is None else min(last, unread), before):
+        for bounds in self._spans(first, last if unread is None else min(last, unread), before):
             yield self._deleted(bounds)
         yield from self._delete_ops(before, keep)
 
@@ -189,12 +189,11 @@ class Purge:
         Half messages without a verdict count.
         """
         first, _ = ids_before(self._channel, kept.before)
-        bounds = {"before": self._database.dialect.clock.bind(kept.before), "piece": _PIECE}
-        seen = {"head": kept.position.head, "open": self._database.bind(kept.position.open)}
+        seen = {"head": kept.position.head, "open": self._database.bind(kept.position.open), "piece": _PIECE}
         runs: list[tuple[int, int]] = []
         lowest = kept.position.head
-        for after, upto in self._spans(first, kept.last_id):
-            for low, high, number in self._channel.rows(self._held, after=after, upto=upto, **bounds, **seen):
+        for bounds in self._spans(first, kept.last_id, kept.before):
+            for low, high, number in self._channel.rows(self._held, **bounds, **seen):
                 lowest = min(lowest, number)
                 begins = runs.pop()[0] if runs and low - runs[-1][1] <= _PIECE else low
                 runs.append((begins, high))
@@ -203,10 +202,6 @@ class Purge:
     def _counted(self, bounds: dict[str, Any], kept: Kept | None) -> int:
         passed = self._passed_by_all(*([] if kept is None else [kept.position]))
         return int(self._channel.rows(self._count, **bounds, **self._of(passed))[0][0])
-
-    def _bounds(self, first: int, last: int, before: datetime) -> Iterator[dict[str, Any]]:
-        for after, upto in self._spans(first, last):
-            yield {"after": after, "upto": upto, "before": self._database.dialect.clock.bind(before)}
 
     def _deleted(self, bounds: dict[str, Any], kept: Kept | None = None) -> int:
         """Delete a batch. Positions are read in the transaction, so that a subscription created meanwhile counts."""
@@ -245,13 +240,13 @@ class Purge:
         bases = [*(base for _, base in stored_bases(self._channel)), *others]
         return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
 
-    def _spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield spans of ids, (after, upto], that hold one batch each."""
+    def _spans(self, first: int, last: int, before: datetime) -> Iterator[dict[str, Any]]:
+        """Yield the parameters of one batch after the other: spans of ids, (after, upto], that hold one each."""
         after = first - 1
         while after < last:
             found = self._channel.rows(_SPAN, after=after, rows=self._batch - 1)
             upto = min(found[0][0], last) if found else last
-            yield after, upto
+            yield {"after": after, "upto": upto, "before": self._database.dialect.clock.bind(before)}
             after = upto
 
     def _holding(self, last: int) -> tuple[str, ...]:

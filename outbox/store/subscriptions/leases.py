@@ -175,13 +175,13 @@ class Leases:
 
     def ask(self, partition: Partition, command: str) -> None:
         """Ask the workers of a subscription for its leases; asked again before `BID_SECONDS` are over, it goes on."""
-        asked = {"owner": command, **_key(partition)}
+        asked = {**partition.parameters, "owner": command}
         if not self._channel.run(self._ask_again, **asked):
             self._channel.run(self._ask, **asked)
 
     def take_back(self, partition: Partition, command: str) -> None:
         """Want the leases no longer, unless another command has asked since."""
-        self._channel.run(self._take_back, owner=command, **_key(partition))
+        self._channel.run(self._take_back, owner=command, **partition.parameters)
 
     def note(self, subscription: str, notice: str | None, *, since: float = 0.0) -> None:
         """Write on the leases of a subscription why a worker does not work; None: one does work. Nothing else changes.
@@ -204,8 +204,3 @@ class Leases:
 
 def _key_of(partition: Partition) -> tuple[object, ...]:
     return partition.subscription, partition.generation, partition.partition
-
-
-def _key(partition: Partition) -> dict[str, object]:
-    """Return the key of what is there once for all partitions of a subscription."""
-    return {"subscription": partition.subscription, "generation": partition.generation}

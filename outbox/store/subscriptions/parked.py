@@ -223,8 +223,7 @@ class Parked:
 
     def remove(self, ids: Collection[int]) -> None:
         """Delete parked messages that are done."""
-        if ids:
-            self._run(_REMOVE, ids=ids)
+        self._run(_REMOVE, ids)
 
     def keys(self, limit: int) -> set[str] | None:
         """Return the keys that a parked message blocks without being blocked; None: perhaps more than `limit`.
@@ -361,13 +360,11 @@ class Parked:
 
     def discard(self, ids: Collection[int]) -> None:
         """Delete messages whose discard a person has requested."""
-        if ids:
-            self._run(_DISCARD, ids=ids)
+        self._run(_DISCARD, ids)
 
     def replay(self, ids: Collection[int]) -> None:
         """Make messages due now whose replay a person has requested; attempts begin at 0 again."""
-        if ids:
-            self._run(self._database.sql(_REPLAY, blocks="key IS NOT NULL" if self.ordered else "FALSE"), ids=ids)
+        self._run(self._database.sql(_REPLAY, blocks="key IS NOT NULL" if self.ordered else "FALSE"), ids)
 
     def unblock(self, *, dead: bool) -> None:
         """Let messages no longer hold back keys; `dead`: only dead letters.
@@ -415,7 +412,8 @@ class Parked:
         return self._channel.rows(self._database.sql(statement, of_slots=self._of_slots), **self._common, **parameters)
 
     def _run(self, statement: str, ids: Collection[int]) -> None:
-        self._channel.run(statement, **self._common, ids=self._database.bind(ids))
+        if ids:
+            self._channel.run(statement, **self._common, ids=self._database.bind(ids))
 
     def _place(self, statement: str, parking: Parking, ids: Sequence[int]) -> int:
         seconds = None if parking.delay is None else parking.delay.total_seconds()
