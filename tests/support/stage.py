@@ -185,7 +185,6 @@ class Stage:
             part_seconds=part_seconds,
             hung=HungCalls() if hung is None else hung,
             outages=outages_told_to(self.listeners),
-            refills=True,
         )
 
     def parts(

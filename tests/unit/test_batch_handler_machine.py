@@ -198,7 +198,6 @@ class Machine(RuleBasedStateMachine):
             outages=outages_told_to(Listeners()),
             part_seconds=self.epoch % 2,
             hung=self.hung,
-            refills=True,
         )
 
     @rule()
