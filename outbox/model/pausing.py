@@ -25,7 +25,10 @@ class Pause:
 
     def in_words(self) -> str:
         """Return who holds back what, and why."""
-        what = "paused" if self.rate is None else f"slowed down to {self.rate:g} messages a second"
+        what = "paused"
+        if self.rate is not None:
+            pace = f"{self.rate:g} messages a second" if self.rate >= 1 else f"a message every {1 / self.rate:g} s"
+            what = f"slowed down to {pace}"
         what += "" if self.key is None else f" for key {self.key!r}"
         return f"{what} by {self.by}{'' if self.reason is None else f' ({self.reason})'}"
 

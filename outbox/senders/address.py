@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 from urllib.parse import parse_qsl, unquote
 
 from outbox.errors import SenderError
-from outbox.runtime.secret import redacted
+from outbox.runtime.secret import redacted, warning_of
 from outbox.senders.tls import TLS_OPTIONS, Tls
 from outbox.senders.urls import NAME_OPTION, split_url
+
+logger = logging.getLogger("outbox")
 
 _LONGEST_TIMEOUT = 3600.0
 _OPTION = re.compile(r"[A-Za-z._-]{1,40}")
@@ -105,7 +109,8 @@ class Address:
                 if option in self.options:
                     self.refuse(f"{option} is an option of {scheme}://")
             return None
-        tls = Tls(*map(self.file, TLS_OPTIONS))
+        ca, key = self.file("ca"), self.secret_file("key")
+        tls = Tls(ca, self.secret_file("cert") if key is None else self.file("cert"), key)
         if tls.key is not None and tls.cert is None:
             self.refuse("key belongs to cert; give the path of the certificate's file as cert, too")
         try:
@@ -119,6 +124,13 @@ class Address:
         path = self.options.get(option)
         if path is not None and (not path or "\0" in path):
             self.refuse(f"{option} must be the path of a file")
+        return path
+
+    def secret_file(self, option: str) -> str | None:
+        """Return what `file` does; warn of a file that everybody may read."""
+        path = self.file(option)
+        if path is not None and (warning := warning_of(Path(path))):
+            logger.warning("%s", warning)
         return path
 
     def only_host(self, port: int) -> tuple[str, int]:

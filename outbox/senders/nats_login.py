@@ -31,7 +31,7 @@ class Login:
     def __init__(self, address: Address) -> None:
         self.hint = ""
         self._user, self._password = address.user, address.password
-        self._creds, self._nkey = map(address.file, LOGIN_OPTIONS)
+        self._creds, self._nkey = map(address.secret_file, LOGIN_OPTIONS)
         if sum(each is not None for each in (self._user, self._creds, self._nkey)) > 1:
             address.refuse("there is one way to log in: user and password, a token, creds or nkey")
         try:

@@ -57,7 +57,7 @@ def test_a_key_and_a_rate_are_told(pg_engine):
     assert [(each["key"], each["rate"]) for each in rate["pauses"]] == [("customer 7", None), (None, 0.5)]
     assert [line.split(" by ")[0] for line in shown[:2]] == [
         "relay: paused for key 'customer 7'",
-        "relay: slowed down to 0.5 messages a second",
+        "relay: slowed down to a message every 2 s",
     ]
     assert shown[0].endswith("; to go on, run: outbox subscriptions resume relay --key 'customer 7'")
     assert (wrong.code, "write 500/s, 30/m or 10/h" in wrong.err) == (2, True)

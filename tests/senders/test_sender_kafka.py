@@ -339,9 +339,9 @@ def test_a_certificate_that_is_not_trusted_is_refused_before_the_password_is_sen
     assert SECRET not in caplog.text + repr(verdict)
 
 
-def test_a_certificate_lets_in_also_after_an_outage_and_others_are_refused(strict, caplog):
+def test_a_certificate_lets_in_also_after_an_outage_and_others_are_refused(strict, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
-    stranger = Authority(strict.trusted.ca.parent.with_name("stranger"))
+    stranger = Authority(tmp_path / "stranger")
     (ann, key), bob, old = (strict.trusted.issue(*each) for each in (("ann",), ("bob",), ("old", -1)))
     url = f"kafkas://127.0.0.1:{strict.cert.port}/{strict.prefix}?ca={CERTIFICATE}&timeout=20&"
 

@@ -90,6 +90,16 @@ def test_a_file_of_no_use_is_named_by_its_option(files, options, text):
     assert str(refused.value) == f"safe://h: {text}"
 
 
+@pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o640, False)])
+def test_a_key_that_everybody_may_read_is_warned_of(files, mode, warned, caplog):
+    files["key"].chmod(mode)
+
+    tls_of(f"safe://h?cert={files['ann']}&key={files['key']}")
+
+    fix = f"holds a secret, and everybody on this machine may read it; run: chmod o-r {files['key']}"
+    assert (fix in caplog.text) == warned
+
+
 @pytest.mark.parametrize("option", TLS_OPTIONS)
 def test_the_options_belong_to_a_scheme_with_tls_and_are_paths(option):
     with pytest.raises(SenderError, match=f"plain://h: {option} is an option of safe://"):

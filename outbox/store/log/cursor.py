@@ -52,6 +52,15 @@ class Batch:
             return self.end
         return Progress(self.window.base, self.window.target, id)
 
+    def split(self, count: int) -> tuple[Batch, Batch]:
+        """Return the first `count` messages as a batch, and the rest as another; neither is empty."""
+        first, rest = self.messages[:count], self.messages[count:]
+        page, end = self.page, self.upto(first[-1].id or 0)
+        return (
+            replace(self, page=replace(page, rows=[], make=lambda _: first), end=end, seen=count),
+            replace(self, page=replace(page, rows=[], make=lambda _: rest), seen=max(1, self.seen - count)),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -187,7 +196,8 @@ class Cursor:
         assert target is not None and after is not None
         window = Window(base, target)
         if self._extent is None:
-            self._extent = self._log.extent(channel, window)
+            goes_on = after >= 0 and not window.late
+            self._extent = self._log.rest(channel, after) if goes_on else self._log.extent(channel, window)
             self._span = _SMALLEST_SPAN
         after = self._skip_to_rows(self._extent, after)
         upto = min(after + self._span, self._extent.last)

@@ -88,6 +88,8 @@ class PostgresChannel:
             self._owner.close()
             raise DatabaseError(f"workers need the psycopg driver, not {type(driver).__module__}")
         self._driver = driver
+        # Before the first statement, which would wait for a network that is gone as long as the system's own settings.
+        _watch_over(driver.fileno())
         self._name = sql.Identifier(name)
         self._notify = sql.SQL("NOTIFY {}").format(self._name).as_bytes(driver)
         self._announces = False
@@ -100,7 +102,6 @@ class PostgresChannel:
         # A handler keeps psycopg from hoarding the notifications that come along with other answers.
         self._hint: Hint | None = None
         driver.add_notify_handler(self._notice)
-        _watch_over(driver.fileno())
         self._cursor = driver.cursor(binary=True)
         # Left as they are on the wire; a datetime or a UUID is made only when somebody reads it.
         self._cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
