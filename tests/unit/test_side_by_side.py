@@ -292,7 +292,7 @@ def test_messages_that_join_a_batch_go_behind_the_others_and_not_behind_a_failed
     portion=st.sampled_from([1, None]),
     first=st.integers(1, 6),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_message_has_one_outcome_and_keys_keep_their_order(keys, bad, slow, concurrency, ordered, portion, first):
     """Also of messages that join the batch behind the first ones."""
     given = messages(*keys)
