@@ -9,11 +9,12 @@ from multiprocessing.connection import Connection as Pipe
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from benchmarks.drain import drain
+from benchmarks.drain import drain, in_a_process_of_its_own
 from benchmarks.measure import Goal, Measurement, Turns, at_least
 from benchmarks.partitions import PACE, run_until_told, share
 from benchmarks.site import Place, Site
 from outbox import Message, Outbox, create_engine
+from outbox.cli.consume import NEW_OBJECTS
 from outbox.consumer.consumer import Consumer
 
 _PARTITIONS = 8
@@ -47,6 +48,7 @@ def consume_vs_relay(site: Site) -> list[Measurement]:
 
 
 def _consume(place: Place, count: int, name: str) -> float:
+    """A consumer, as in the process of `outbox consume`; messages a second."""
     handled = 0
     consumer = Outbox(place.engine).consumer(name)
 
@@ -55,9 +57,10 @@ def _consume(place: Place, count: int, name: str) -> float:
         nonlocal handled
         handled += 1
 
-    started = time.perf_counter()
-    consumer.until_empty()
-    return rate(handled, count, started)
+    with in_a_process_of_its_own(NEW_OBJECTS):
+        started = time.perf_counter()
+        consumer.until_empty()
+        return rate(handled, count, started)
 
 
 def consume_8_vs_1(site: Site) -> list[Measurement]:

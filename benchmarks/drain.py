@@ -15,8 +15,9 @@ from psycopg.types.string import ByteaBinaryLoader
 from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.site import Place, Site
 from outbox import Done, Message, Outbox, Relay, Verdict
-from outbox.cli.relay import collect_rarely
+from outbox.cli.relay import NEW_OBJECTS
 from outbox.model.message import stored_message
+from outbox.runtime.garbage import collect_rarely
 
 _BATCH = 1_000
 _COLUMNS = "id, message_id, topic, key, tags, headers, body, content_type, created_at, deliver_at, expires_at"
@@ -68,14 +69,15 @@ def drain(place: Place, count: int, name: str = "relay") -> float:
         relay.until_empty()
         return sender.count
 
-    with _in_a_process_of_its_own():
+    with in_a_process_of_its_own(NEW_OBJECTS):
         return _rate(count, send_all)
 
 
 @contextmanager
-def _in_a_process_of_its_own() -> Iterator[None]:
+def in_a_process_of_its_own(objects: int) -> Iterator[None]:
+    """Collect garbage as in the process of a command."""
     before = gc.get_threshold()
-    collect_rarely()
+    collect_rarely(objects)
     try:
         yield
     finally:

@@ -10,11 +10,16 @@ from outbox.cli.options import logged, option
 from outbox.cli.output import say
 from outbox.cli.probes import Probes, probed, run_probed
 from outbox.cli.standings import selected
+from outbox.runtime.garbage import collect_rarely
 from outbox.runtime.text import counted
 
 if TYPE_CHECKING:
     from outbox.consumer.consumer import Consumer
     from outbox.telemetry.events import Event
+
+#: As many as a batch and the batches read ahead hold. Not as many as for a relay: what functions of an application
+#: leave behind in cycles may be large.
+NEW_OBJECTS = 10_000
 
 
 @click.command()
@@ -42,6 +47,7 @@ def consume(*, consumer: str, partitions: int | None, concurrency: int | None, p
         found.configure(partitions=partitions, concurrency=concurrency)
     except ValueError as error:
         raise click.UsageError(f"consume {consumer}: {error}") from None
+    collect_rarely(NEW_OBJECTS)
     handled = _Handled()
     with found.outbox.database.explained():
         _announce(found, consumer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -25,12 +24,13 @@ from outbox.cli.options import (
 )
 from outbox.cli.probes import Probes, probed
 from outbox.cli.secrets import no_password
+from outbox.runtime.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from outbox.model.subscription import OnDead, Start
 
 #: The batches under way hold fewer objects than this, so that messages alone never start a collection.
-_NEW_OBJECTS = 100_000
+NEW_OBJECTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,20 +198,8 @@ def relay(
         patience=give_up_after if until_empty else timedelta.max,
         keep=keep,
     )
-    collect_rarely()
+    collect_rarely(NEW_OBJECTS)
     click.get_current_context().exit(run_relays(targets, plan, pace, probes))
-
-
-def collect_rarely() -> None:
-    """Exclude all present objects from garbage collections, and collect only after 100 000 more are alive.
-
-    Reference counting frees messages when their batch is settled. Collections in between look through thousands of
-    messages, find nothing, and take a fifth of the relay's time. Reference cycles, as of a sender's exceptions, are
-    still collected. An embedded relay leaves the collector alone: the collector belongs to the application.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _source_of(**given: object) -> str:

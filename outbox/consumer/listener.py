@@ -140,7 +140,8 @@ class Dispatch:
         if listener is None:
             return self._nobody(message.topic)
         try:
-            return listener.verdict(self._called(listener, message))
+            answer = self._called(listener, message)
+            return DONE if answer is None else listener.verdict(answer)
         except BaseException as error:
             # Also SystemExit and a CancelledError: the failure is the message's, and ends no thread of the worker.
             return self._failure(listener, error)

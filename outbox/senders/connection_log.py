@@ -78,15 +78,22 @@ def reason_of(error: BaseException) -> str:
 def _words_of_the_system(error: BaseException) -> str | None:
     if type(error) is ConnectionError:  # raised by a sender, which has chosen the words
         return str(error)
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}"
     if isinstance(error, (ssl.SSLError, socket.gaierror)):
-        reason = str(getattr(error, "reason", None) or error.strerror).lower().replace("_", " ")
-        _, refused, alert = reason.partition(" alert ")
-        return f"the server refuses the handshake of TLS: {alert}" if refused else reason
+        return _words_of_tls(error)
     if isinstance(error, OSError) and error.errno in errno.errorcode:
         name = f"{error.filename}: " if error.filename else ""
         return name + os.strerror(error.errno or 0).lower()
     if isinstance(error, TimeoutError):
         return str(error) or "no answer"
     return "the server closed the connection" if isinstance(error, EOFError) else None
+
+
+def _words_of_tls(error: OSError) -> str:
+    """Return the words of TLS, or of a look-up of a host, whose errors are alike."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return "the server closed the connection of TLS; perhaps the server wants another certificate (option cert)"
+    reason = str(getattr(error, "reason", None) or error.strerror).lower().replace("_", " ")
+    _, refused, alert = reason.partition(" alert ")
+    return f"the server refuses the handshake of TLS: {alert}" if refused else reason

@@ -109,10 +109,11 @@ class BatchHandler:
         part_seconds: float,
         hung: HungCalls,
         blame: Blame | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """`stop`: leaves the rest of a batch open. `most`: of messages in a call. `part_seconds`: a batch that takes
         longer comes in parts. `hung`, `outages`: calls that did not come back, and topics that are not accepted, over
-        all leases. `blame`: the messages that failed alone before.
+        all leases. `blame`: the messages that failed alone before. `pace`: of handing messages over; None: any.
         """
         self._calls = calls
         self.policy = policy
@@ -124,7 +125,7 @@ class BatchHandler:
         self._blame = blame = Blame() if blame is None else blame
         self._chooser = Chooser(policy, calls.caller, hung=hung, blame=blame, size=size)
         self._judge = Judge(policy, hung=hung, blame=blame, size=size, outages=outages)
-        self._pace = None if policy.rate is None else Pace(policy.rate)
+        self._pace = pace
         #: The calls that have not come back, and are not past their deadline.
         self._under_way: list[Call] = []
 

@@ -14,7 +14,7 @@ class Pace:
     """Lets at most `rate` messages a second pass; time without messages is not made up for."""
 
     def __init__(self, rate: float, *, clock: Callable[[], float] = now) -> None:
-        self._rate = rate
+        self.rate = rate
         self._clock = clock
         self._most = max(1.0, rate * _PORTION_SECONDS)
         self._free, self._at = self._most, clock()
@@ -23,13 +23,13 @@ class Pace:
     def free(self) -> int:
         """How many messages may be handed over now."""
         at = self._clock()
-        self._free, self._at = min(self._most, self._free + (at - self._at) * self._rate), at
+        self._free, self._at = min(self._most, self._free + (at - self._at) * self.rate), at
         return int(self._free)
 
     @property
     def free_in(self) -> float:
         """Seconds until there is a whole portion."""
-        return max(0.0, self._most - self._free) / self._rate
+        return max(0.0, self._most - self._free) / self.rate
 
     def spend(self, messages: int) -> None:
         """Note that so many messages are handed over."""

@@ -44,8 +44,7 @@ class HandlerPolicy:
     `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
     seconds. `portion`: so many messages are handed over at once, with the deadline for each portion, and a failure is
     the message's; None: whole calls, whose failures may be the destination's. `suspend`: nothing of a partition is
-    handled while a message waits for another try. `paused`: keys whose messages are held back. `rate`: at most so many
-    messages a second are handed over; None: no limit.
+    handled while a message waits for another try. `paused`: keys whose messages are held back.
 
     Raises:
         TypeError: the deadline is no timedelta above 0, or `retry` is no RetryPolicy.
@@ -63,7 +62,6 @@ class HandlerPolicy:
     portion: int | None = None
     suspend: bool = False
     paused: Collection[str | None] = ()
-    rate: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.retry, RetryPolicy):

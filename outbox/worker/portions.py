@@ -66,17 +66,23 @@ class PortionedCall(Call):
     def _hand_over(self, handler: Handler) -> None:
         """Hand over one portion after the other, until a stop is asked, or too little time is left for another."""
         failed: set[str | None] = set()
-        began = time.monotonic()
-        look_at = 0.0
+        began, look_at, due = time.monotonic(), 0.0, self.due
         for portion in self._next(failed):
             now = time.monotonic()
             if now >= look_at:
                 if not self._may_go_on(now - began):
                     break
                 look_at = now + _LOOK_SECONDS
-            if not self._begin(portion, now):
-                break
-            verdicts = _verdicts_of(handler, portion)
+            with self._lock:
+                if self.left or now >= due:
+                    # Left behind, or the turn was lost with the deadline of the last portion.
+                    break
+                self._under_way, self.started, due = portion, now, now + self.deadline
+            try:
+                verdicts = verdicts_of(handler, portion)
+            except BaseException as error:
+                # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
+                verdicts = [Retry(describe(error))] * len(portion)
             with self._lock:
                 self._answered += portion
                 self.verdicts += verdicts
@@ -107,19 +113,3 @@ class PortionedCall(Call):
         """Return whether another portion may begin; the first may, however long the call has waited for its turn."""
         stopped = self._held is not None and self._held.stop.asked
         return not (self._is_late() or stopped or (seconds > self._portions.seconds and self._answered))
-
-    def _begin(self, portion: list[Message], now: float) -> bool:
-        """Begin a portion; return False if the call was left behind, or lost its turn with the deadline of the last."""
-        with self._lock:
-            if self.left or now >= self.due:
-                return False
-            self._under_way, self.started = portion, now
-            return True
-
-
-def _verdicts_of(handler: Handler, portion: list[Message]) -> list[Verdict]:
-    try:
-        return verdicts_of(handler, portion)
-    except BaseException as error:
-        # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
-        return [Retry(describe(error))] * len(portion)

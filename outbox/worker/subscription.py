@@ -49,6 +49,7 @@ from outbox.worker.maintenance import Task
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Finished
+from outbox.worker.pace import Pace
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings, Upkeep
@@ -79,6 +80,8 @@ class SubscriptionWorker:
         self._pauses_at = 0.0
         self._settings = settings
         self._hung = hung
+        #: Of the partitions, while people slow the subscription down.
+        self._paces: dict[Partition, Pace] = {}
         self._declaring = Declaring(declared, job.start, known=job.known)
         notice = Notice(database, name, words)
         self._search = LeaseSearch(name, settings.lease, notice)
@@ -364,7 +367,6 @@ class SubscriptionWorker:
             ordered=subscription.ordered,
             compact=subscription.compact,
             paused=frozenset(each.key for each in subscription.pauses),
-            rate=rate,
         )
         hung.ordered, hung.dead = subscription.ordered, policy.dead
         calls = LeasedCaller(
@@ -386,6 +388,7 @@ class SubscriptionWorker:
             part_seconds=settings.upkeep.settle_parts,
             hung=hung,
             outages=self._outages,
+            pace=None if rate is None else self._pace(partition, rate),
         )
         partition_worker = PartitionWorker(
             connection.channel,
@@ -411,6 +414,13 @@ class SubscriptionWorker:
         polling = Polling(*(pause.total_seconds() for pause in settings.poll))
         until, pauses = connection.until, subscription.pauses
         return Turn(held, partition_worker, hung, polling, until=until, hears=not grace, began_under=pauses)
+
+    def _pace(self, partition: Partition, rate: float) -> Pace:
+        """Return the pace of a partition, which goes on from the last turn unless people have changed the rate."""
+        pace = self._paces.get(partition)
+        if pace is None or pace.rate != rate:
+            pace = self._paces[partition] = Pace(rate)
+        return pace
 
     def _take_back_if_hung(self, connection: Connection, stored: Subscription) -> bool:
         """Take the order of another number of partitions back if a call hangs; return whether the order was taken back.

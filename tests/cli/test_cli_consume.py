@@ -1,5 +1,6 @@
 """`outbox consume`: handles by a consumer of the application, on the consumer's own database, until stopped."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -129,6 +130,16 @@ MISTAKES = [
     (("shop:billing", "--concurrency", "0"), 2, "Invalid value for '--concurrency': 0 is not in the range x>=1."),
     (("shop:billing", "--partitions", "257"), 2, "partitions: must be from 1 to 256, not 257; this outbox has 256"),
 ]
+
+
+def test_the_command_collects_garbage_rarely(shop, monkeypatch):
+    thresholds = []
+    monkeypatch.setattr(gc, "set_threshold", lambda *given: thresholds.append(given))
+
+    # It ends before it works, because the consumer has no function.
+    outbox(None, "consume", "shop:wrong")
+
+    assert (10_000, *gc.get_threshold()[1:]) in thresholds
 
 
 @pytest.mark.parametrize(("arguments", "code", "text"), MISTAKES)

@@ -14,7 +14,7 @@ from tests.support.destination import Destination, accepted
 SCRIPT = """
 import gc
 from outbox import Message
-from outbox.cli.relay import collect_rarely
+from outbox.runtime.garbage import collect_rarely
 
 def collections():
     return sum(each["collections"] for each in gc.get_stats())
@@ -23,7 +23,7 @@ class Circle:
     def __init__(self):
         self.me = self
 
-collect_rarely()
+collect_rarely(100_000)
 before = collections()
 for _ in range(100):
     batch = [Message("orders", b"{}", headers={"a": "1"}) for _ in range(1_000)]

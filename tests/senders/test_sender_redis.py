@@ -18,6 +18,7 @@ from outbox.senders.opening import open_sender
 from outbox.senders.redis import RedisSender, read_message, wait_command
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_eventually_done
 from outbox.testing.servers.process import free_port
+from tests.support.authority import Authority
 from tests.support.places import opened
 from tests.support.redis_streams import NewerRedis, PatientRedis
 from tests.support.servers.redis import RedisServer
@@ -291,6 +292,35 @@ def test_a_certificate_of_another_host_is_refused(safe):
 
     assert isinstance(verdict, Unavailable)
     assert "certificate is not valid for 'localhost'" in verdict.error
+
+
+def test_a_server_that_wants_a_certificate_takes_one_of_its_authority_alone(tmp_path):
+    """Where the connection is closed before the reason is read, the words are others."""
+    ours, port = Authority(tmp_path / "ours"), free_port()
+    certificate, key = ours.issue("server")
+    tls = {"tls-port": str(port), "tls-cert-file": str(certificate), "tls-key-file": str(key)}
+    mine, my_key = ours.issue("relay")
+    stranger, stranger_key = Authority(tmp_path / "theirs").issue("relay")
+    with RedisServer(settings={**tls, "tls-ca-cert-file": str(ours.ca)}) as server:
+        with Redis(port=server.port) as client:
+            client.execute_command("ACL SETUSER relay on >p ~* +xadd")
+        verdicts: list[object] = []
+        for files in ("", f"&cert={stranger}&key={stranger_key}", f"&cert={mine}&key={my_key}"):
+            with closing(RedisSender(f"rediss://relay:p@127.0.0.1:{port}?ca={ours.ca}{files}")) as sender:
+                verdicts += sender.send([a_message("orders", 1)])
+
+    *refused, known = verdicts
+    assert known is DONE
+    for verdict in refused:
+        assert isinstance(verdict, Unavailable)
+        assert verdict.everything
+        words = (
+            "the server refuses the handshake of TLS: ",
+            "closed the connection",
+            "connection reset",
+            "broken pipe",
+        )
+        assert any(each in verdict.error for each in words), verdict
 
 
 def test_a_second_copy_is_dropped_by_a_server_that_can(streams, sender):

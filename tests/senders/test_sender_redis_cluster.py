@@ -14,8 +14,9 @@ from outbox.senders import redis as redis_module
 from outbox.senders.key_order import Chains
 from outbox.senders.redis import RedisSender
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_eventually_done
+from tests.conftest import started
 from tests.support.places import begun, opened, placed
-from tests.support.redis_streams import ArrivingRedis, ClusterStreams
+from tests.support.redis_streams import ArrivingRedis, ClusterStreams, SentinelStreams
 from tests.support.remote import RemoteSenderContract, send_through
 from tests.support.servers.redis import RedisServer
 from tests.support.servers.redis_cluster import RedisCluster, Watched
@@ -27,7 +28,9 @@ sender = opened("streams")
 
 
 class TestRedisCluster(SenderContract):
-    """Streams of a cluster pass the contract."""
+    """Streams of a cluster pass the contract. An entry looks like one of a single server."""
+
+    test_whatever_may_be_sent_arrives_exactly_or_is_rejected = None  # type: ignore[assignment]
 
     @pytest.fixture
     def destination(self, streams):
@@ -36,7 +39,10 @@ class TestRedisCluster(SenderContract):
 
 
 class TestBadWeather(RemoteSenderContract):
-    """As in front of a single server."""
+    """As in front of a single server; there big bodies and forks are tried, too."""
+
+    test_big_bodies_go_through_in_one_call = None  # type: ignore[assignment]
+    test_a_process_may_fork_and_end_as_it_likes = None  # type: ignore[assignment]
 
     at = "streams"
     closing_ends_calls = False
@@ -153,10 +159,25 @@ def test_a_server_in_no_cluster_is_refused_and_a_node_is_no_single_server(redis,
     assert moved == Unavailable(f"Redis on stream {name!r}: {there}; {fix}")
 
 
+open_ones, guarded = begun(Watched), begun(lambda: Watched(password="pass"))
+watched_streams = placed(SentinelStreams, "open_ones", port=None)
+
+
+class TestRedisSentinel(SenderContract):
+    """Streams of a master that sentinels know pass the contract. An entry looks like one of a single server."""
+
+    test_whatever_may_be_sent_arrives_exactly_or_is_rejected = None  # type: ignore[assignment]
+
+    @pytest.fixture
+    def destination(self, watched_streams):
+        """Streams of each test's own."""
+        return watched_streams
+
+
 @pytest.fixture
 def watched() -> Iterator[Watched]:
-    """A master that sentinels know; they and the servers want a password."""
-    with Watched(password="pass") as watched:
+    """A master whose sentinels and servers want a password."""
+    with started(lambda: Watched(password="pass")) as watched:
         yield watched
 
 
@@ -201,8 +222,8 @@ def test_a_master_that_has_become_a_replica_is_left(watched):
         ("ann:s3cr3t", "mymaster?sentinel-password=pass", "invalid username-password pair or user is disabled."),
     ],
 )
-def test_what_is_wrong_with_sentinels_is_said_without_secrets(watched, login, rest, why, caplog):
-    with closing(RedisSender(f"redis+sentinel://{login}@{watched.hosts}/{rest}")) as sender:
+def test_what_is_wrong_with_sentinels_is_said_without_secrets(guarded, login, rest, why, caplog):
+    with closing(RedisSender(f"redis+sentinel://{login}@{guarded.hosts}/{rest}")) as sender:
         [verdict] = sender.send([a_message("orders", 1)])
 
     assert isinstance(verdict, Unavailable)

@@ -14,11 +14,11 @@ import redis
 
 from outbox.model.message import Message
 from outbox.senders.redis import RedisSender, read_message
-from outbox.testing.sender_contract import Stored
+from outbox.testing.sender_contract import Destination, Stored
 from tests.support.remote import Place, stored_of
 from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.redis import RedisServer
-from tests.support.servers.redis_cluster import RedisCluster
+from tests.support.servers.redis_cluster import RedisCluster, Watched
 
 #: A command with a message's id, as MONITOR tells it: the seconds since 1970, and the id.
 _ARRIVAL = re.compile(rb'^\+?([0-9]+\.[0-9]+) [^\n]*?"Outbox-Id" "([0-9a-f-]{36})"', re.MULTILINE)
@@ -124,6 +124,23 @@ class ClusterStreams(Streams):
         """Something else than a stream has its name."""
         name = f"{self.prefix}:{topic}"
         self.cluster.owner(name).run("SET", name, "no stream")
+
+    def close(self) -> None:
+        """Remove the streams, when the network is as it was."""
+        self.recover()
+        super().close()
+
+
+class SentinelStreams(Streams):
+    """The streams behind a prefix of their own, of a master that sentinels know."""
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__(watched.master, watched.proxy)
+        self.url = f"redis+sentinel://{watched.hosts}/mymaster/0/{self.prefix}"
+
+    def lose_next_answer(self) -> None:
+        """It might be the answer to a sentinel."""
+        Destination.lose_next_answer(self)
 
     def close(self) -> None:
         """Remove the streams, when the network is as it was."""

@@ -224,6 +224,20 @@ def test_a_slowed_down_relay_sends_at_most_its_rate(outbox):
     assert (len(destination.messages), time.monotonic() - began >= 1.3) == (30, True)
 
 
+def test_the_pace_goes_on_from_turn_to_turn(outbox):
+    """Of 10 messages in five turns at 20 a second the last one comes after 0.4 s at the earliest."""
+    destination = Destination()
+    pause(outbox, rate=20.0)
+    relay = relay_to(destination, outbox, settings=Settings())
+    began = time.monotonic()
+
+    for n in range(5):
+        send(outbox, f"{n}a", f"{n}b")
+        relay.once()
+
+    assert (len(destination.messages), time.monotonic() - began >= 0.35) == (10, True)
+
+
 def test_requests_of_people_do_not_wait_for_the_backlog_of_a_slowed_down_relay(outbox):
     """A batch is as large as what is sent in a second, and requests are carried out between two batches."""
     destination = Destination(lambda message: Reject("no") if message.body == b"0" else DONE)

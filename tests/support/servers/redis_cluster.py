@@ -146,7 +146,7 @@ class RedisCluster:
 
 
 class Watched:
-    """A master with a replica, and three sentinels that know the master as `mymaster`."""
+    """A master with a replica, and three sentinels that know the master as `mymaster`, by the address of its proxy."""
 
     def __init__(self, *, password: str | None = None) -> None:
         self._stack = ExitStack()
@@ -155,6 +155,7 @@ class Watched:
         self._password = password
         self.master: RedisServer
         self.replica: RedisServer
+        self.proxy: TcpProxy
         self.sentinels: list[Sentinel] = []
 
     def __enter__(self) -> Self:
@@ -163,7 +164,8 @@ class Watched:
             replica = {"replicaof": f"127.0.0.1 {self.master.port}"}
             self.replica = stack.enter_context(RedisServer(settings=self._settings | replica))
             assert eventually(lambda: self._about(self.replica)["master_link_status"] == "up")
-            self.sentinels = [stack.enter_context(Sentinel(self.master.port, self._password)) for _ in range(3)]
+            self.proxy = stack.enter_context(TcpProxy("127.0.0.1", self.master.port))
+            self.sentinels = [stack.enter_context(Sentinel(self.proxy.port, self._password)) for _ in range(3)]
             self._stack = stack.pop_all()
         return self
 
