@@ -2,11 +2,14 @@
 
 The client's side has ids, headers and confirmations as well, and keeps the order of a key:
 
-NATS      512 messages under way. A key comes again after 1000 messages, so that one of each key is under way.
+NATS      512 messages under way, or as many as there are keys, so that one of each key is under way
 Kafka     the idempotent producer keeps the order itself, with as much under way as it likes
-Redis     pipelines of 500 messages, one after the other; again at most one of each key is under way
+Redis     pipelines of 500 messages, one after the other; with fewer keys each pipeline is a transaction
 RabbitMQ  a task for each key publishes one message after the other; all keys are under way at once
 webhook   a task for each of 32 connections posts the messages of its share of the keys, one after the other
+
+Where a call may have several messages of a key, or the network takes its time, there is a line each: 50 keys instead of
+1000, and the same way to the server for both sides, on which an answer comes 5 ms later.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import aio_pika
 import nats
@@ -27,22 +31,27 @@ from httpx2 import AsyncClient, Limits
 from nats.js.api import StreamConfig
 
 from benchmarks.endpoint import endpoint
+from benchmarks.far import far
 from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.site import Place, Site
 from outbox import Outbox, Relay
 from outbox.testing.servers import NatsServer
+from outbox.testing.servers.process import free_port
 from tests.support.servers.kafka import KafkaServer
 from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.servers.redis import RedisServer
 
 _KEYS = 1_000
+_FEW_KEYS = 50
+#: The time that a far network takes, there and back, and the goal there.
+_FAR_SECONDS, _FAR_GOAL = 0.005, 0.7
 #: Connections to a webhook, as many as the sender has if nobody says another number.
 _CONNECTIONS = 32
-_FILL = f"""
+_FILL = """
     INSERT INTO outbox_message (message_id, topic, key, slot, body, content_type, headers)
-    SELECT gen_random_uuid(), 'orders', 'order-' || i % {_KEYS}, i % {_KEYS} % 256,
-           convert_to(rpad(i::text, 300, '.'), 'UTF8'), 'text/plain', '{{{{"trace": "4bf92f3577b34da6"}}}}'
-    FROM generate_series(1, {{count}}) AS i
+    SELECT gen_random_uuid(), 'orders', 'order-' || i % {keys}, i % {keys} % 256,
+           convert_to(rpad(i::text, 300, '.'), 'UTF8'), 'text/plain', '{{"trace": "4bf92f3577b34da6"}}'
+    FROM generate_series(1, {count}) AS i
 """
 
 
@@ -56,42 +65,43 @@ class Raw:
 
 
 def nats_vs_raw(site: Site) -> list[Measurement]:
-    """Messages a second into a stream of JetStream, against nats-py."""
-    with NatsServer() as server:
+    """Messages a second into a stream of JetStream, against nats-py; also with 50 keys, and 5 ms away."""
+    with NatsServer() as server, far(server.port, _FAR_SECONDS) as far_port:
 
         @contextmanager
-        def target() -> Iterator[str]:
+        def target(port: int) -> Iterator[str]:
             name = f"s{uuid.uuid4().hex}"
             asyncio.run(_make_stream(server.url, name))
-            yield f"{server.url}/{name}"
+            yield f"nats://127.0.0.1:{port}/{name}"
 
-        return _against(site, "nats_vs_raw", 0.8, target, _by_nats)
+        return _near_and_far(site, "nats_vs_raw", 1.0, target, _by_nats, ports=(server.port, far_port))
 
 
 def kafka_vs_raw(site: Site) -> list[Measurement]:
-    """Messages a second into a topic of Kafka, against an idempotent producer of confluent-kafka."""
-    with KafkaServer() as server:
+    """Messages a second into a topic of Kafka, against an idempotent producer; also with 50 keys, and 5 ms away."""
+    behind, told = free_port(), free_port()
+    with KafkaServer(far=(behind, told)) as server, far(behind, _FAR_SECONDS, own_port=told):
 
         @contextmanager
-        def target() -> Iterator[str]:
+        def target(port: int) -> Iterator[str]:
             name = f"s{uuid.uuid4().hex}"
             admin = AdminClient({"bootstrap.servers": server.servers})
             for future in admin.create_topics([NewTopic(f"{name}.orders", 3, 1)]).values():
                 future.result(10)
-            yield f"{server.url}/{name}"
+            yield f"kafka://127.0.0.1:{port}/{name}"
 
-        return _against(site, "kafka_vs_raw", 0.7, target, _by_kafka)
+        return _near_and_far(site, "kafka_vs_raw", 0.85, target, _by_kafka, ports=(server.port, told))
 
 
 def redis_vs_raw(site: Site) -> list[Measurement]:
-    """Messages a second into a stream of Redis, against redis-py with pipelines."""
-    with RedisServer() as server:
+    """Messages a second into a stream of Redis, against redis-py with pipelines; also with 50 keys, and 5 ms away."""
+    with RedisServer() as server, far(server.port, _FAR_SECONDS) as far_port:
 
         @contextmanager
-        def target() -> Iterator[str]:
-            yield f"{server.url}/0/s{uuid.uuid4().hex}"
+        def target(port: int) -> Iterator[str]:
+            yield f"redis://127.0.0.1:{port}/0/s{uuid.uuid4().hex}"
 
-        return _against(site, "redis_vs_raw", 0.7, target, _by_redis)
+        return _near_and_far(site, "redis_vs_raw", 0.85, target, _by_redis, ports=(server.port, far_port))
 
 
 def rabbitmq_vs_raw(site: Site) -> list[Measurement]:
@@ -119,6 +129,23 @@ def webhook_vs_raw(site: Site) -> list[Measurement]:
         return _against(site, "webhook_vs_raw", 0.8, target, _by_webhook, count=site.scale.posted)
 
 
+def _near_and_far(
+    site: Site,
+    name: str,
+    goal: float,
+    target: Callable[[int], AbstractContextManager[str]],
+    by_client: Callable[[str, list[Raw]], None],
+    *,
+    ports: tuple[int, int],
+) -> list[Measurement]:
+    near, far = (partial(target, port) for port in ports)
+    return [
+        *_against(site, name, goal, near, by_client),
+        *_against(site, f"{name}_50_keys", goal, near, by_client, keys=_FEW_KEYS),
+        *_against(site, f"{name}_5_ms", _FAR_GOAL, far, by_client),
+    ]
+
+
 def _against(
     site: Site,
     name: str,
@@ -127,12 +154,13 @@ def _against(
     by_client: Callable[[str, list[Raw]], None],
     *,
     count: int | None = None,
+    keys: int = _KEYS,
 ) -> list[Measurement]:
     count = count or site.scale.sent
     with site.place() as place:
-        place.execute(_FILL.format(count=count))
+        place.execute(_FILL.format(count=count, keys=keys))
         place.execute("VACUUM (ANALYZE) outbox_message")
-        messages = _from_memory(count)
+        messages = _from_memory(count, keys)
         turns = Turns(name)
         for number in range(site.scale.rounds):
             with target() as ours, target() as other:
@@ -147,16 +175,20 @@ def _by_relay(place: Place, url: str, number: int, count: int) -> float:
     return rate
 
 
-def _from_memory(count: int) -> list[Raw]:
+def _from_memory(count: int, keys: int) -> list[Raw]:
     headers = {"trace": "4bf92f3577b34da6", "Content-Type": "text/plain", "Outbox-Created-At": "2026-01-31T12:00:00Z"}
     return [
         Raw(
-            key=f"order-{number % _KEYS}",
+            key=f"order-{number % keys}",
             body=str(number).ljust(300, ".").encode(),
-            headers=headers | {"Outbox-Id": str(uuid.uuid4()), "Outbox-Key": f"order-{number % _KEYS}"},
+            headers=headers | {"Outbox-Id": str(uuid.uuid4()), "Outbox-Key": f"order-{number % keys}"},
         )
         for number in range(count)
     ]
+
+
+def _keys_of(messages: list[Raw]) -> int:
+    return len({message.key for message in messages})
 
 
 def _rate(count: int, work: Callable[[], object]) -> float:
@@ -178,7 +210,7 @@ def _by_nats(url: str, messages: list[Raw]) -> None:
 async def _publish(url: str, messages: list[Raw]) -> None:
     server, _, prefix = url.rpartition("/")
     client = await nats.connect(server)
-    stream = client.jetstream(publish_async_max_pending=512)
+    stream = client.jetstream(publish_async_max_pending=min(512, _keys_of(messages)))
     waiting = []
     for message in messages:
         headers = {**message.headers, "Nats-Msg-Id": message.headers["Outbox-Id"]}
@@ -209,9 +241,9 @@ def _by_kafka(url: str, messages: list[Raw]) -> None:
 
 def _by_redis(url: str, messages: list[Raw]) -> None:
     server, _, prefix = url.rpartition("/")
-    client = redis.Redis.from_url(server)
+    client, at_once = redis.Redis.from_url(server), _keys_of(messages) < 500
     for start in range(0, len(messages), 500):
-        pipeline = client.pipeline(transaction=False)
+        pipeline = client.pipeline(transaction=at_once)
         for message in messages[start : start + 500]:
             pipeline.xadd(f"{prefix}:orders", {**message.headers, "Outbox-Body": message.body})  # type: ignore[dict-item]
         pipeline.execute()

@@ -32,7 +32,7 @@ NO_SUCH_TOPIC = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, Ka
 NO_BROKER = (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)
 
 _MOST_TOPIC = 249
-_ALERT = re.compile(r"[\w ]+: error:\w+:SSL routines:[^:]*:[\w/]+ alert ([a-z ]+): SSL alert number \d+")
+_ALERT = re.compile(r"\w[\w ]*: error:\w+:SSL routines:[^:]*:[\w/]+ alert ([a-z ]+): SSL alert number \d+")
 #: The client calls it an error when this sender ends a stream on purpose, after a record that was refused.
 _ON_PURPOSE = "Gap-less ordering would not be guaranteed"
 #: A limit is asked for again after so long.

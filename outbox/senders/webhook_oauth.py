@@ -52,13 +52,10 @@ class Tokens:
         self._token: str | None = None
         self._until = float("-inf")
         self._secrets: deque[str] = deque(maxlen=_MOST_REMEMBERED)
+        #: The last secrets and tokens in all forms, which no text may show.
+        self.hidden: tuple[str, ...] = ()
         if grant.secret_file is not None and (warning := warning_of(grant.secret_file)) is not None:
             logger.warning("%s", warning)
-
-    @property
-    def hidden(self) -> tuple[str, ...]:
-        """The last secrets and tokens in all forms, which no text may show."""
-        return forms_of(map(Secret, self._secrets))
 
     @property
     def token(self) -> str | None:
@@ -73,7 +70,7 @@ class Tokens:
             raise ValueError(f"the client's secret is missing; set {SECRET_VARIABLE}, or give oauth-secret-file")
         login = f"{quote_plus(grant.client)}:{quote_plus(secret.strip())}"
         credentials = base64.b64encode(login.encode()).decode()
-        self._secrets += (secret.strip(), credentials)
+        self._hide(secret.strip(), credentials)
         form = {"grant_type": "client_credentials", "scope": grant.scope, "audience": grant.audience}
         headers = {
             "Authorization": f"Basic {credentials}",
@@ -101,7 +98,7 @@ class Tokens:
             raise ValueError("the answer holds no access_token")
         if not (isinstance(kind, str) and kind.lower() == "bearer"):
             raise ValueError("the token is not of the type Bearer")
-        self._secrets.append(token)
+        self._hide(token)
         self._token, self._until = token, self._clock() + _seconds_of(known.get("expires_in"))
         return token
 
@@ -109,6 +106,10 @@ class Tokens:
         """Forget a token that the webhook refuses, unless there is another token by now."""
         if self._token == token:
             self._token = None
+
+    def _hide(self, *secrets: str) -> None:
+        self._secrets += secrets
+        self.hidden = forms_of(map(Secret, self._secrets))
 
 
 def _seconds_of(expires_in: object) -> float:

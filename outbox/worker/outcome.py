@@ -70,7 +70,15 @@ class Pending:
         #: True when a message failed that is to be tried again.
         self.suspended = False
         self.outcome = Outcome()
+        #: Keys that a message of the batch has blocked.
+        self._blocked: set[str] = set()
         self._part_began = time.monotonic()
+
+    def add(self, messages: list[Message]) -> None:
+        """Add messages behind the others; park as `blocked` the messages of a blocked key."""
+        blocked = self._blocked
+        self.outcome.parked.extend((message, BLOCKED) for message in messages if message.key in blocked)
+        self.messages = self.messages + [message for message in messages if message.key not in blocked]
 
     def has_part(self, *, after: float = 0.0) -> bool:
         """Return whether some messages got outcomes and some did not, `after` so many seconds of the present part."""
@@ -140,6 +148,7 @@ class Pending:
         blocked_keys = {message.key for message, parking in parked if parking.blocks and message.key is not None}
         rest = [message for message in self.messages if message.id not in resolved]
         if blocked_keys:
+            self._blocked |= blocked_keys
             self.outcome.parked.extend((message, BLOCKED) for message in rest if message.key in blocked_keys)
             rest = [message for message in rest if message.key not in blocked_keys]
         self.messages = rest

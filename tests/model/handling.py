@@ -20,7 +20,7 @@ from outbox.worker.handle import BatchHandler
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.waiting import Look
+from outbox.worker.waiting import Look, Wait
 from tests.support.stage import outages_told_to
 
 _NEVER = Stop()
@@ -84,7 +84,7 @@ class Handler:
                 done: list[Any] = step.done
                 handled.done.extend(item.id for item in done)
                 handled.parked.extend(step.parked)  # type: ignore[arg-type]
-            elif step.calls:
+            elif isinstance(step, Wait) and step.calls:
                 yield step.calls[0]
         return handled
 

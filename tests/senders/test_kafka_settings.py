@@ -6,11 +6,13 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from outbox.errors import SenderError
 from outbox.model.verdict import Unavailable
 from outbox.senders.address import Address
 from outbox.senders.kafka import KafkaSender
+from outbox.senders.kafka_refusals import words_of
 from outbox.senders.kafka_settings import _GUARDED, OPTIONS, Settings
 from outbox.senders.port import destination_of
 from outbox.testing.sender_contract import a_message
@@ -132,6 +134,14 @@ def test_without_a_token_everything_waits_and_the_reason_is_told(token, text, op
     assert verdict == Unavailable(f"Kafka: kafkas://127.0.0.1:1: {text}")
     assert verdict.everything
     assert SECRET not in caplog.text
+
+
+def test_an_alert_of_tls_is_told_without_the_codes_of_openssl():
+    alert = "error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL alert number 42"
+    error = KafkaError(KafkaError._SSL, f"ssl://h:9093/bootstrap: Receive failed: {alert} (after 1ms)")
+
+    said = "ssl://h:9093/bootstrap: the broker refuses the handshake of TLS: bad certificate (after 1ms)"
+    assert words_of(error) == said
 
 
 @pytest.mark.parametrize("url", ["kafkas://ann:pass@h", "kafkas://h?mechanism=plain"])

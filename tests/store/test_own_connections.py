@@ -72,6 +72,20 @@ def test_what_the_application_does_to_each_connection_is_done_to_ours(pg_engine,
     assert seen == ["dialled"]
 
 
+def test_a_network_that_is_gone_is_noticed_from_the_first_statement_on(pg_engine, monkeypatch):
+    did = []
+    execute = psycopg.Connection.execute
+
+    def run(driver, *args, **kwargs):
+        did.append("statement")
+        return execute(driver, *args, **kwargs)
+
+    monkeypatch.setattr("outbox.store.dialects.postgresql.dialect._watch_over", lambda _: did.append("watch"))
+    monkeypatch.setattr(psycopg.Connection, "execute", run)
+    with closing(Outbox(pg_engine).database.open()):
+        assert did[:2] == ["watch", "statement"]
+
+
 def test_statements_that_are_sent_together_are_one_transaction(engine):
     """Alone, and as a part of one that is open."""
     write = Statement("UPDATE outbox_meta SET slots = slots + 1")
