@@ -132,11 +132,7 @@ class Settings:
             **_ALWAYS,
             # With the guarantee, a record that is refused ends the producer. It does not hold for a record that the
             # client gave up after some time, so this sender alone gives up.
-            **(
-                {"enable.gapless.guarantee": True, "delivery.timeout.ms": 0}
-                if streams
-                else self._in_time
-            ),
+            **({"enable.gapless.guarantee": True, "delivery.timeout.ms": 0} if streams else self._in_time),
         }
 
 
