@@ -71,7 +71,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?")
 _FIFO = ".fifo"
 
 #: The descriptions of AWS's services, read once a process.
-_services = create_loader()
+services = create_loader()
 
 for _thread in ("outbox-sqs", "outbox-sns"):
     # The driver tells with each connection where it found the credentials.
@@ -213,7 +213,7 @@ class _Connection(Connection):
     async def open(self, deadline: float) -> None:
         """Find the credentials, and make the client; it connects with the first message."""
         session = AioSession()
-        session.register_component("data_loader", _services)
+        session.register_component("data_loader", services)
         config = AioConfig(
             connect_timeout=self._seconds,
             read_timeout=self._seconds,

@@ -1,5 +1,7 @@
 """SQS and SNS in bad weather: the contract, and the order of a key."""
 
+import pytest
+
 from tests.support.aws_queues import FifoQueues
 from tests.support.places import placed
 from tests.support.remote import RemoteSenderContract
@@ -15,8 +17,9 @@ class TestSqs(RemoteSenderContract):
     big = 700_000
 
 
+@pytest.mark.full
 class TestSns(RemoteSenderContract):
-    """Standard topics: a message may be there twice."""
+    """Standard topics: a message may be there twice. To SNS all is sent as to SQS, but for the form of a call."""
 
     at = "sns_topics"
     big = 150_000

@@ -16,6 +16,7 @@ class Queues(Place):
     """Queues with a prefix of their own, reached through a proxy."""
 
     takes_any_topic = False
+    deadline, seconds = 15.0, 6.0
     #: For a call of thousands of messages: moto is slow.
     patience = 120.0
     sender: Any = SqsSender

@@ -53,3 +53,34 @@ def test_a_loop_ends_once_although_several_calls_run_out_of_time():
     # A loop that was given up says good-bye by itself.
     assert eventually(lambda: kept.closings > 0)
     assert kept.closings == 1
+
+
+class Gate:
+    """An action waits until the loop is closed."""
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+        self.over = asyncio.Event()
+
+    async def wait(self) -> str:
+        """Answer when the loop is closed."""
+        self.waits.set()
+        await self.over.wait()
+        return "over"
+
+    async def open(self) -> None:
+        """Return when the action has ended, before its caller has heard so."""
+        self.over.set()
+        await asyncio.sleep(0)
+
+
+def test_an_action_that_ends_with_the_loop_still_tells_its_caller():
+    gate = Gate()
+    loop = BackgroundLoop("closing", make=lambda: gate, close=Gate.open)
+
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(loop.run, Gate.wait, timeout=120)
+        assert gate.waits.wait(60)
+        loop.stop()
+
+        assert call.result(60) == "over"

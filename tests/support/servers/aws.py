@@ -14,6 +14,7 @@ from typing import Any
 import botocore.session
 from botocore.config import Config
 
+from outbox.senders.aws import services
 from outbox.testing.servers import LocalServer
 from tests.support import aws_program
 from tests.support.aws_program import read_journal
@@ -37,6 +38,8 @@ class AwsServer(LocalServer):
         self.journal = self.folder / "taken.jsonl"
         os.environ.update(CREDENTIALS)
         session = botocore.session.get_session()
+        # The sender finds them read already: on a busy machine that takes a large part of a call's time.
+        session.register_component("data_loader", services)
         config = Config(connect_timeout=60, read_timeout=60)
         self._clients: dict[str, Any] = {
             name: session.create_client(name, region_name=REGION, endpoint_url=self.endpoint, config=config)
