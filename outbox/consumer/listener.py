@@ -140,7 +140,7 @@ class Dispatch:
         if listener is None:
             return self._nobody(message.topic)
         try:
-            answer = self._called(listener, message)
+            answer = self._awaited(listener, message) if listener.awaited else listener.function(message)
             return DONE if answer is None else listener.verdict(answer)
         except BaseException as error:
             # Also SystemExit and a CancelledError: the failure is the message's, and ends no thread of the worker.
@@ -164,13 +164,13 @@ class Dispatch:
             return []
         try:
             # A list of its own, from which the function may take messages out.
-            return listener.verdicts(self._called(listener, list(messages)), messages)
+            given = list(messages)
+            answer = self._awaited(listener, given) if listener.awaited else listener.function(given)
+            return listener.verdicts(answer, messages)
         except BaseException as error:
             return [self._failure(listener, error)] * len(messages)
 
-    def _called(self, listener: Listener, given: Message | list[Message]) -> object:
-        if not listener.awaited:
-            return listener.function(given)
+    def _awaited(self, listener: Listener, given: Message | list[Message]) -> object:
         # Without a limit here: until its coroutine has ended, a message is held, whatever became of its deadline.
         return self._loop.run(lambda _: in_time(listener.function(given), self._seconds), timeout=None)
 

@@ -6,6 +6,7 @@ touch only so many pages and rows. The statements that come to mind first fail t
 
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -405,3 +406,18 @@ def test_a_backlog_is_paged_at_the_same_price_from_the_first_page_to_the_last(lo
     # partition costs what the pages of all partitions cost together.
     most = MOST_PAGES * (1 if partition is None else partition.partitions)
     assert median(price_of_pages) <= most, price_of_pages
+
+
+def test_a_window_that_was_begun_is_read_on_without_a_pass_over_its_index(logs, rows):
+    """A consumer that asks again and again takes the lease each time."""
+    database = Database(logs["fresh"])
+    base, target, after = Position(rows - 40_000), Position(rows + 1), rows - 20_000
+    with closing(database.open()) as channel:
+        cursor = Cursor(Log(Limits(rows=1000)), Progress(base, target, after))
+
+        before = pages_of_the_log(channel)
+        batch = cursor.read(channel)
+        touched_pages = pages_of_the_log(channel) - before
+
+    assert [message.id for message in batch.messages] == list(range(after + 1, after + 1001))
+    assert touched_pages <= MOST_PAGES / 3

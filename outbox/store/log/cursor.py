@@ -196,7 +196,8 @@ class Cursor:
         assert target is not None and after is not None
         window = Window(base, target)
         if self._extent is None:
-            self._extent = self._log.extent(channel, window)
+            goes_on = after >= 0 and not window.late
+            self._extent = self._log.rest(channel, after) if goes_on else self._log.extent(channel, window)
             self._span = _SMALLEST_SPAN
         after = self._skip_to_rows(self._extent, after)
         upto = min(after + self._span, self._extent.last)

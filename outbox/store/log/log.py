@@ -153,6 +153,14 @@ class Log:
         fresh = None if first is None else (first, last)
         return Extent(fresh, None if late_first is None else (late_first, late_last))
 
+    def rest(self, channel: Channel, after: int) -> Extent:
+        """Return an extent of a window without late rows, of which the rows up to the id `after` were read.
+
+        By one probe, because a large window may be read in many turns. The window may end before the extent does.
+        """
+        last = channel.rows(_LAST)[0][0] or 0
+        return Extent((after + 1, last) if last > after else None, None)
+
     def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
         """Read the rows of a window with ids above `after` and up to `upto`, as many as the limits allow."""
         reads, limit = channel.database.dialect.reads, self._limits.rows
@@ -281,6 +289,8 @@ def _bounds(window: Window) -> dict[str, Any]:
     return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
 
 
+#: One probe of the primary key.
+_LAST = "SELECT max(id) FROM {message}"
 _ENDS = "SELECT min(id), max(id) FROM {message}"
 _FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
 _AT = f"""
