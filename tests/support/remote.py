@@ -36,7 +36,7 @@ class Place(Destination):
     #: Twice what a sender takes, for a busy machine.
     deadline = 60.0
     #: How long a call of its senders may take.
-    seconds = 4.0
+    seconds = 8.0
     #: Makes a sender of the URL.
     sender: Any
     url: str
