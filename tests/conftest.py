@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy
+from hypothesis import settings
 from sqlalchemy import Engine, text
 from xdist.scheduler import LoadScopeScheduling
 
@@ -29,6 +30,8 @@ from tests.support.servers.rabbitmq import RabbitServer
 TEMPLATE = "outbox_template"
 #: How long a test may take at full scale.
 _FULL_SECONDS = 1800
+#: How many examples a property is tried with, where the test names no number; at full scale hypothesis's own 100.
+_EXAMPLES = 40
 #: Servers take seconds of processor time to start, and some of it while nobody uses them: files whose tests need the
 #: same server are given to one worker. Spark's are given to two, so that no worker is left alone at the end of a run.
 _TOGETHER = {
@@ -46,8 +49,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the suites at full scale")
 
 
-def pytest_configure() -> None:
-    """A shell without job control has its background commands ignore Ctrl-C, and whatever they start inherits that."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the number of examples, and let Ctrl-C end the tests.
+
+    A shell without job control has its background commands ignore Ctrl-C, and whatever they start inherits that.
+    """
+    if not config.getoption("--full"):
+        settings.register_profile("small", settings.default, max_examples=_EXAMPLES)
+        settings.load_profile("small")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -70,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """At full scale some tests need more than five minutes, even more beside others; they say themselves if not.
 
     What takes longest begins first, so that all workers end at about the same time: tests with slow servers, tests that
-    want the machine for themselves at full scale, and scenarios.
+    want the machine for themselves at full scale, and scenarios. Unit tests, whose files are short, come last.
     """
     groups = [*_TOGETHER, None]
     items.sort(
@@ -78,6 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             groups.index(_GROUPS.get(item.path.stem)),
             item.get_closest_marker("alone") is None,
             "scenarios" not in item.path.parts,
+            "unit" in item.path.parts,
         )
     )
     for item in items:

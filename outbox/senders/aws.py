@@ -128,8 +128,8 @@ class _Target:
         fifo, endpoint = address.options.get("fifo", "0"), address.options.get("endpoint")
         if fifo not in ("0", "1"):
             address.refuse("fifo must be 1 or 0")
-        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-            address.refuse("endpoint must be an http:// or https:// URL")
+        if endpoint is not None and (not endpoint.startswith(("http://", "https://")) or "@" in endpoint):
+            address.refuse("endpoint must be an http:// or https:// URL without a user")
         return cls(
             address=address,
             region=region,

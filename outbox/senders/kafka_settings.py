@@ -48,6 +48,7 @@ _GUARDED = {
     "queue.buffering.max.messages": "the sender limits what is under way",
     "sasl.oauthbearer.metadata.authentication.type": "pass a function as token",
     "security.protocol": "the scheme of the URL says whether there is TLS",
+    "test.mock.num.brokers": "brokers in memory store nothing, and the hosts of the URL are the brokers",
     "topic.metadata.propagation.max.ms": "messages of a missing topic are told apart at once",
     "transaction.timeout.ms": "the timeout of the sender limits a transaction",
     "transactional.id": "write the name into the URL",
@@ -87,7 +88,7 @@ class Settings:
         token: Callable[[], Token] | None,
         seconds: float,
     ) -> None:
-        self._seconds = seconds
+        self._in_time = {"delivery.timeout.ms": int(seconds * 800)}
         self._tls = address.tls("kafkas") or Tls()
         self._tokens = None if token is None else _Tokens(token)
         mechanism = address.choice("mechanism", _MECHANISMS)
@@ -108,7 +109,7 @@ class Settings:
         tls = "SSL" if address.scheme == "kafkas" else "PLAINTEXT"
         self._of_url["security.protocol"] = f"SASL_{tls}" if has_login else tls
         if further:
-            _try(address, self._of_url | self._further)
+            _try(address, self._of_url | self._further | self._in_time)
         self._of_url["bootstrap.servers"] = ",".join(address.hosts)
 
     def connecting(self) -> dict[str, Any]:
@@ -131,11 +132,7 @@ class Settings:
             **_ALWAYS,
             # With the guarantee, a record that is refused ends the producer. It does not hold for a record that the
             # client gave up after some time, so this sender alone gives up.
-            **(
-                {"enable.gapless.guarantee": True, "delivery.timeout.ms": 0}
-                if streams
-                else {"delivery.timeout.ms": int(self._seconds * 800)}
-            ),
+            **({"enable.gapless.guarantee": True, "delivery.timeout.ms": 0} if streams else self._in_time),
         }
 
 
@@ -211,6 +208,7 @@ def _try(address: Address, settings: Mapping[str, Any]) -> None:
     """Let the client look at settings, without a broker; refuse what the client refuses, without the values."""
     try:
         Producer({**settings, **_ALWAYS, "bootstrap.servers": "", "log_level": 2}).close()
-    except KafkaException as error:
+    except (KafkaException, TypeError, AttributeError) as error:  # the last two: no function where one belongs
+        said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         texts = [value for value in settings.values() if isinstance(value, str)]
-        raise SenderError(f"{address.shown}: settings: {without(one_line(error.args[0].str()), texts)}") from None
+        raise SenderError(f"{address.shown}: settings: {without(one_line(said), texts)}") from None

@@ -19,7 +19,7 @@ from outbox.senders.tls import contents
 LOGIN_OPTIONS = ("creds", "nkey")
 
 _JWT = re.compile(rb"(?<![\w.-])eyJ[\w-]+\.[\w-]+\.[\w-]+(?![\w.-])")
-_SEED = re.compile(rb"(?<![A-Z0-9])SU[A-Z2-7]{56}(?![A-Z0-9])")
+_SEED = re.compile(rb"(?<![A-Z0-9])SU[A-D][A-Z2-7]{55}(?![A-Z0-9])")
 
 
 class Login:
@@ -60,7 +60,8 @@ class Login:
 def _expiry_of(jwt: bytes) -> str:
     """Return in words that a JWT has expired; an empty text if not."""
     part = jwt.split(b".")[1]
-    with suppress(ValueError, LookupError, TypeError):  # the server will say that the JWT is malformed
+    # The server will say that the JWT is malformed.
+    with suppress(ValueError, LookupError, TypeError, OverflowError, OSError, RecursionError):
         claims = json.loads(base64.urlsafe_b64decode(part + b"=" * (-len(part) % 4)))
         expiry = datetime.fromtimestamp(claims["exp"], UTC)
         if expiry <= datetime.now(UTC):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -55,7 +55,7 @@ class Connecting:
 
     scheme: str
     user: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     seconds: float
     database: int
     tls: Tls | None

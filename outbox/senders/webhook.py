@@ -101,6 +101,8 @@ class _Pool(Connection):
         super().__init__(server, log)
         self._tokens = tokens
         self._asking_for_token = asyncio.Lock()
+        #: The last failure of a request for a token.
+        self._no_token: _NoTokenError | None = None
         self._target = target
         self._url = URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
         self._headers = _headers_of(target)
@@ -233,9 +235,13 @@ class _Pool(Connection):
 
     async def _token(self, tokens: Tokens) -> str:
         """Return the token for a request now; raise `_NoTokenError` if the token endpoint gives no token."""
+        before = self._no_token
         async with self._asking_for_token:
             if (token := tokens.token) is not None:
                 return token
+            if self._no_token is not None and self._no_token is not before:
+                # Another request has asked meanwhile. Many wrong logins at once may lock the client out.
+                raise self._no_token
             try:
                 headers, content = tokens.request()
                 async with asyncio.timeout(self._target.seconds * _SHARE_FOR_TOKEN):
@@ -248,7 +254,8 @@ class _Pool(Connection):
                 why = "no answer" if isinstance(error, TimeoutError) else str(error)
                 reason = why if isinstance(error, (TimeoutError, ValueError)) else reason_of(error)
                 text = f"the token endpoint {tokens.grant.shown}: {reason}"
-                raise _NoTokenError(self._fit_to_show(text)) from None
+                self._no_token = _NoTokenError(self._fit_to_show(text))
+                raise self._no_token from None
 
     def _judged(self, answer: Answer) -> Verdict:
         """Return the verdict of an answer; begin the pause of the answer."""

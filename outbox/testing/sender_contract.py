@@ -188,7 +188,7 @@ class SenderContract:
     ) -> None:
         """Store arbitrary messages unaltered, or reject them, so that none is tried for ever."""
 
-        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.lists(messages(any_topic=destination.takes_any_topic), min_size=1, max_size=10))
         def arrive(examples: list[Message]) -> None:
             sent = [_renamed(example) for example in examples]  # an example may be tried again

@@ -28,6 +28,7 @@ from outbox.cli.demo.picture import History, drawn
 from outbox.senders.nats import NatsSender
 from outbox.testing.servers import NatsServer
 from tests.support.command_line import the_tests_own_process
+from tests.support.waiting import eventually
 
 
 class Demo:
@@ -104,13 +105,6 @@ def run() -> Iterator[Callable[..., Demo]]:
         demo.process.wait()
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return condition()
-
-
 def test_on_private_servers_everything_arrives_in_spite_of_the_kills(run, full, postgres, nats):
     orders = 2000 if full else 300
     demo = run("--orders", str(orders))
@@ -147,7 +141,7 @@ def test_where_there_is_no_postgresql_sqlite_takes_its_place(run, nats):
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        (signal.SIGINT, 130),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.full),
         pytest.param(signal.SIGTERM, 130, marks=pytest.mark.full),
         (signal.SIGKILL, -signal.SIGKILL),
     ],

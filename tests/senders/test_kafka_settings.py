@@ -76,6 +76,8 @@ def test_what_a_promise_rests_on_is_refused_with_the_reason(name):
         ("kafka://h", {"sasl.mechanism": SECRET}, "Failed to create producer: Unsupported SASL mechanism: …"),
         ("kafka://h", {"linger.ms": 1, "queue.buffering.max.ms": 2}, "leave out queue.buffering.max.ms; another name"),
         ("kafka://h", {"error_cb": print}, "error_cb must be a text, a number or a boolean"),
+        ("kafka://h", {"error_cb": SECRET}, "expected error_cb property as a callable function"),
+        ("kafka://h", {"linger.ms": 4000}, "Failed to create producer: `message.timeout.ms` must be greater than"),
         ("kafka://h", {"ssl.key.password": SECRET}, "ssl.… is for kafkas://"),
         ("kafkas://h", {"ssl.key.pem": SECRET}, "Failed to create producer: ssl.key.pem failed: "),
         ("kafkas://ann:pass@h", {"sasl.mechanisms": "PLAIN"}, "leave out sasl.mechanisms; the URL says it"),

@@ -180,7 +180,7 @@ def test_who_may_not_ask_is_told_which_permission_is_missing_at_once(jetstream):
     with NatsServer(settings={"authorization": users, "jetstream": jetstream}) as server:
         make_stream(server.url, "orders", user="ann", password="p")
         again, new = a_message("orders", 1), a_message("orders", 2)
-        with closing(NatsSender(server.url.replace("//", "//ann:p@"), timeout=timedelta(seconds=30))) as sender:
+        with closing(NatsSender(server.url.replace("//", "//ann:p@"), timeout=timedelta(seconds=120))) as sender:
             check_all_done(sender.send([again]), [again])
             began = time.monotonic()
             verdicts = sender.send([again, new])
@@ -188,7 +188,7 @@ def test_who_may_not_ask_is_told_which_permission_is_missing_at_once(jetstream):
 
     missing = "the user may not publish to '$JS.API.STREAM.MSG.GET.S'"
     assert verdicts == [doubtful("S", "orders", missing), DONE]
-    assert took < 15
+    assert took < 60
 
 
 def test_a_stream_of_another_domain_is_asked_there():

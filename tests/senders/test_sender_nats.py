@@ -226,7 +226,7 @@ def test_the_servers_max_payload_counts_headers(strict):
 
 
 def test_a_forbidden_subject_stops_only_its_topic_and_at_once(strict):
-    sender = NatsSender(url_of(strict, "ann", "pass"))
+    sender = NatsSender(url_of(strict, "ann", "pass"), timeout=timedelta(seconds=120))
     sent = [
         a_message(topic, n, key=key)
         for n, (topic, key) in enumerate([("orders", "a"), ("Secret", "a"), ("orders", "a"), ("orders", "b")])

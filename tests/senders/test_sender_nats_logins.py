@@ -1,5 +1,6 @@
 """NATS by a certificate, by a credentials file and by an nkey, each with a server that demands it."""
 
+import base64
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -156,6 +157,7 @@ def test_a_file_that_holds_no_login_is_refused_and_never_shown(tmp_path, option)
         "": no_seed,
         jwt: no_seed,
         user.name: no_seed,
+        f"SUZ{user.seed[3:]}": no_seed,
         f"{jwt}\n{mistyped}": "the checksum of the seed is wrong",
         **({user.seed: "the file holds no JWT of a user"} if option == "creds" else {}),
     }
@@ -166,6 +168,16 @@ def test_a_file_that_holds_no_login_is_refused_and_never_shown(tmp_path, option)
             NatsSender(f"nats://h?{option}={file}")
 
         assert str(refused.value) == f"nats://h: {option}: {problem}"
+
+
+@pytest.mark.parametrize("claims", [b'{"exp": 1e30}', b'{"exp": -1e30}', b'["exp"]', b"[" * 100_000])
+def test_a_jwt_that_cannot_be_read_is_left_to_the_server(tmp_path, claims):
+    (file := tmp_path / "login").write_text(
+        f"eyJhbGciOiJub25lIn0.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c2ln\n{Pair().seed}\n"
+    )
+
+    with closing(NatsSender(f"nats://h?creds={file}")) as sender:
+        assert sender.destination == "nats://h"
 
 
 @pytest.mark.parametrize(

@@ -329,12 +329,12 @@ def test_one_answer_a_request_needs_one_connection(to_webhook, is_safe):
 
 
 def test_an_answer_that_comes_too_slowly_is_unavailable(to_webhook):
-    with Parrot(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", *[b"x"] * 100, pause=0.1) as parrot:
+    with Parrot(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", *[b"x"] * 100, pause=1) as parrot:
         began = time.monotonic()
         [verdict] = to_webhook(parrot.url, seconds=3).send([a_message("orders", 1)])
 
     assert verdict == Unavailable(told(parrot.url, "no answer within 2.7 s"))
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - began < 60
 
 
 def test_a_refused_connection_is_told(to_webhook):

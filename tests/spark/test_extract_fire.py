@@ -185,7 +185,7 @@ def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(
 ):
     """Beside it: extracts without a pause to an archive of their own, and a reader by the highest id."""
     path, other = tmp_path / "archive", tmp_path / "other"
-    kills = 10 if full else 2
+    kills = 10 if full else 1
     writing = written(pg_engine, 1000 if full else 200, 1.5)
     naive = HighestId(pg_engine)
     with closing(Extract(Archive(other), place_of(pg_engine), Extraction(rows_per_task=40))) as job:

@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 #: What most programs of the tests import.
 _IMPORTED = (
-    "outbox.cli", "outbox.migrate", "outbox.rocketmq", "tests.support.faults", "psycopg", "pytest", "sqlalchemy.orm",
+    "outbox.admin.admin", "outbox.cli.relay", "outbox.cli.relaying", "outbox.cli.status", "outbox.migrate",
+    "outbox.rocketmq", "tests.support.faults", "psycopg", "pytest", "sqlalchemy.orm",
     "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite", "tests.support.destination",
     "tests.scenarios.exactness.business", "tests.scenarios.exactness.history", "tests.scenarios.exactness.twins",
 )  # fmt: skip
@@ -191,6 +192,7 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
             if not head:
                 os._exit(0)
             task: dict[str, Any] = json.loads(_exactly(requests, int(head)))
+            _import_for(task)
             sys.stdout.flush()
             sys.stderr.flush()
             pid = os.fork()
@@ -207,6 +209,16 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
             os.close(files[1])
             running[pid] = files[2]
             os.write(files[2], b"%d\n" % pid)
+
+
+def _import_for(task: Mapping[str, Any]) -> None:
+    """Import once what a module of the tests imports; the module itself is run by each of its programs."""
+    way, what, *_ = task["arguments"]
+    if way == "-m" and what.startswith("tests."):
+        with contextlib.suppress(Exception):  # a program that cannot run says so itself
+            import_module(what)
+        sys.modules.pop(what, None)
+        gc.freeze()
 
 
 def _tell_who_has_ended(running: dict[int, int]) -> None:

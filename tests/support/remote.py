@@ -34,7 +34,7 @@ class Place(Destination):
     """A destination that is reached through a proxy."""
 
     #: Twice what a sender takes, for a busy machine.
-    deadline = 10.0
+    deadline = 60.0
     #: How long a call of its senders may take.
     seconds = 4.0
     #: Makes a sender of the URL.
@@ -262,7 +262,7 @@ class RemoteSenderContract:
             for _ in range(2):
                 began = time.monotonic()
                 assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
-                assert time.monotonic() - began < 10
+                assert time.monotonic() - began < 60
 
         check_eventually_done(sender, sent)
         sender.close()
@@ -326,7 +326,7 @@ class RemoteSenderContract:
         """For answers, or for the connection."""
         if not self.closing_ends_calls:
             pytest.skip("a call ends by its own deadline")
-        sender = place.open(seconds=30)
+        sender = place.open(seconds=120)
         if connected:
             check_all_done(sender.send(sent := [a_message("alpha", 1)]), sent)
         place.fall_silent()
@@ -338,7 +338,7 @@ class RemoteSenderContract:
             sender.close()
             verdicts = [call.result(60)[0] for call in waiting]
 
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
         assert {type(verdict) for verdict in verdicts} == {Unavailable}
         assert all("the sender was closed" in verdict.error for verdict in verdicts if isinstance(verdict, Unavailable))
 

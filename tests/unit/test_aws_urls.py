@@ -11,6 +11,7 @@ OPTIONS = "its options are timeout, fifo, endpoint, as, each once"
 FORM = "write sqs://eu-central-1/123456789012/prefix"
 FORM_OF_SNS = "write sns://eu-central-1/123456789012/prefix"
 CHAIN = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role"
+ENDPOINT = "endpoint must be an http:// or https:// URL without a user"
 PATH = "the path is an account of 12 digits and a prefix of letters, digits, - and _"
 
 
@@ -24,7 +25,8 @@ PATH = "the path is an account of 12 digits and a prefix of letters, digits, - a
         ("sqs://eu-central-1/a/b", f"sqs://eu-central-1/a/b: {PATH}"),
         ("sqs://eu-central-1/a.fifo", f"sqs://eu-central-1/a.fifo: {PATH}"),
         ("sqs://eu-central-1?fifo=yes", "sqs://eu-central-1: fifo must be 1 or 0"),
-        ("sqs://eu-central-1?endpoint=host", "sqs://eu-central-1: endpoint must be an http:// or https:// URL"),
+        ("sqs://eu-central-1?endpoint=host", f"sqs://eu-central-1: {ENDPOINT}"),
+        ("sqs://eu-central-1?endpoint=http://ann:s3cr3t%40host", f"sqs://eu-central-1: {ENDPOINT}"),
         ("sqs://eu-central-1?queue=x", f"sqs://eu-central-1: {OPTIONS}; 'queue' is none of them"),
         ("sqs://eu-central-1?timeout=0", "sqs://eu-central-1: timeout must be a number of seconds"),
         (

@@ -224,14 +224,16 @@ def test_a_message_that_came_alone_raises_through():
 
 
 def test_a_function_that_waits_for_a_dead_server_is_not_asked_for_every_message():
+    asked = []
+
     def function(message: Message) -> None:
+        asked.append(message.id)
         time.sleep(0.05)
         raise TimeoutError("no answer")
 
-    began = time.monotonic()
     verdicts = FunctionSender(function, timeout=timedelta(seconds=0.2)).send([a_message("t", n) for n in range(1_000)])
 
-    assert time.monotonic() - began < 2
+    assert len(asked) <= 5
     assert {type(verdict) for verdict in verdicts} == {Unavailable}
 
 

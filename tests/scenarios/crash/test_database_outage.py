@@ -155,7 +155,7 @@ def backend_of(engine: Engine, name: str, query: str = "%") -> int:
         "SELECT pid FROM pg_stat_activity"
         " WHERE application_name = :name AND query LIKE :query AND pid <> pg_backend_pid() LIMIT 1"
     )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with engine.connect() as connection:
             pid = connection.execute(question, {"name": name, "query": query}).scalar_one_or_none()

@@ -126,7 +126,7 @@ def test_what_hangs_does_not_expire_when_it_was_parked(outbox):
     assert (destination.bodies, states(outbox.engine)) == ([b"2", b"3", b"1"], {})
 
 
-HASTY = timedelta(seconds=0.3)
+HASTY = timedelta(seconds=1.5)
 
 
 @pytest.mark.parametrize("on_dead", ["continue", "block"])
