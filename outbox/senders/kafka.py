@@ -18,13 +18,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from queue import Empty, LifoQueue
 from typing import Any
 
 from outbox.errors import InvalidMessageError, MissingExtraError
@@ -62,8 +62,6 @@ except ImportError as error:
 #: Far below what the client has room for.
 _MOST_UNDER_WAY = 10_000
 _MOST_BYTES_UNDER_WAY = 32 * 1024 * 1024
-#: So many calls are under way at once: while one waits for the brokers, another hands over its records.
-_CALLS = 3
 #: For so long after a refusal, records of a key wait for each other.
 _CAREFUL_SECONDS = 1.0
 #: A question to the brokers is asked again after so long, if what happened meanwhile does not answer it.
@@ -75,8 +73,8 @@ _PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 class KafkaSender:
     """A sender that appends records to topics, and the records of a key in their order.
 
-    `send` may be called in any thread; three calls may be under way at once, others take turns. Each returns before the
-    deadline. A call makes a producer where none is free, or after a broker has not answered in time.
+    `send` may be called in any thread; several calls take turns. Each returns before the deadline. The first call makes
+    a producer, and so does a call after a broker has not answered in time.
 
     Args:
         url: the brokers and a prefix, as in the first lines of this page.
@@ -107,60 +105,83 @@ class KafkaSender:
         self._address = address
         self._settings = Settings(address, further=settings or {}, token=token, seconds=self._seconds)
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
-        #: Of transactions there is one at a time.
-        self.concurrency = 1 if "transactional.id" in address.options else _CALLS
+        self._turn = threading.Lock()
+        self._connection: _Connection | None = None
+        #: Until then, records of a key wait for each other.
+        self._careful_until = 0.0
+        self._transactions = self._made_for(address.options.get("transactional.id"))
         self._limits = TopicLimits(self._settings.connecting, self._prefix)
-        self._begin()
         in_child(self._begin_in_child)
-
-    def _begin(self) -> None:
-        self._transactions = self._made_for(self._address.options.get("transactional.id"))
-        producing = self._settings.producing
-        self._lines = [_Line(producing, self._prefix, self._where, self._log) for _ in range(self.concurrency)]
-        #: The lines that no call uses: first those that were used last, so that few calls need few producers.
-        self._free: LifoQueue[_Line] = LifoQueue()
-        for line in self._lines:
-            self._free.put(line)
 
     def _begin_in_child(self) -> None:
         """Begin without a producer. The threads of the parent's do not run here: its end would wait for ever."""
-        for of_parent in (self._lines, self._transactions):
+        for of_parent in (self._connection, self._transactions):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(of_parent))
-        self._begin()
+        self._turn = threading.Lock()
+        self._connection = None
+        self._transactions = self._made_for(self._address.options.get("transactional.id"))
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages; return one verdict per message, in their order."""
         until = time.monotonic() + self._seconds * 0.9
         if not messages:
             return []
-        try:
-            line = self._free.get(timeout=self._seconds * 0.9)
-        except Empty:
+        if not self._turn.acquire(timeout=self._seconds * 0.9):
             return [Unavailable("Kafka: another call is under way", everything=True)] * len(messages)
         try:
             if self._transactions is not None:
                 verdicts = self._commit(self._transactions, messages, until)
             else:
-                verdicts = line.send(messages, until, self._seconds * 0.9)
+                verdicts = self._send(messages, until)
             return (
                 verdicts if verdicts.count(DONE) == len(verdicts) else self._limits.explain(messages, verdicts, until)
             )
         finally:
-            self._free.put(line)
+            self._turn.release()
 
     def close(self) -> None:
-        """End the producers; calls that are under way give up."""
-        for line in self._lines:
-            line.give_up("the sender was closed")
+        """End the producer; a call that is under way gives up."""
+        connection = self._connection
+        if connection is not None:
+            connection.trouble = "the sender was closed"
         if self._transactions is not None:
             self._transactions.trouble = "the sender was closed"
-        unused = [self._free.get() for _ in self._lines]
-        for line in unused:
-            line.drop()
-        if self._transactions is not None:
-            self._transactions.close()
-        for line in unused:
-            self._free.put(line)
+        with self._turn:
+            self._drop()
+            if self._transactions is not None:
+                self._transactions.close()
+
+    def _send(self, messages: Sequence[Message], until: float) -> list[Verdict]:
+        if time.monotonic() < self._careful_until:
+            return self._deliver(_Call(messages), until)
+        call = _Call(messages, streams=True)
+        verdicts = self._deliver(call, until)
+        if call.is_refused:
+            self._careful_until = time.monotonic() + _CAREFUL_SECONDS
+            if self._connection is not None:
+                verdicts = send_again(messages, verdicts, lambda left: self._deliver(_Call(left), until))
+        return verdicts
+
+    def _deliver(self, call: _Call, until: float) -> list[Verdict]:
+        try:
+            connection = self._connected(streams=call.streams)
+        except (*CLIENT_ERRORS, ConnectionError) as error:
+            call.chains.give_up(self._log.lost(f"{self._where}: {reason_of(error)}"))
+            return call.chains.verdicts()
+        connection.begin()
+        while call.chains.left:
+            connection.hand_over(call, until)
+            left = until - time.monotonic()
+            connection.wait(call, max(0.0, min(left, 0.1)))
+            if call.is_refused and not call.under_way:
+                break
+            if connection.trouble or (left <= 0 and call.chains.left):
+                trouble = connection.trouble or f"no answer within {self._seconds * 0.9:g} s{connection.hint}"
+                call.chains.give_up(self._log.lost(f"{self._where}: {trouble}"))
+                self._drop()
+            elif call.is_answered:
+                self._log.connected(self._where)
+        return call.chains.verdicts()
 
     def _commit(self, transactions: Transactions, messages: Sequence[Message], until: float) -> list[Verdict]:
         verdicts, failure = transactions.send(messages, self._prefix, until)
@@ -176,6 +197,20 @@ class KafkaSender:
         if name is None:
             return None
         return Transactions(partial(self._settings.producing, streams=False), name, self._where, self._seconds)
+
+    def _connected(self, *, streams: bool) -> _Connection:
+        """Return the producer, made anew where needed."""
+        if self._connection is not None and self._connection.streams is not streams:
+            self._drop()
+        if self._connection is None:
+            self._connection = _Connection(self._settings.producing(streams=streams), self._prefix, streams=streams)
+        return self._connection
+
+    def _drop(self) -> None:
+        """Give the producer up, so that nothing unsent is sent later."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 def read_message(record: Record, *, prefix: str = "") -> Message:
@@ -199,76 +234,6 @@ def _text(value: bytes | None) -> str | None:
         return None if value is None else value.decode()
     except UnicodeDecodeError:
         return None
-
-
-class _Line:
-    """The way of one call at a time, by a producer of its own, which is made anew where needed.
-
-    Calls side by side have different keys. So no record waits for a record of another line.
-    """
-
-    def __init__(self, producing: Callable[..., dict[str, Any]], prefix: str, where: str, log: ConnectionLog) -> None:
-        """`producing`: returns the settings of a producer. `where`: the servers, for texts."""
-        self._producing = producing
-        self._prefix = prefix
-        self._where = where
-        self._log = log
-        self._connection: _Connection | None = None
-        #: Until then, records of a key wait for each other.
-        self._careful_until = 0.0
-
-    def send(self, messages: Sequence[Message], until: float, seconds: float) -> list[Verdict]:
-        """Send the messages of a call until a moment, `seconds` after its beginning; return their verdicts."""
-        if time.monotonic() < self._careful_until:
-            return self._deliver(_Call(messages), until, seconds)
-        call = _Call(messages, streams=True)
-        verdicts = self._deliver(call, until, seconds)
-        if call.is_refused:
-            self._careful_until = time.monotonic() + _CAREFUL_SECONDS
-            if self._connection is not None:
-                verdicts = send_again(messages, verdicts, lambda left: self._deliver(_Call(left), until, seconds))
-        return verdicts
-
-    def _deliver(self, call: _Call, until: float, seconds: float) -> list[Verdict]:
-        try:
-            connection = self._connected(streams=call.streams)
-        except (*CLIENT_ERRORS, ConnectionError) as error:
-            call.chains.give_up(self._log.lost(f"{self._where}: {reason_of(error)}"))
-            return call.chains.verdicts()
-        connection.begin()
-        while call.chains.left:
-            connection.hand_over(call, until)
-            left = until - time.monotonic()
-            connection.wait(call, max(0.0, min(left, 0.1)))
-            if call.is_refused and not call.under_way:
-                break
-            if connection.trouble or (left <= 0 and call.chains.left):
-                trouble = connection.trouble or f"no answer within {seconds:g} s{connection.hint}"
-                call.chains.give_up(self._log.lost(f"{self._where}: {trouble}"))
-                self.drop()
-            elif call.is_answered:
-                self._log.connected(self._where)
-        return call.chains.verdicts()
-
-    def _connected(self, *, streams: bool) -> _Connection:
-        """Return the producer, made anew where needed."""
-        if self._connection is not None and self._connection.streams is not streams:
-            self.drop()
-        if self._connection is None:
-            self._connection = _Connection(self._producing(streams=streams), self._prefix, streams=streams)
-        return self._connection
-
-    def give_up(self, why: str) -> None:
-        """Let a call that is under way give up."""
-        connection = self._connection
-        if connection is not None:
-            connection.trouble = why
-
-    def drop(self) -> None:
-        """Give the producer up, so that nothing unsent is sent later."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
 
 class _Connection:

@@ -87,9 +87,6 @@ class RedisSender:
     `send` may be called in any thread, also in several at once, and returns before the deadline.
     """
 
-    #: While one call waits for the server, another packs its commands.
-    concurrency = 2
-
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
         self.destination = destination_of(url)
         scheme, _, kind = self.destination.partition(":")[0].partition("+")
