@@ -123,7 +123,7 @@ def test_redis_py():
     assert isinstance(client.connection_pool.connection_kwargs, dict)
     for kind in (Connection, SSLConnection):
         assert "_connect" in vars(kind)
-    assert {"socket_connect_timeout", "socket_timeout"} <= set(dir(Connection()))
+    assert {"socket_connect_timeout", "socket_timeout", "_sock"} <= set(dir(Connection()))
     assert client.connection_pool.connection_class is Connection
     assert "parser_class" in inspect.signature(AbstractConnection.__init__).parameters
     assert list(inspect.signature(parser["read_from_socket"]).parameters)[:2] == ["self", "timeout"]
