@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -156,7 +157,7 @@ def test_a_server_that_reads_nothing_is_written_to_until_the_end_of_the_call():
     """Several servers of a cluster may hang at once. Here the client's own timeout is half a day."""
     silent, connected = socket.socketpair()
     connecting = Connecting(scheme="redis", user=None, password="s3cr3t", seconds=100_000, database=0, tls=None)
-    connection = Server("127.0.0.1", 1, connecting).client.connection_pool.make_connection()
+    connection: Any = Server("127.0.0.1", 1, connecting).client.connection_pool.make_connection()
     connection._sock = connected
     end = end_of_call.set(time.monotonic() + 0.1)
 
