@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine, text
 from xdist.scheduler import LoadScopeScheduling
 
@@ -50,13 +50,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the number of examples, and let Ctrl-C end the tests.
+    """Choose the number of examples, which may take any time on a busy machine, and let Ctrl-C end the tests.
 
     A shell without job control has its background commands ignore Ctrl-C, and whatever they start inherits that.
     """
-    if not config.getoption("--full"):
-        settings.register_profile("small", settings.default, max_examples=_EXAMPLES)
-        settings.load_profile("small")
+    most = 100 if config.getoption("--full") else _EXAMPLES
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings.register_profile("outbox", deadline=None, max_examples=most, suppress_health_check=slow)
+    settings.load_profile("outbox")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -11,7 +11,8 @@ from outbox import Outbox
 from tests.support.programs import ROOT
 
 
-def test_batches_streams_and_archives_over_connect(spark_home, pg_engine, tmp_path, full):
+@pytest.mark.timeout(1600)
+def test_batches_streams_and_archives_over_connect(spark_home, pg_engine, tmp_path):
     """In a process of its own: a client and an ordinary session do not share one."""
     if "CI" not in os.environ:
         pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
@@ -22,11 +23,9 @@ def test_batches_streams_and_archives_over_connect(spark_home, pg_engine, tmp_pa
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "SPARK_HOME": str(spark_home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": paths}
 
-    # At full scale it runs beside what takes all processors.
-    seconds = 1500 if full else 280
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.connect_program", url, str(tmp_path)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500, check=False,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr[-3000:]

@@ -156,7 +156,7 @@ def channel(engine: Engine) -> Iterator[Channel]:
 
 @pytest.mark.parametrize("written", [False, True], ids=["parameters", "written"])
 def test_every_filter_has_the_same_value_in_sql_and_in_python(channel, full, written):
-    @settings(max_examples=400 if full else 25, deadline=None)
+    @settings(max_examples=400 if full else 25)
     @given(st.integers(min_value=0))
     def compare(seed):
         assert differences(channel, seed, written=written) == []

@@ -304,19 +304,19 @@ def test_an_object_is_asked_once():
     assert len(asked) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_bytes_stay_as_they_are(data):
     assert [Message("orders", kind(data)).body for kind in (bytes, bytearray, memoryview)] == [data] * 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=100))
 def test_text_comes_back_as_it_was(text):
     assert Message("orders", text).text() == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

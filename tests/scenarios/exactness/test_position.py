@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, insert, text
 
@@ -268,7 +268,3 @@ def read_on(engine: Engine, base: Position, limits: Limits, topics: list[str] | 
     finally:
         channel.close()
     return read
-
-
-settings.register_profile("exactness", deadline=None)
-settings.load_profile("exactness")
