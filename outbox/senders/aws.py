@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from outbox.errors import InvalidMessageError, MissingExtraError
@@ -36,6 +37,7 @@ from outbox.senders.remote import MOST_BYTES_UNDER_WAY, Call, Connection, Remote
 
 try:
     from aiobotocore.config import AioConfig
+    from aiobotocore.httpsession import AIOHTTPSession
     from aiobotocore.session import AioSession
     from botocore.exceptions import ClientError, NoCredentialsError, PartialCredentialsError
     from botocore.loaders import create_loader
@@ -76,6 +78,14 @@ services = create_loader()
 for _thread in ("outbox-sqs", "outbox-sns"):
     # The driver tells with each connection where it found the credentials.
     logging.getLogger("aiobotocore.credentials").addFilter(OfOthers(_thread, logging.WARNING))
+
+
+class _WithoutRedirects(AIOHTTPSession):  # type: ignore[misc]  # the driver has no types
+    """HTTP of the driver, which itself would send messages and the session token on to another host."""
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        return SimpleNamespace(request=partial(session.request, allow_redirects=False))
 
 
 class _AwsSender(RemoteSender):
@@ -218,6 +228,7 @@ class _Connection(Connection):
             connect_timeout=self._seconds,
             read_timeout=self._seconds,
             max_pool_connections=_MOST_CALLS,
+            http_session_cls=_WithoutRedirects,
             parameter_validation=False,
             # The relay tries again. A second try in here would hide that a message may be stored twice.
             retries={"mode": "standard", "total_max_attempts": 1},
@@ -352,8 +363,8 @@ class _Sending:
                 raise
             away = to.away(to.words(error))
             return {int(entry["Id"]): away for entry in batch.entries}
-        stored = {each["Id"] for each in found.get("Successful") or ()}
-        refused = {each["Id"]: to.verdict_of(_Answer.of(each), batch.name) for each in found.get("Failed") or ()}
+        stored = {each.get("Id") for each in found.get("Successful") or ()}
+        refused = {each.get("Id"): to.verdict_of(_Answer.of(each), batch.name) for each in found.get("Failed") or ()}
         if stored:
             to.log.connected(to.server)
         silent = Unavailable(f"{to.service} on {to.noun} {batch.name!r}: no answer about the message")

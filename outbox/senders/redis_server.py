@@ -139,10 +139,12 @@ class Server:
 
 
 def send(connection: Any, commands: Sequence[bytes]) -> None:
-    """Send packed commands at once.
+    """Send packed commands at once, before the call is over.
 
     A pipeline of the client does the same, and takes as long for a message as the whole sender.
     """
+    # The client's own timeout begins anew with each server of a cluster, and is set again with the next answer.
+    connection._sock.settimeout(_left(connection.socket_timeout))
     connection.send_packed_command([b"".join(commands)])
 
 
@@ -178,6 +180,11 @@ def shown(answer: Any) -> str:
     return one_line(str(answer) if isinstance(answer, Exception) else repr(answer), _MOST_SHOWN)
 
 
+def _left(patience: float) -> float:
+    """Return the seconds until the end of the call, at most `patience`."""
+    return max(_LEAST_SECONDS, min(patience, end_of_call.get() - time.monotonic()))
+
+
 def _answer(connection: Any) -> Any:
     try:
         return connection.read_response()
@@ -191,8 +198,7 @@ class _InTime:
     def _connect(self) -> Any:
         connection: Any = self
         patience = connection.socket_connect_timeout, connection.socket_timeout
-        left = max(_LEAST_SECONDS, end_of_call.get() - time.monotonic())
-        connection.socket_connect_timeout, connection.socket_timeout = (min(each, left) for each in patience)
+        connection.socket_connect_timeout, connection.socket_timeout = map(_left, patience)
         try:
             return super()._connect()  # type: ignore[misc]  # the driver's
         finally:

@@ -13,6 +13,7 @@ import aiormq
 import asyncpg
 import psycopg
 import pytest
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from aiormq.abc import ChannelFrame
 from asyncpg.transaction import Transaction
@@ -79,10 +80,15 @@ def test_pg8000():
 
 
 def test_aiobotocore():
-    """A session takes the descriptions of services from a component; the logger of credentials is filtered."""
+    """A session takes the descriptions of services from a component; the logger of credentials is filtered.
+
+    No redirect is followed, because each request goes through a method that is replaced.
+    """
     session = AioSession()
     session.register_component("data_loader", services := create_loader())
     assert session.get_component("data_loader") is services
+    assert "session = await self._get_session(proxy_url)" in inspect.getsource(AIOHTTPSession.send)
+    assert "await session.request(" in inspect.getsource(AIOHTTPSession.send)
     assert "aiobotocore.credentials" in logging.root.manager.loggerDict
 
 
@@ -117,7 +123,7 @@ def test_redis_py():
     assert isinstance(client.connection_pool.connection_kwargs, dict)
     for kind in (Connection, SSLConnection):
         assert "_connect" in vars(kind)
-    assert {"socket_connect_timeout", "socket_timeout"} <= set(dir(Connection()))
+    assert {"socket_connect_timeout", "socket_timeout", "_sock"} <= set(dir(Connection()))
     assert client.connection_pool.connection_class is Connection
     assert "parser_class" in inspect.signature(AbstractConnection.__init__).parameters
     assert list(inspect.signature(parser["read_from_socket"]).parameters)[:2] == ["self", "timeout"]

@@ -294,6 +294,7 @@ def test_a_call_that_is_refused_for_one_message_is_sent_apart(to_sqs):
         (refused("SignatureDoesNotMatch", "x-amz-security-token:t0ken", 403), "{url}: SignatureDoesNotMatch"),
         (refused("AccessDenied", "not yours", 403), "SQS on queue 'shop-orders.fifo': AccessDenied: not yours"),
         (Answer(503, b"<html>busy</html>"), "{url}: 503: Service Unavailable"),
+        (Answer(307, b"", {"Location": "http://127.0.0.1:1/"}), "{url}: 307"),
         (Answer(200, b"thank you"), "SQS on queue 'shop-orders.fifo': no answer about the message"),
         (Answer(200, b"{}"), "SQS on queue 'shop-orders.fifo': no answer about the message"),
     ],

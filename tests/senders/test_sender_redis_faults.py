@@ -1,14 +1,18 @@
 """Redis Streams in bad weather: the contract, servers without memory, and the order of a key."""
 
+import socket
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.redis import RedisSender
+from outbox.senders.redis_server import Connecting, Server, end_of_call, send
 from outbox.testing.sender_contract import (
     a_message,
     check_all_done,
@@ -147,3 +151,18 @@ def test_answers_that_come_byte_by_byte_make_no_call_longer(slow_from):
 
         assert time.monotonic() - began < 20
         sender.close()
+
+
+def test_a_server_that_reads_nothing_is_written_to_until_the_end_of_the_call():
+    """Several servers of a cluster may hang at once. Here the client's own timeout is half a day."""
+    silent, connected = socket.socketpair()
+    connecting = Connecting(scheme="redis", user=None, password="s3cr3t", seconds=100_000, database=0, tls=None)
+    connection: Any = Server("127.0.0.1", 1, connecting).client.connection_pool.make_connection()
+    connection._sock = connected
+    end = end_of_call.set(time.monotonic() + 0.1)
+
+    with silent, pytest.raises(RedisTimeoutError, match="Timeout writing to socket"):
+        send(connection, [bytes(50_000_000)])
+
+    end_of_call.reset(end)
+    assert "s3cr3t" not in repr(connecting)

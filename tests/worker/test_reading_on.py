@@ -266,5 +266,5 @@ def test_the_storm_finds_a_worker_that_is_broken(sqlite_engine, monkeypatch, par
     monkeypatch.setattr(part, name, broken)
 
     with pytest.raises(AssertionError):
-        for seed in range(10):
+        for seed in range(50):
             storm(sqlite_engine, seed)
