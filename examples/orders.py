@@ -41,7 +41,8 @@ def place_order(session: Session, customer: str, total: int) -> int:
     order = Order(customer=customer, total=total)
     session.add(order)
     session.flush()  # the order gets its id
-    outbox.send(session, "orders", {"id": order.id, "status": "placed", "version": 1}, key=f"order-{order.id}")
+    body = {"id": order.id, "total": total, "status": "placed", "version": 1}
+    outbox.send(session, "orders", body, key=f"order-{order.id}")
     return order.id
 
 
@@ -52,7 +53,7 @@ def advance_order(session: Session, order_id: int) -> str:
     if order.status != "shipped":
         order.status = {"placed": "paid", "paid": "shipped"}[order.status]
         order.version += 1
-        body = {"id": order.id, "status": order.status, "version": order.version}
+        body = {"id": order.id, "total": order.total, "status": order.status, "version": order.version}
         outbox.send(session, "orders", body, key=f"order-{order.id}")
     return order.status
 

@@ -19,7 +19,7 @@ def test_an_order_is_placed_and_its_message_sent(folder):
     first, message = said.splitlines()
     assert first == "order 1 is placed"
     assert '"topic":"orders","key":"order-1"' in message
-    assert r'"body":"{\"id\":1,\"status\":\"placed\",\"version\":1}"' in message
+    assert r'"body":"{\"id\":1,\"total\":42,\"status\":\"placed\",\"version\":1}"' in message
 
 
 def test_an_order_moves_on(folder):
@@ -33,7 +33,7 @@ def test_an_order_moves_on(folder):
     bodies: list[bytes] = []
     Relay(namespace["outbox"], lambda message: bodies.append(message.body), name="list").until_empty()
     assert seen == ["paid", "shipped", "shipped"]
-    assert bodies == [b'{"id":1,"status":"%s","version":%d}' % each for each in STATES]
+    assert bodies == [b'{"id":1,"total":42,"status":"%s","version":%d}' % each for each in STATES]
 
 
 STATES = [(b"placed", 1), (b"paid", 2), (b"shipped", 3)]

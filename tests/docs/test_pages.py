@@ -10,6 +10,7 @@ import sys
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -30,11 +31,6 @@ DOCS = TOP / "docs"
 MILLISECOND = timedelta(milliseconds=1)
 #: Pages whose code is run from top to bottom, with the lines that it prints.
 RUN = {
-    "first-message": [
-        "order 1",
-        """orders order-1 {'id': 1, 'status': 'placed', 'version': 1}""",
-        """orders order-2 {'id': 2, 'status': 'placed', 'version': 1}""",
-    ],
     "sending": [],
     "direct": ["<Message ID id=1 topic='hints' key=None 16 bytes>"],
     "inbox": [],
@@ -80,6 +76,21 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(name, shop, capsys):
     assert re.sub(r"[0-9a-f-]{36}", "ID", capsys.readouterr().out).splitlines() == RUN[name]
 
 
+def test_the_two_files_of_the_first_message_run(shop, monkeypatch, capsys):
+    first, *more = blocks(page("first-message"), "python")
+    file = ModuleType("__main__")
+
+    exec(compile(first, "shop.py", "exec"), vars(file))
+    monkeypatch.setitem(sys.modules, "shop", file)
+    exec(compile("".join(more), "more.py", "exec"), {})
+
+    assert capsys.readouterr().out.splitlines() == [
+        "order 1",
+        "orders order-1 {'id': 1, 'total': 42, 'status': 'placed', 'version': 1}",
+        "orders order-2 {'id': 2, 'total': 7, 'status': 'placed', 'version': 1}",
+    ]
+
+
 def test_what_was_moved_from_a_table_is_sent_after_what_was_written_since(shop):
     moved = run(page("from-a-table"), "docs/from-a-table.md")
 
@@ -109,7 +120,7 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path):
         env=os.environ | {"PYTHONPATH": str(TOP)},
     )  # fmt: skip
 
-    assert "3 passed" in ended.stdout, ended.stdout
+    assert "4 passed" in ended.stdout, ended.stdout
     assert "with PostgresServer() as server:" in second
     assert hasattr(PostgresServer, "create_database")
 

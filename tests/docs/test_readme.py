@@ -23,7 +23,7 @@ README = PAGES[0].read_text()
 def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     """One namespace, on SQLite, in a folder with nothing in it but the tables that `outbox db upgrade` makes."""
     monkeypatch.chdir(tmp_path)
-    migrate.upgrade(create_engine("sqlite:///shop.db"))
+    migrate.upgrade(create_engine("sqlite:///readme.db"))
 
     outbox = run(README, "README.md")["outbox"]
 
