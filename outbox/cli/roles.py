@@ -12,7 +12,7 @@ from outbox.cli.options import F, option, together
 #: Roles with longer names would be cut, and so be others.
 _LONGEST = 63
 #: By its option each kind of process, with the options for what else the process does.
-_TASKS = {"writer": ("direct", "dedup", "transactions"), "relay": ("purge",), "reader": ("register",)}
+_TASKS = {"writer": ("direct", "dedup", "transactions"), "relay": ("purge", "inbox"), "reader": ("register",)}
 
 
 class _Role(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -48,6 +48,7 @@ def by_roles(function: F) -> F:
         option("--transactions", is_flag=True, help="The writer is a TransactionMQProducer."),
         option("--relay", type=_Role(), help="The role of relays, and of consumers over the log."),
         option("--purge", is_flag=True, help="The relay deletes old messages."),
+        option("--inbox", is_flag=True, help="The relay is a consumer with an inbox."),
         option("--reader", type=_Role(), help="The role of Spark, and of outbox extract."),
         option("--register", is_flag=True, help="The reader registers, so that a purge waits for the reader."),
     )(command)  # type: ignore[return-value]

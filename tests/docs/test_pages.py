@@ -94,9 +94,9 @@ def test_the_two_files_of_the_first_message_run(shop, monkeypatch, capsys):
 def test_what_was_moved_from_a_table_is_sent_after_what_was_written_since(shop):
     moved = run(page("from-a-table"), "docs/from-a-table.md")
 
-    bodies: list[bytes] = []
-    Relay(moved["outbox"], lambda message: bodies.append(message.body), name="list").until_empty()
-    assert bodies == [b'{"id":3}', b'{"id": 2}']
+    sent: list[tuple[str | None, bytes]] = []
+    Relay(moved["outbox"], lambda message: sent.append((message.key, message.body)), name="list").until_empty()
+    assert sent == [("order-3", b'{"id":3}'), ("order-2", b'{"id": 2}')]
 
 
 def test_an_inbox_of_the_page_has_an_effect_once(shop):

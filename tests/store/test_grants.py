@@ -192,6 +192,21 @@ def test_a_relay_and_a_consumer(roles, partitions):
     assert rights_on_log(roles) == ["SELECT"]
 
 
+def test_a_consumer_with_an_inbox_that_sends(roles):
+    with Outbox(roles[0]).begin() as session:
+        Outbox(roles[0]).send(session, "orders", b"1")
+    outbox = granted(roles, "--relay", "ROLE", "--inbox", "--writer", "ROLE")
+    consumer = outbox.consumer("billing", inbox=True)
+    consumer.on("orders")(lambda session, message: outbox.send(session, "booked", message.body) and None)
+
+    consumer.until_empty()
+
+    with roles[0].connect() as connection:
+        sent = connection.scalars(text("SELECT topic FROM outbox_message ORDER BY id")).all()
+        known = connection.scalars(text("SELECT consumer FROM outbox_inbox")).all()
+    assert (sent, known) == (["orders", "booked"], ["billing"])
+
+
 def test_a_relay_that_purges(roles):
     """As the command does, and by its retention; verdicts on transactions go, too."""
     owner, _ = roles
@@ -266,6 +281,6 @@ def test_the_pages_show_what_the_command_prints():
     shown = re.findall(r"```sh\noutbox (db grants [^\n]*)\n```\n\n```sql\n(.*?)```", RIGHTS, re.DOTALL)
     reader = typed(None, "db", "grants", "--reader", "reader", "--register")
 
-    assert len(shown) == 7
+    assert len(shown) == 8
     assert {line: typed(None, *shlex.split(line)).out for line, _ in shown} == dict(shown)
     assert re.findall(r"^GRANT .* TO reader;$", SPARK, re.MULTILINE) == reader.out.splitlines()

@@ -56,6 +56,7 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "dedup": _EXPIRE,
         "inbox": _EXPIRE,
     },
+    "inbox": {"inbox": _GROW},
     "purge": {"message": ("DELETE",), "meta": ("UPDATE",), "op": ("SELECT", "DELETE")},
     "reader": {"message": _READ, "meta": _READ},
     "register": {
