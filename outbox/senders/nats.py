@@ -70,9 +70,6 @@ logging.getLogger("asyncio").addFilter(_is_news)
 class NatsSender(RemoteSender):
     """A sender that stores messages in JetStream; at most one message of a key is unacknowledged."""
 
-    #: So the server has messages while the answers to another call are judged.
-    concurrency = 2
-
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
         address = Address.of(url, form="nats://host:port or tls://host:port", options=_OPTIONS)
         prefix, login, tls = _prefix_of(address), Login(address), address.tls("tls")

@@ -211,6 +211,7 @@ def test_reset_to_latest_leaves_out_what_waits(outbox, channel):
 def test_reset_to_a_moment_begins_with_what_was_created_then(engine, outbox, channel, partitions):
     destination = Destination()
     fill(outbox, 20)
+    time.sleep(0.01)  # moments have milliseconds
     moment: datetime = channel.now()
     time.sleep(0.01)
     fill(outbox, 20, first=20)
