@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ def spark_home() -> Path:
     home = cache() / f"home-{pyspark.__version__}"
     (home / "python" / "lib").mkdir(parents=True, exist_ok=True)
     for each in package.iterdir():
-        if each.name != "python" and not (home / each.name).exists():
-            (home / each.name).symlink_to(each)
+        if each.name != "python":
+            with suppress(FileExistsError):  # another worker makes the same home
+                (home / each.name).symlink_to(each)
     return home
 
 
