@@ -338,7 +338,7 @@ async def put(message):
         print("begun", flush=True)
         await asyncio.sleep(3600)
 
-put.deadline = timedelta(seconds=3)
+put.deadline = timedelta(seconds=10)
 sender = open_sender(put)
 print([type(sender.send([Message("t", body)])[0]).__name__ for body in ("well", "hangs", "well")], len(loops))
 """
@@ -346,7 +346,7 @@ print([type(sender.send([Message("t", body)])[0]).__name__ for body in ("well", 
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(11)
         process.send_signal(signal.SIGCONT)
 
         assert process.stdout.readline() == "['Done', 'Unavailable', 'Done'] 1\n"
