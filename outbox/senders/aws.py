@@ -89,7 +89,7 @@ class _WithoutRedirects(AIOHTTPSession):  # type: ignore[misc]  # the driver has
 
 
 class _AwsSender(RemoteSender):
-    """What both senders do with their URL."""
+    """Takes the URL apart, for both senders."""
 
     _kind: ClassVar[type[_Connection]]
 

@@ -343,7 +343,7 @@ class _Part:
     commands: Sequence[bytes] = ()
     #: To each command; None if nothing was carried out, because one command of the transaction is refused.
     answers: Sequence[Any] | None = ()
-    #: What lacks, if too few replicas have the messages.
+    #: The text for the verdicts, if too few replicas have the messages.
     short: str | None = None
     #: Why nobody knows what was carried out.
     error: Exception | None = None

@@ -67,7 +67,7 @@ class Server:
     def __init__(self, host: str, port: int, connecting: Connecting) -> None:
         self.where = f"{connecting.scheme}://{host}:{port}"
         self.host, self.port = host, port
-        #: What was found out about the server; None: nothing yet, or the connection was lost since.
+        #: The abilities of the server; None: not asked yet, or the connection was lost since.
         self.abilities: Abilities | None = None
         files = connecting.tls or Tls()
         self.client = Redis(
