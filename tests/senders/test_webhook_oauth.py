@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import re
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,5 +221,5 @@ def test_a_client_certificate_opens_the_door_and_another_one_does_not(authority,
                 told(f"{endpoint.url}/x", f"the server refuses the handshake of TLS: {alert}")
             )
             assert refused.everything
-        else:  # the reset may overtake the alert
-            assert "the server refuses the handshake of TLS" in refused.error or "connection" in refused.error
+        else:  # the client writes before it has read the alert: the reset may overtake it
+            assert re.search("the server refuses the handshake of TLS|connection reset|broken pipe", refused.error)
