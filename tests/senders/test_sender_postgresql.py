@@ -17,7 +17,6 @@ import sqlalchemy
 from sqlalchemy.orm import Session
 
 from outbox import Inbox, Message, Outbox, Relay, SenderError, create_engine, migrate
-from outbox.model.message import stored_message, uuid7
 from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.schema import VERSION
@@ -28,8 +27,10 @@ from tests.support.destination import Destination, relay_to
 from tests.support.handles import conninfo_of
 from tests.support.other_outbox import OtherOutbox, new_id, with_passwords
 from tests.support.places import opened
+from tests.support.remote import a_row
 from tests.support.servers.proxy import TcpProxy
 from tests.support.several import new_database
+from tests.support.waiting import eventually
 
 TOP = Path(__file__).parents[2]
 FIX = "send the message anew without that, and discard this one"
@@ -52,13 +53,6 @@ def send(url: str, *messages: Message, **options: Any) -> list[Any]:
     """The verdicts of a sender that is used once."""
     with closing(PostgresSender(url, **options)) as sender:
         return list(sender.send(messages))
-
-
-def a_row(**fields: Any) -> Message:
-    """A message as it is read from a row that anybody may have inserted."""
-    row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
-    times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    return stored_message((1, uuid7(), *(row | times | fields).values()))
 
 
 # What arrives
@@ -254,20 +248,18 @@ def test_an_inbox_with_the_name_of_the_sender_takes_everything_for_handled(other
 
 
 def test_a_relay_there_sends_it_on_at_once(other, sender):
-    """Its hint comes with the commit: the relay looks by itself only after a minute."""
+    """Its hint comes with the commit: the relay looks by itself only after ten minutes."""
     from outbox.worker.settings import Settings
 
     outbox, destination = Outbox(other.engine), Destination()
-    slow = Settings(poll=(timedelta(minutes=1), timedelta(minutes=1)))
+    slow = Settings(poll=(timedelta(minutes=10), timedelta(minutes=10)))
     relay = relay_to(destination, outbox, settings=slow)
     relay.start()
     try:
         sent = [a_message("orders", n, key="k", tags="t") for n in range(3)]
         time.sleep(2)
         check_all_done(sender.send(sent), sent)
-        deadline = time.monotonic() + 10
-        while len(destination.messages) < 3 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        assert eventually(lambda: len(destination.messages) == 3)
     finally:
         relay.stop()
         relay.join(60)
@@ -310,49 +302,6 @@ def test_an_outbox_that_is_told_to_write_into_itself_doubles_each_message_once(o
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"topic": "a b"}, "topic: must be 1 to 249 characters of [A-Za-z0-9._%|-], not . or .., but is 'a b'"),
-        ({"topic": b"orders"}, "topic: must be a str, not bytes"),
-        (
-            {"topic": "RMQ_SYS_TRANS_HALF_TOPIC"},
-            "topic: RMQ_SYS_TRANS_HALF_TOPIC is reserved for half messages",
-        ),
-        ({"key": ""}, "key: must not be empty"),
-        ({"key": "a\0b"}, "key: must not contain NUL"),
-        ({"key": "\ud800"}, "key: holds a lone surrogate, which is not text"),
-        ({"key": "k" * 1025}, "key: must be at most 1024 bytes of UTF-8"),
-        ({"key": b"k"}, "key: must be a str, not bytes"),
-        ({"tags": "a|b"}, "tags: must be at most 255 characters without | and control characters"),
-        ({"tags": "a\0"}, "tags: must be at most 255 characters without | and control characters"),
-        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
-        ({"headers": '{"a": 7}'}, "headers['a']: must be a string, not int"),
-        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be UTF-8 without NUL"),
-        ({"headers": '{"a": "\\u0000"}'}, "headers['a']: must be UTF-8 without NUL"),
-        ({"content_type": "a\0b"}, "content_type: must be 1 to 255 printable ASCII characters"),
-        ({"body": "text"}, "body: must be bytes, not str"),
-        ({"body": bytes(4 * 1024 * 1024 + 1)}, "body: must be at most 4194304 bytes, not 4194305"),
-        ({"created_at": 2**63 - 1}, "created_at: must lie between the years 1970 and 9000"),
-        ({"created_at": datetime(1800, 1, 1, tzinfo=UTC)}, "created_at: must lie between the years 1970 and 9000"),
-        ({"expires_at": datetime(9500, 1, 1, tzinfo=UTC)}, "expires_at: must lie between the years 1970 and 9000"),
-        ({"message_id": "no id"}, "message_id: is not a UUID"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_row_that_another_hand_wrote_is_rejected_alone(other, sender, fields, reason):
-    """The limits of `Message` are no limits of the table; what breaks them is not passed on."""
-    strange = a_row(**{name: value for name, value in fields.items() if name != "message_id"})
-    if "message_id" in fields:
-        strange._message_id = fields["message_id"]
-
-    [before, refused, after] = sender.send([a_message("orders", 1), strange, a_message("orders", 2)])
-
-    assert (before, after) == (DONE, DONE)
-    assert refused == Reject(f"{reason}; {FIX}")
-    assert [row["body"] for row in other.rows()] == [b"1", b"2"]
 
 
 def test_behind_a_rejected_row_its_key_waits(other, sender):
@@ -729,7 +678,7 @@ class WithoutTls:
 def test_a_server_without_tls_gets_no_credentials_where_tls_is_asked_for(mode):
     with WithoutTls() as server:
         root = "&sslrootcert=system" if mode == "verify-full" else ""
-        url = f"postgresql://ann:s3cr3t@127.0.0.1:{server.port}/shop?timeout=2&sslmode={mode}{root}"
+        url = f"postgresql://ann:s3cr3t@127.0.0.1:{server.port}/shop?timeout=60&sslmode={mode}{root}"
         [verdict] = send(url, a_message("orders", 1))
 
     assert isinstance(verdict, Unavailable)
@@ -776,12 +725,12 @@ def test_a_bad_url_is_an_error_without_its_secrets(url, reason):
 
 
 def test_a_host_without_a_port_is_at_the_usual_one():
-    sender = PostgresSender("postgresql://ann@127.0.0.2/shop?timeout=2")
+    sender = PostgresSender("postgresql://ann@127.0.0.2/shop?timeout=60")
     [verdict] = sender.send([a_message("orders", 1)])
     sender.close()
 
     assert verdict == Unavailable("PostgreSQL: postgresql://127.0.0.2/shop: Connection refused")
-    assert (sender.destination, sender.deadline) == ("postgresql://127.0.0.2/shop", timedelta(seconds=2))
+    assert (sender.destination, sender.deadline) == ("postgresql://127.0.0.2/shop", timedelta(seconds=60))
 
 
 def test_a_name_that_nobody_knows_is_unavailable():

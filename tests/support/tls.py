@@ -9,6 +9,15 @@ FOREIGN = HERE / "tls_foreign.pem"
 KEY = HERE / "tls_key.pem"
 
 
+def refused(alert: str = ".*") -> str:
+    """A pattern for the words of a client whose handshake the server refuses.
+
+    A client of TLS 1.3 writes before it has read the alert. Then the end of the connection may overtake the alert.
+    """
+    overtaken = "connection reset|broken pipe|closed the connection|unexpected EOF"
+    return f"(the server refuses the handshake of TLS: {alert}|.*({overtaken}).*)"
+
+
 def server_context() -> ssl.SSLContext:
     """What a server needs to speak TLS with it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
