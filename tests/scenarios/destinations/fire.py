@@ -113,13 +113,16 @@ class Run:
             assert relay.end(signal.SIGTERM, _PATIENCE) in (0, -signal.SIGTERM), self._said()
         after = self._read()
         committed = facts(self._engine)
+        findings = judge(committed, self._history(before, after), batch=self._plan.batch)
+        # A consumer cannot handle what is lost; the findings say more than its failure.
+        is_right = self._plan.twin is None and not findings.wrong
         return Report(
             kind=self._kind,
-            findings=judge(committed, self._history(before, after), batch=self._plan.batch),
+            findings=findings,
             messages=len(committed),
             copies=len(after),
             faults=self._faults,
-            wrong_effects=self._consume([fact.name for fact in committed]) if self._plan.twin is None else {},
+            wrong_effects=self._consume([fact.name for fact in committed]) if is_right else {},
             seconds=time.monotonic() - began,
         )
 

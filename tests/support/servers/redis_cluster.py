@@ -165,11 +165,14 @@ class Watched:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.master = stack.enter_context(RedisServer(settings=self._settings))
+            self.proxy = stack.enter_context(TcpProxy("127.0.0.1", 0))
+            # Under another address it would be a second replica for the sentinels, once it is one.
+            ours = {"replica-announce-ip": "127.0.0.1", "replica-announce-port": str(self.proxy.port)}
+            self.master = stack.enter_context(RedisServer(settings=self._settings | ours))
+            self.proxy.redirect(self.master.port)
             replica = {"replicaof": f"127.0.0.1 {self.master.port}"}
             self.replica = stack.enter_context(RedisServer(settings=self._settings | replica))
             self.begin_replica()
-            self.proxy = stack.enter_context(TcpProxy("127.0.0.1", self.master.port))
             self.sentinels = [stack.enter_context(Sentinel(self.proxy.port, self._password)) for _ in range(3)]
             self._stack = stack.pop_all()
         return self
