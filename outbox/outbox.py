@@ -21,7 +21,6 @@ from outbox.model.message import Message, MessageFields
 from outbox.model.slots import SLOTS
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
-from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.log.append import Writing
 from outbox.telemetry.events import Listener
 from outbox.writing.bare import BareOutbox
@@ -320,8 +319,8 @@ class Outbox(BareOutbox):
             so_far = self.transactions.running(connection)
             if (0 if so_far is None else len(so_far.direct)) + len(messages) <= offer.room:
                 direct = offer.direct
-        with self.database.explained():
-            written = run(executor(connection), self._writing.append(messages, lock_keys=lock_keys, direct=direct))
+        script = self._writing.append(messages, lock_keys=lock_keys, direct=direct)
+        written = self.database.execute(connection, script)
         self.transactions.sent(connection, written)
         return written.message_ids
 
@@ -333,8 +332,7 @@ class Outbox(BareOutbox):
         if not messages:
             return []
         self.transactions.require_driver(handle)
-        with self.database.explained():
-            written = await arun(async_executor(handle), self._writing.append(messages, lock_keys=lock_keys))
+        written = await self.database.aexecute(handle, self._writing.append(messages, lock_keys=lock_keys))
         self.transactions.sent(handle, written)
         return written.message_ids
 

@@ -15,7 +15,6 @@ from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
 from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.telemetry.events import Teller, UpkeepRefused
-from outbox.worker.outcome import Finished
 from outbox.worker.settings import Upkeep
 from outbox.worker.settle import Settlement
 
@@ -48,12 +47,11 @@ class Maintenance:
         channel: Channel,
         lease: Lease,
         settlement: Settlement,
-        finished: Finished | None,
         upkeep: Upkeep,
         teller: Teller,
         more: Iterable[Task] = (),
     ) -> None:
-        """`finished`: knows which messages of the subscription are done already. `more`: other tasks."""
+        """`more`: other tasks."""
         now = time.monotonic()
         self._database = channel.database
         self._teller = teller
@@ -73,10 +71,6 @@ class Maintenance:
             Task("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
             *more,
         ]
-        if finished is not None:
-            self._tasks.append(
-                Task("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))
-            )
 
     @property
     def due_in(self) -> float:

@@ -122,7 +122,7 @@ class PartitionWorker:
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
         self._settings = settings
-        self._maintenance = Maintenance(channel, lease, self._settlement, finished, settings.upkeep, teller, tasks)
+        self._maintenance = Maintenance(channel, lease, self._settlement, settings.upkeep, teller, tasks)
 
     def close(self) -> None:
         """End the reading thread, and keep the outcomes that are not settled for the next lease."""

@@ -40,10 +40,9 @@ class ListLog(Log):
         fresh = [row.id for row in found if row.xid not in window.late]
         return Extent(*((min(part), max(part)) if part else None for part in (fresh, late)))
 
-    def rest(self, channel: Channel, after: int) -> Extent:
-        """Return an extent to the last id of all."""
-        last = max((row.id for row in self._server.rows), default=0)
-        return Extent((after + 1, last) if last > after else None, None)
+    def last(self, channel: Channel) -> int:
+        """Return the last id of all."""
+        return max((row.id for row in self._server.rows), default=0)
 
     def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
         """Return the next rows of a window."""

@@ -52,7 +52,7 @@ def a_position(chance: random.Random) -> Position:
 def pages(channel: Channel, log: Log, window: Window) -> list[object]:
     """Return what a reader gets that reads the window in pages, to the end."""
     extent = log.extent(channel, window)
-    found: list[object] = [extent]
+    found: list[object] = [extent, log.last(channel)]
     after = -1
     while after < extent.last:
         page = log.page(channel, window, extent, after, extent.last)

@@ -37,14 +37,13 @@ class Grace:
         #: Captured positions that are not ripe yet, each with the moment at which it will be.
         self._waiting: deque[tuple[Position, float]] = deque()
         self._first: Position | None = None
-        self._some_ripe = False
         #: The newest ripe position.
         self.ripe: Position | None = None
 
     @property
     def young(self) -> Position | None:
         """The first captured position, until a position is ripe; else None."""
-        return None if self._some_ripe else self._first
+        return self._first if self.ripe is None else None
 
     @property
     def due_in(self) -> float:
@@ -76,5 +75,4 @@ class Grace:
         now = self._clock()
         while self._waiting and self._waiting[0][1] <= now:
             self.ripe = self._waiting.popleft()[0]
-            self._some_ripe = True
         return self.ripe
