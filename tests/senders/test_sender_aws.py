@@ -27,13 +27,6 @@ from tests.support.webhook_endpoint import Answer, Endpoint, Received
 sender = opened("fifo_queues")
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch):
-    """Credentials in the environment, also where no server of tests has set them: a stand-in wants some, too."""
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-
-
 class AwsContract(SenderContract):
     """What both pass."""
 
