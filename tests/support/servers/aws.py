@@ -20,7 +20,7 @@ from tests.support import aws_program
 from tests.support.aws_program import read_journal
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
-#: What AWS's own chain finds, here and in processes begun here. The instance's metadata would be asked over the network.
+#: What AWS's own chain finds, here and in processes begun here. The instance's metadata would be far away.
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
     "AWS_SECRET_ACCESS_KEY": "s3cr3t/Sesame",
