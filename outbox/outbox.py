@@ -310,15 +310,13 @@ class Outbox(BareOutbox):
     def _write(self, handle: Handle, messages: Sequence[Message], verb: str = "send", *, lock_keys: bool) -> list[UUID]:
         if not messages:
             return []
-        offer = None if self._direct is None else self._direct.offer()
         flush = any(message.key is not None for message in messages)
         connection = self.transactions.connection_of(handle, verb, flush=flush)
         direct = None
         # The commit of a driver's own connection is not noticed, so nothing would be sent after it.
-        if offer is not None and isinstance(connection, Connection):
+        if self._direct is not None and isinstance(connection, Connection):
             so_far = self.transactions.running(connection)
-            if (0 if so_far is None else len(so_far.direct)) + len(messages) <= offer.room:
-                direct = offer.direct
+            direct = self._direct.offer(len(messages) + (0 if so_far is None else len(so_far.direct)))
         script = self._writing.append(messages, lock_keys=lock_keys, direct=direct)
         written = self.database.execute(connection, script)
         self.transactions.sent(connection, written)

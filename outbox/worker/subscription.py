@@ -45,7 +45,7 @@ from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls, hung_calls_of
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
-from outbox.worker.maintenance import Task
+from outbox.worker.maintenance import Task, tasks_of
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Finished
@@ -358,7 +358,8 @@ class SubscriptionWorker:
             pace=pace,
         )
         finished = _finished_of(connection.channel, subscription)
-        tasks = _tasks_of(connection.channel, subscription, settings.upkeep, None if number else self.job.keep)
+        tasks = tasks_of(connection.channel, partition, settings.upkeep)
+        tasks += _other_tasks(connection.channel, subscription, settings.upkeep, None if number else self.job.keep)
         if isinstance(finished, Acks):
             every = settings.upkeep.prune_done
             tasks.append(Task("what is done already", every, time.monotonic(), partial(finished.prune, held.lease)))
@@ -446,7 +447,7 @@ def _finished_of(channel: Channel, subscription: Subscription) -> Finished | Non
     return None if subscription.direct is None else Acks(channel, subscription.direct)
 
 
-def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep, keep: timedelta | None) -> list[Task]:
+def _other_tasks(channel: Channel, subscription: Subscription, upkeep: Upkeep, keep: timedelta | None) -> list[Task]:
     """Return the tasks of the maintenance that concern the log, or other subscriptions."""
     consumer, at, _instance = subscription.name.partition(AT)
 

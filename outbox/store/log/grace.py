@@ -13,7 +13,6 @@ from outbox.model.position import Capture, Position
 _CAPTURES = 20
 
 Poll = tuple[timedelta, timedelta]
-POLL: Poll = (timedelta(milliseconds=50), timedelta(seconds=1))
 
 
 class Grace:
@@ -22,7 +21,7 @@ class Grace:
     Held in memory only: dropped with the lease, the connection or the server, so that the next holder waits again.
     """
 
-    def __init__(self, length: timedelta, poll: Poll = POLL, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, length: timedelta, poll: Poll, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin with the first capture due now.
 
         `poll`: the shortest and the longest pause between two captures. `clock`: returns seconds that never go back.
