@@ -60,7 +60,8 @@ def test_the_command_collects_rarely(tmp_path, monkeypatch, databases):
 
 def test_a_short_command_collects_rarely_and_not_at_its_end(sqlite_engine, monkeypatch):
     """The collections took a third of the time of `outbox status`."""
-    thresholds, at_the_end = [], []
+    thresholds: list[tuple[int, ...]] = []
+    at_the_end: list[object] = []
     monkeypatch.setattr(gc, "set_threshold", lambda *given: thresholds.append(given))
     monkeypatch.setattr(atexit, "register", at_the_end.append)
 
