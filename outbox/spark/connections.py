@@ -36,10 +36,11 @@ class AdbcConnection:
 
     @staticmethod
     def errors() -> tuple[type[Exception], ...]:
-        """Return the errors of the driver, and OSError, which a break in the middle of a stream raises."""
+        """Return the errors of the driver, and what a break in the middle of a stream raises: before ADBC 1.13 ArrowInvalid."""
+        import pyarrow as pa
         from adbc_driver_manager import Error
 
-        return (Error, OSError)
+        return (Error, OSError, pa.ArrowInvalid)
 
     def batches(self, statement: str, schema: pa.Schema, size: int) -> Generator[pa.RecordBatch, None, None]:
         """Stream the rows; the driver parses while the server sends."""
