@@ -44,8 +44,7 @@ class HandlerPolicy:
     `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
     seconds. `portion`: so many messages are handed over at once, with the deadline for each portion, and a failure is
     the message's; None: whole calls, whose failures may be the destination's. `suspend`: nothing of a partition is
-    handled while a message waits for another try. `paused`: keys whose messages are held back. `refills`: further
-    messages of the log join a batch while several calls are under way.
+    handled while a message waits for another try. `paused`: keys whose messages are held back.
 
     Raises:
         TypeError: the deadline is no timedelta above 0, or `retry` is no RetryPolicy.
@@ -63,7 +62,6 @@ class HandlerPolicy:
     portion: int | None = None
     suspend: bool = False
     paused: Collection[str | None] = ()
-    refills: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.retry, RetryPolicy):

@@ -367,7 +367,6 @@ class SubscriptionWorker:
             ordered=subscription.ordered,
             compact=subscription.compact,
             paused=frozenset(each.key for each in subscription.pauses),
-            refills=connection.until != "once",
         )
         hung.ordered, hung.dead = subscription.ordered, policy.dead
         calls = LeasedCaller(
