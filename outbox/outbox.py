@@ -21,7 +21,6 @@ from outbox.model.message import Message, MessageFields
 from outbox.model.slots import SLOTS
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
-from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.log.append import Writing
 from outbox.telemetry.events import Listener
 from outbox.writing.bare import BareOutbox
@@ -311,17 +310,15 @@ class Outbox(BareOutbox):
     def _write(self, handle: Handle, messages: Sequence[Message], verb: str = "send", *, lock_keys: bool) -> list[UUID]:
         if not messages:
             return []
-        offer = None if self._direct is None else self._direct.offer()
         flush = any(message.key is not None for message in messages)
         connection = self.transactions.connection_of(handle, verb, flush=flush)
         direct = None
         # The commit of a driver's own connection is not noticed, so nothing would be sent after it.
-        if offer is not None and isinstance(connection, Connection):
+        if self._direct is not None and isinstance(connection, Connection):
             so_far = self.transactions.running(connection)
-            if (0 if so_far is None else len(so_far.direct)) + len(messages) <= offer.room:
-                direct = offer.direct
-        with self.database.explained():
-            written = run(executor(connection), self._writing.append(messages, lock_keys=lock_keys, direct=direct))
+            direct = self._direct.offer(len(messages) + (0 if so_far is None else len(so_far.direct)))
+        script = self._writing.append(messages, lock_keys=lock_keys, direct=direct)
+        written = self.database.execute(connection, script)
         self.transactions.sent(connection, written)
         return written.message_ids
 
@@ -333,8 +330,7 @@ class Outbox(BareOutbox):
         if not messages:
             return []
         self.transactions.require_driver(handle)
-        with self.database.explained():
-            written = await arun(async_executor(handle), self._writing.append(messages, lock_keys=lock_keys))
+        written = await self.database.aexecute(handle, self._writing.append(messages, lock_keys=lock_keys))
         self.transactions.sent(handle, written)
         return written.message_ids
 

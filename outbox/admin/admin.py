@@ -32,7 +32,7 @@ from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
 from outbox.model.message import Message
-from outbox.model.subscription import Start, Subscription
+from outbox.model.subscription import Start, Subscription, require_start
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding as Defect
@@ -292,6 +292,7 @@ class Admin:
             SubscriptionError: the kind has no such position, or a worker holds the lease. Nothing changed.
             LeaseLostError: a worker took the lease meanwhile. Nothing changed.
         """
+        require_start(start)
         with self._channel() as channel:
             meant, parked = subscriptions.with_followers(channel, name, backfills=False)
             commands.require_resettable(meant[0])

@@ -9,7 +9,7 @@ from datetime import timedelta
 from shlex import quote
 
 from outbox.errors import SubscriptionError
-from outbox.model.subscription import Start, Subscription, backfill_of
+from outbox.model.subscription import Start, Subscription, backfill_of, require_start
 from outbox.model.topics import chosen_topics
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
@@ -27,6 +27,7 @@ def backfill(channel: Channel, name: str, topics: Sequence[str], start: Start = 
     parked, the backfill is dropped. No order is promised between the backfill and the subscription, which need not have
     the topics, and whose workers need not run yet.
     """
+    require_start(start)
     if start == "latest":
         raise SubscriptionError("a backfill handles earlier messages: it begins at earliest or at a time")
     subscriptions = Subscriptions(channel)

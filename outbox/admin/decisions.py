@@ -12,6 +12,7 @@ from outbox.admin.results import Decision, ParkedDetail
 from outbox.errors import SubscriptionError
 from outbox.model.parking import STATES, State
 from outbox.model.subscription import Subscription
+from outbox.runtime.keywords import require_known
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages, Verb
@@ -47,6 +48,7 @@ class Order(Choice, total=False):
 
 def parked(channel: Channel, limit: int, choice: Choice) -> list[ParkedMessage]:
     """Return at most `limit` parked messages, by subscription and in the order of the log."""
+    require_known("parked", choice, ("limit", *Choice.__annotations__))
     chosen, found = _filter(choice), list[ParkedMessage]()
     for each in _subscriptions(channel, choice.get("name")):
         found += ParkedMessages(channel, each.name).list(chosen, limit - len(found))
@@ -81,6 +83,7 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None,
         SubscriptionError: neither ids nor `all`; an id is not there, or several subscriptions have parked it; or the
             verb does not fit the state or the subscription. Nothing was done.
     """
+    require_known(verb, order, ("reason", *Order.__annotations__))
     if bool(ids) == order.get("all", False):
         raise SubscriptionError(f"{verb}: give ids, or all=True with a choice; not both")
     chosen = _filter(order, ids, default="dead")

@@ -15,8 +15,17 @@ from outbox.errors import SubscriptionError
 from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
 from outbox.model.parking import STATES
-from outbox.model.subscription import Declaration, OnDead, Start, Subscription, require_own_name
+from outbox.model.subscription import (
+    Declaration,
+    OnDead,
+    Start,
+    Subscription,
+    require_own_name,
+    require_policy,
+    require_start,
+)
 from outbox.model.topics import chosen_topics
+from outbox.runtime.keywords import require_known
 from outbox.senders.opening import is_offered, open_sender
 from outbox.senders.port import destination_of
 from outbox.store.database import Channel
@@ -58,7 +67,9 @@ def create(channel: Channel, name: str, start: Start, properties: Properties) ->
         SubscriptionError: a subscription of this name has other properties; a route of the same relay has the topics; a
             destination is missing; or the name is that of a compensation or a backfill.
     """
+    require_known("create", properties, ("start", *Properties.__annotations__))
     require_own_name(name)
+    require_start(start)
     destination = properties.get("destination")
     if destination is None:
         raise SubscriptionError("destination: a new subscription needs a URL, as nats://host:4222")
@@ -84,6 +95,7 @@ def alter(channel: Channel, name: str, wait: timedelta, properties: Properties) 
         SubscriptionError: no property is given, or the number of partitions with another property; and all errors of
             the two.
     """
+    require_known("alter", properties, ("wait", *Properties.__annotations__))
     given = {each for each, value in properties.items() if value is not None}
     partitions = properties.get("partitions")
     if not given or (partitions is not None and len(given) > 1):
@@ -118,6 +130,7 @@ def with_followers(
 
 
 def _changed(stored: Subscription, wanted: Properties) -> Subscription:
+    require_policy(wanted.get("on_dead"))
     destination = wanted.get("destination")
     checked = None if destination is None else checked_destination(destination, stored)
     if not stored.is_used and checked is None and stored.direct is None:

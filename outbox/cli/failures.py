@@ -19,6 +19,7 @@ from outbox.errors import (
     SenderError,
     SubscriptionError,
 )
+from outbox.store.failure import with_fix
 
 FAILURE, USAGE, UNREACHABLE, UNFINISHED = 1, 2, 3, 4
 
@@ -54,7 +55,7 @@ def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> in
     if _unreachable(driver):
         say(f"Error: {labelled(f'the database cannot be reached: {line}')}")
         return UNREACHABLE
-    say(f"Error: {labelled(f'the database refused: {line}')}")
+    say(f"Error: {labelled(with_fix(f'the database refused: {line}', driver))}")
     return FAILURE
 
 

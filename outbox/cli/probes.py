@@ -141,4 +141,5 @@ class Pulse:
             try:
                 self._file.touch()
             except OSError as error:
-                raise click.UsageError(f"--heartbeat-file {self._file}: {error.strerror}") from None
+                fix = "make the folder, and let the user of this process write there"
+                raise click.UsageError(f"--heartbeat-file {self._file}: {error.strerror}; {fix}") from None

@@ -214,14 +214,14 @@ def resume(*, target: Target, name: str, key: str | None, json: bool) -> None:
 
     with target.open_outbox() as channel:
         found = Admin(channel).resume(name, key=key)
-    _tell_pauses(found, json=json)
+    _tell_pauses(found, "resumed; still " if found[0].pauses else "resumed", json=json)
 
 
-def _tell_pauses(found: Sequence[SubscriptionDetails], *, json: bool) -> None:
+def _tell_pauses(found: Sequence[SubscriptionDetails], before: str = "", *, json: bool) -> None:
     names, pauses = " and ".join(each.name for each in found), found[0].pauses
     paused = "; ".join(each.in_words() for each in pauses)
     told = {"subscriptions": [each.name for each in found], "pauses": [asdict(each) for each in pauses]}
-    tell(f"{names}: {paused or 'nothing is paused'}", told, json=json)
+    tell(f"{names}: {before}{paused}", told, json=json)
 
 
 @subscriptions.command()

@@ -18,6 +18,7 @@ from outbox.model.filter.tags import chosen_tags
 from outbox.model.subscription import AT, Declaration, Kind, Start, require_own_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.relay.life_cycle import LifeCycle
+from outbox.runtime.keywords import require_known
 from outbox.telemetry.processing import processed
 from outbox.worker.calls import Caller
 from outbox.worker.job import Job, with_followers
@@ -82,9 +83,8 @@ class Consumer(LifeCycle):
     ) -> None:
         if not (isinstance(outbox, BareOutbox) and isinstance(outbox, Home)):
             raise TypeError(f"Consumer takes an Outbox, not {type(outbox).__name__}: Outbox(engine).consumer(…)")
-        if unknown := sorted(options.keys() - ConsumerOptions.__annotations__.keys()):
-            known = ", ".join(("topics", "tags", "filter", "ordered", *ConsumerOptions.__annotations__))
-            raise TypeError(f"consumer {name!r:.60} has no option {unknown[0]}; there are {known}")
+        known = ("topics", "tags", "filter", "ordered", *ConsumerOptions.__annotations__)
+        require_known(f"consumer {name!r:.60}", options, known)
         chosen = Options(**options)
         checked_consumer(name)
         require_own_name(name)

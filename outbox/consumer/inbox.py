@@ -22,7 +22,6 @@ from outbox.model.message import Message
 from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
 from outbox.runtime.clock import clock
 from outbox.store.database import Database
-from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxDatabase, InboxRows, prune
 from outbox.telemetry.events import EVERYWHERE, Listeners, Repeated
@@ -127,8 +126,7 @@ class Inbox:
         """
         id = _id_of(message)
         connection = self._transactions.connection_of(handle, "once", flush=False)
-        with self._database.explained():
-            first = run(executor(connection), self._rows.handle(self._consumer, id))
+        first = self._database.execute(connection, self._rows.handle(self._consumer, id))
         self._transactions.wrote(connection)
         return self._told(first=first)
 
@@ -139,8 +137,7 @@ class Inbox:
         if not is_async_driver(handle):
             return bool(await of_scope(handle).run_sync(self.once, id))
         self._transactions.require_driver(handle)
-        with self._database.explained():
-            return self._told(first=await arun(async_executor(handle), self._rows.handle(self._consumer, id)))
+        return self._told(first=await self._database.aexecute(handle, self._rows.handle(self._consumer, id)))
 
     def _told(self, *, first: bool) -> bool:
         """Tell of a repetition, and begin to delete expired rows if it is time: on a thread, so that nobody waits."""

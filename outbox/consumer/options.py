@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Literal, TypedDict, get_args
 
 from outbox.model.retry import RETRY_LEVELS, RetryPolicy
-from outbox.model.subscription import OnDead, Start
+from outbox.model.subscription import OnDead, Start, require_policy, require_start, require_words
 from outbox.worker.settings import Settings
 
 #: The handling of a partition after a failure. key: only the message's key waits. queue: everything of the partition.
@@ -62,12 +62,9 @@ class Options:
             partitions=1 if self.partitions is None else self.partitions,
             batch_size=1 if self.batch_size is None else self.batch_size,
         )
-        _require_words(suspend=(self.suspend, get_args(Suspend)), on_dead=(self.on_dead or "block", get_args(OnDead)))
-        if isinstance(self.start, datetime):
-            if self.start.tzinfo is None:
-                raise ValueError(f"start must have a time zone, unlike {self.start}; write datetime(…, tzinfo=UTC)")
-        elif self.start not in (None, "earliest", "latest"):
-            raise ValueError(f"start must be 'earliest', 'latest' or a moment, not {self.start!r:.40}")
+        require_words(suspend=(self.suspend, get_args(Suspend)))
+        require_policy(self.on_dead)
+        require_start(self.start)
         if self.inbox and self.batch_size is not None:
             raise ValueError(
                 "inbox=True has a transaction for each message, and batch_size hands over lists; leave batch_size out,"
@@ -83,9 +80,3 @@ def _require_numbers(**numbers: object) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(f"{name} must be a whole number from 1 on, not {number!r:.40}")
-
-
-def _require_words(**words: tuple[object, tuple[str, ...]]) -> None:
-    for name, (word, known) in words.items():
-        if word not in known:
-            raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, not {word!r:.40}")

@@ -181,13 +181,6 @@ class Dispatcher:
             time.sleep(self._linger.after(len(batch)))
 
 
-class Offer(NamedTuple):
-    """The messages that a writer may send; and how many of one transaction, until too many are waiting."""
-
-    direct: Direct
-    room: int
-
-
 class DirectSends:
     """The direct sends of a process. Methods for commit hooks never block and never raise.
 
@@ -207,15 +200,16 @@ class DirectSends:
         self._reset()
         _all.add(self)
 
-    def offer(self) -> Offer | None:
-        """Return which messages of a transaction this writer may send.
+    def offer(self, number: int) -> Direct | None:
+        """Return which messages this writer may send of a transaction that will hold `number` such messages.
 
-        None if the relay must: before the compensation is known to exist, and while the destination is away.
+        None if the relay must: before the compensation is known to exist, while the destination is away, and while too
+        many messages are waiting.
         """
         with suppress(Exception):
             dispatcher = None if self._abandoned else self._running()
-            if dispatcher is not None and dispatcher.ready and dispatcher.known is not None:
-                return Offer(dispatcher.known, self.most_waiting - dispatcher.waiting)
+            if dispatcher is not None and dispatcher.ready and dispatcher.waiting + number <= self.most_waiting:
+                return dispatcher.known
         return None
 
     def committed(self, sent: Sent, since: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
@@ -26,6 +26,27 @@ Start = Literal["earliest", "latest"] | datetime
 _COMPENSATION, _BACKFILL = ":compensation", ":backfill"
 #: Between the name of a broadcast consumer, and its instance.
 AT = "@"
+
+
+def require_words(**words: tuple[object, tuple[str, ...]]) -> None:
+    """Refuse a value that is none of the known words; by the name of the argument."""
+    for name, (word, known) in words.items():
+        if word not in known:
+            raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, not {word!r:.40}")
+
+
+def require_policy(on_dead: object) -> None:
+    """Refuse a policy for dead letters that is unknown; None: as stored."""
+    require_words(on_dead=("block" if on_dead is None else on_dead, get_args(OnDead)))
+
+
+def require_start(start: object) -> None:
+    """Refuse a start that is neither a known word nor a moment with a time zone; None: no start."""
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise ValueError(f"start must have a time zone, unlike {start}; write datetime(…, tzinfo=UTC)")
+    elif start not in (None, "earliest", "latest"):
+        raise ValueError(f"start must be 'earliest', 'latest' or a moment, not {start!r:.40}")
 
 
 def compensation_of(name: str) -> str:
@@ -112,6 +133,9 @@ class Declaration:
     partitions: int | None = None
     ordered: bool | None = None
     compact: bool | None = None
+
+    def __post_init__(self) -> None:
+        require_policy(self.on_dead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
 from outbox.model.limits import require_window
 from outbox.model.retry import RetryPolicy
-from outbox.model.subscription import Declaration, OnDead, Start, require_own_name
+from outbox.model.subscription import Declaration, OnDead, Start, require_own_name, require_start
 from outbox.model.topics import chosen_topics
 from outbox.relay.life_cycle import LifeCycle
 from outbox.relay.routes import Route, RouteOptions, opened, planned
@@ -104,6 +104,7 @@ class Relay(LifeCycle):
                 compact=compact,
             )
         require_own_name(declared.name)
+        require_start(start)
         super().__init__(outbox, declared.name, settings)
         self._declared, self._start = declared, start
         self._policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)

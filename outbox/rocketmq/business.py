@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Engine
 from outbox.errors import DatabaseError, MQClientError, NoTransactionError, VerdictStandsError
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.store.database import Database
-from outbox.store.dialects.statements import executor, run
+from outbox.store.dialects.statements import Script, Statement, run
 from outbox.store.half_messages.half import Half
-from outbox.store.half_messages.op import Op, Ops
+from outbox.store.half_messages.op import Op
 from outbox.store.half_messages.record import RecordDatabase, Records
 from outbox.writing.handles import DriverConnection
 from outbox.writing.transaction import Transactions
@@ -58,8 +58,8 @@ class Business:
 
     def join(self, connection: Connection, transaction: str) -> None:
         """Write the record as part of a business transaction, which cannot be committed if another verdict stands."""
-        with or_doomed(self.transactions, None, connection), self.database.explained():
-            stands = run(executor(connection), self._records.insert(transaction))
+        with or_doomed(self.transactions, connection):
+            stands = self.database.execute(connection, self._records.insert(transaction))
             if stands is not None:
                 raise VerdictStandsError(transaction, stands, "business transaction")
         self.transactions.before_commit(connection, lambda: self._require_still_there(connection, transaction))
@@ -112,14 +112,14 @@ class Business:
         self._connections.close()
 
     def _require_still_there(self, connection: Connection, transaction: str) -> None:
-        if run(executor(connection), self._records.standing(transaction)) != "commit":
+        if self.database.execute(connection, self._records.standing(transaction)) != "commit":
             raise NoTransactionError(
                 f"the record of transaction {transaction} was undone with a savepoint; join outside of every savepoint"
             )
 
 
 @contextmanager
-def or_doomed(transactions: Transactions, ops: Ops | None, connection: DriverConnection) -> Iterator[None]:
+def or_doomed(transactions: Transactions, connection: DriverConnection) -> Iterator[None]:
     """Keep a business transaction from committing if this block raises, even if the application swallows the error.
 
     Every error counts: SQLite undoes only the statement that failed, and would commit without the verdict.
@@ -133,7 +133,12 @@ def or_doomed(transactions: Transactions, ops: Ops | None, connection: DriverCon
 
         if isinstance(connection, Connection):
             transactions.before_commit(connection, raise_again)
-        elif ops is not None:
+        else:
             with suppress(Exception):
-                run(executor(connection), ops.abort())
+                transactions.database.execute(connection, _failing())
         raise
+
+
+def _failing() -> Script[None]:
+    """Run a failing statement, so that PostgreSQL answers the COMMIT of this transaction with a rollback."""
+    yield Statement("SELECT 1 / 0", returns=True)

@@ -29,7 +29,6 @@ from outbox.rocketmq.states import (
     TransactionResolution,
     TransactionSendResult,
 )
-from outbox.store.dialects.statements import executor, run
 from outbox.store.half_messages.half import Half, Way
 from outbox.store.half_messages.op import Decision, Op
 from outbox.writing.handles import is_async
@@ -163,8 +162,10 @@ class Transaction:
             assert isinstance(connection, Connection), "a driver's own connection was refused"
             business.join(connection, self.id)
         else:
-            with or_doomed(transactions, self._broker.ops, connection):
-                decision = run(executor(connection), self._broker.ops.join(self.id, by=_by(self._half.group)))
+            with or_doomed(transactions, connection):
+                decision = self._broker.database.execute(
+                    connection, self._broker.ops.join(self.id, by=_by(self._half.group))
+                )
                 self._require_first(connection, decision)
             transactions.wrote(connection)
             if isinstance(connection, Connection):
@@ -208,7 +209,7 @@ class Transaction:
             )
         # Outside of a transaction the mark of the join would be taken away without the messages.
         self._broker.outbox.transactions.require_driver(connection)
-        with or_doomed(self._broker.outbox.transactions, self._broker.ops, connection):
+        with or_doomed(self._broker.outbox.transactions, connection):
             self._restore_on(connection)
 
     def rollback(self) -> None:
@@ -335,8 +336,9 @@ class Transaction:
 
     def _restore_on(self, connection: DriverConnection) -> None:
         """Append the messages in the business transaction that has joined."""
-        restored = run(executor(connection), self._broker.ops.restore(self.id))
-        if restored is None and run(executor(connection), self._broker.ops.standing(self.id)).op == "commit":
+        execute, ops = self._broker.database.execute, self._broker.ops
+        restored = execute(connection, ops.restore(self.id))
+        if restored is None and execute(connection, ops.standing(self.id)).op == "commit":
             # The business was committed before and nobody was told; since then the messages were restored elsewhere.
             return
         self._restored = restored or frozenset()

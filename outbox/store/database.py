@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
@@ -18,8 +18,10 @@ from outbox.errors import DatabaseError, SchemaError, TransactionAbortedError
 from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect, DriverChannel
-from outbox.store.dialects.statements import Row, Sql, Statement, Telling
+from outbox.store.dialects.statements import Row, Script, Sql, Statement, Telling, arun, executor, run
 from outbox.store.label import label_of
+
+R = TypeVar("R")
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = (
@@ -132,6 +134,22 @@ class Database:
         """Open a connection of our own; raise if the engine's pool has one connection that all share."""
         self.require_independent_connections()
         return Channel(self, self.dialect.driving.connect(self.engine, self.wake_up_name))
+
+    def execute(self, connection: Any, script: Script[R]) -> R:
+        """Run a script in the transaction of a connection: of SQLAlchemy, or of a driver, which blocks.
+
+        Errors as in `explained`.
+        """
+        execute = executor if isinstance(connection, Connection) else self.dialect.driving.executor
+        with self.explained():
+            return run(execute(connection), script)
+
+    async def aexecute(self, driver: Any, script: Script[R]) -> R:
+        """Do as `execute` in the transaction of a driver's own connection, which is awaited."""
+        async_executor = self.dialect.driving.async_executor
+        assert async_executor is not None, "such a connection has been refused"
+        with self.explained():
+            return await arun(async_executor(driver), script)
 
     @contextmanager
     def explained(self) -> Iterator[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from outbox.errors import OutboxError
 
+#: The SQLSTATE of a missing right.
+_NO_RIGHT = "42501"
 _OF_A_DRIVER = ("DatabaseError", "InterfaceError")
 
 
@@ -16,4 +18,11 @@ def in_one_line(error: Exception) -> tuple[str, bool]:
     line = next(iter(str(cause).splitlines()), "")
     # The errors of every driver derive from a class of one of these names (PEP 249).
     foreseen = any(base.__name__ in _OF_A_DRIVER for base in type(cause).__mro__)
-    return f"{type(cause).__name__}: {line}" if foreseen else f"unexpected {type(cause).__name__}", foreseen
+    text = f"{type(cause).__name__}: {line}" if foreseen else f"unexpected {type(cause).__name__}"
+    return with_fix(text, cause), foreseen
+
+
+def with_fix(text: str, error: Exception) -> str:
+    """Return the text of a driver's error, with the fix where a role lacks a right."""
+    lacks = getattr(error, "sqlstate", None) == _NO_RIGHT
+    return f"{text}; for the rights of each role, run: outbox db grants" if lacks else text

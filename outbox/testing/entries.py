@@ -18,7 +18,6 @@ from sqlalchemy.orm import Session
 
 from outbox.model.message import Message
 from outbox.store.database import Database
-from outbox.store.dialects.statements import executor, run
 from outbox.store.log.append import present
 from outbox.telemetry.events import EVERYWHERE, Committed, Event, RolledBack, Written
 from outbox.writing.commit_hook import rolled_back_to, savepoint_released, savepoint_set
@@ -140,12 +139,12 @@ def _ask(driver: Any, database: Database, entries: Sequence[Entry]) -> None:
     ids = [entry.message.message_id for entry in entries]
     if driver is None or not _is_open(driver):
         with database.engine.connect() as connection:
-            found = run(executor(connection), present(database, ids))
+            found = database.execute(connection, present(database, ids))
         for entry in entries:
             entry.committed = entry.message.message_id in found
             entry.rolled_back = not entry.committed
     elif isinstance(driver, psycopg.Connection | sqlite3.Connection) and not _is_busy(driver):
-        found = run(executor(driver), present(database, ids))
+        found = database.execute(driver, present(database, ids))
         for entry in entries:
             entry.rolled_back = entry.message.message_id not in found
 

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outbox.errors import LeaseLostError
-from outbox.model.lease import Lease
+from outbox.model.lease import Partition
 from outbox.model.position import Position
-from outbox.store.database import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
+from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.telemetry.events import Teller, UpkeepRefused
-from outbox.worker.outcome import Finished
 from outbox.worker.settings import Upkeep
-from outbox.worker.settle import Settlement
 
 
 @dataclass(slots=True)
@@ -40,43 +39,33 @@ def pause_after(seconds: float, upkeep: Upkeep) -> float:
     return max(upkeep.prune_again, 4 * seconds)
 
 
+def tasks_of(channel: Channel, partition: Partition, upkeep: Upkeep) -> list[Task]:
+    """Return the tasks of every lease holder."""
+    progress, workers, now = ProgressLog(channel), LiveWorkers(channel, partition.subscription), time.monotonic()
+
+    def settled(_base: Position) -> bool:
+        progress.prune(partition)
+        workers.prune()
+        return False
+
+    def expired(_base: Position) -> bool:
+        handled, deduplicated = inbox.prune(channel), dedup.prune(channel)
+        return handled >= inbox.PRUNED_AT_ONCE or deduplicated >= dedup.PRUNED_AT_ONCE
+
+    return [
+        Task("old progress", upkeep.prune_progress, now + upkeep.prune_progress, settled),
+        Task("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
+    ]
+
+
 class Maintenance:
     """Runs the tasks of one lease. A step without a due task costs little."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        lease: Lease,
-        settlement: Settlement,
-        finished: Finished | None,
-        upkeep: Upkeep,
-        teller: Teller,
-        more: Iterable[Task] = (),
-    ) -> None:
-        """`finished`: knows which messages of the subscription are done already. `more`: other tasks."""
-        now = time.monotonic()
-        self._database = channel.database
-        self._teller = teller
+    def __init__(self, database: Database, tasks: Iterable[Task], upkeep: Upkeep, teller: Teller) -> None:
+        self._database = database
+        self._tasks = list(tasks)
         self._upkeep = upkeep
-
-        def settled(_base: Position) -> bool:
-            settlement.prune()
-            LiveWorkers(channel, lease.partition.subscription).prune()
-            return False
-
-        def expired(_base: Position) -> bool:
-            handled, deduplicated = inbox.prune(channel), dedup.prune(channel)
-            return handled >= inbox.PRUNED_AT_ONCE or deduplicated >= dedup.PRUNED_AT_ONCE
-
-        self._tasks = [
-            Task("old progress", upkeep.prune_progress, now + upkeep.prune_progress, settled),
-            Task("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
-            *more,
-        ]
-        if finished is not None:
-            self._tasks.append(
-                Task("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))
-            )
+        self._teller = teller
 
     @property
     def due_in(self) -> float:

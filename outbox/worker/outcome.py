@@ -10,10 +10,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Protocol
 
-from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.parking import Parking
-from outbox.model.position import Position
 from outbox.worker.blame import Findings
 from outbox.worker.known import Identity, identity_of
 from outbox.worker.policy import BLOCKED, EXPIRED
@@ -27,9 +25,6 @@ class Finished(Protocol):
 
     def dead(self, subscription: str, limit: int) -> list[tuple[int, str | None]]:
         """Return log id and key of dead letters of a subscription that are done by now, `limit` at most."""
-
-    def prune(self, lease: Lease, stored_base: Position) -> bool:
-        """Delete rows about messages before the stored base; return whether there may be more."""
 
 
 @dataclass(slots=True)

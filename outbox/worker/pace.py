@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from outbox.model.lease import Partition
+from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock as now
 
 #: Messages are handed over in portions of so many seconds, so that a call has more than one where the rate is high.
@@ -34,3 +36,21 @@ class Pace:
     def spend(self, messages: int) -> None:
         """Note that so many messages are handed over."""
         self._free -= messages
+
+
+class Paces:
+    """The paces of a subscription's partitions, while people slow the subscription down."""
+
+    def __init__(self) -> None:
+        self._paces: dict[Partition, Pace] = {}
+
+    def of(self, partition: Partition, stored: Subscription) -> Pace | None:
+        """Return the pace of a partition: the one before, unless people have changed the rate; None: any."""
+        if stored.pause is None or stored.pause.rate is None:
+            return None
+        # Each partition has its share, whoever holds the others.
+        rate = stored.pause.rate / stored.partitions
+        pace = self._paces.get(partition)
+        if pace is None or pace.rate != rate:
+            pace = self._paces[partition] = Pace(rate)
+        return pace

@@ -97,7 +97,6 @@ class PartitionWorker:
         """`finished`: knows which messages are done already. `unsettled`: the writes that failed before. `tasks`: of
         the maintenance.
         """
-        self._channel = channel
         self._batch_handler = batch_handler
         self._incarnation = reading.log.now(channel).incarnation
         batch_handler.hung.read_from(self._incarnation)
@@ -112,14 +111,14 @@ class PartitionWorker:
         self._parked_queue = ParkedQueue(parked, self._settlement, hung, settings, teller, finished, policy=policy)
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
-        self._compact, self._suspends = policy.compact, policy.suspend
+        self._compact = policy.compact
         self._teller = teller
         self._stored, self._stop, self._ends = _Stored(newest.progress), reading.stop, reading.ends
         self._handled = _Handled()
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
         self._settings = settings
-        self._maintenance = Maintenance(channel, lease, self._settlement, finished, settings.upkeep, teller, tasks)
+        self._maintenance = Maintenance(channel.database, tasks, settings.upkeep, teller)
 
     def close(self) -> None:
         """End the reading thread, and keep the outcomes that are not settled for the next lease."""
@@ -268,7 +267,7 @@ class PartitionWorker:
         if not held and not timed:
             return messages, []
         # What may have arrived does not expire.
-        unanswered = self._batch_handler.hung.unanswered(timed, parked=False) if timed else set()
+        unanswered = self._hung.unanswered(timed, parked=False) if timed else set()
         return sort_out(messages, now, held=held, unanswered=unanswered)
 
     def _store(self, end: Progress, outcome: Outcome | None = None) -> None:

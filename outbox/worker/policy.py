@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from tenacity.wait import wait_base, wait_random_exponential
@@ -11,6 +11,7 @@ from tenacity.wait import wait_base, wait_random_exponential
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
+from outbox.model.subscription import Subscription
 
 BLOCKED = Parking(state="blocked", blocks=True)
 DELAYED = Parking(state="delayed", blocks=False)
@@ -70,6 +71,16 @@ class HandlerPolicy:
             raise TypeError(
                 f"deadline must be a timedelta greater than 0, not {self.deadline!r:.60}; write timedelta(seconds=10)"
             )
+
+    def of(self, stored: Subscription) -> HandlerPolicy:
+        """Return the rules with what is stored of a subscription."""
+        return replace(
+            self,
+            block_on_dead=stored.on_dead != "continue",
+            ordered=stored.ordered,
+            compact=stored.compact,
+            paused=frozenset(each.key for each in stored.pauses),
+        )
 
     @property
     def in_portions(self) -> bool:

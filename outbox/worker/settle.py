@@ -134,10 +134,6 @@ class Settlement:
                 raise _lost(self.lease)
             yield
 
-    def prune(self) -> None:
-        """Delete old progress."""
-        self._progress.prune(self.lease.partition)
-
     def _write(self, changes: ParkedChanges) -> None:
         self._parked.park(changes.parked)
         self._parked.remove(changes.removed)

@@ -45,11 +45,11 @@ from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls, hung_calls_of
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
-from outbox.worker.maintenance import Task
+from outbox.worker.maintenance import Task, tasks_of
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Finished
-from outbox.worker.pace import Pace
+from outbox.worker.pace import Paces
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings, Upkeep
@@ -80,8 +80,6 @@ class SubscriptionWorker:
         self._pauses_at = 0.0
         self._settings = settings
         self._hung = hung
-        #: Of the partitions, while people slow the subscription down.
-        self._paces: dict[Partition, Pace] = {}
         self._declaring = Declaring(declared, job.start, known=job.known)
         notice = Notice(database, name, words)
         self._search = LeaseSearch(name, settings.lease, notice)
@@ -93,6 +91,7 @@ class SubscriptionWorker:
             own.listen(told)
         self._teller = Teller(own, {"database": database, "subscription": name})
         self._outages = Outages(self._teller, place_of(declared))
+        self._paces = Paces()
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
 
@@ -114,7 +113,7 @@ class SubscriptionWorker:
 
     def look(self, connection: Connection) -> None:
         """Declare the subscription and take free leases, when it is time to look; wait for nothing."""
-        self._look_for_pauses(connection)
+        self._follow_pauses(connection)
         if time.monotonic() < self.look_at:
             return
         self.look_at, taken = math.inf, dict[Lease, float]()
@@ -141,12 +140,8 @@ class SubscriptionWorker:
             for lease in taken:
                 self._release(connection, lease)
 
-    def _look_for_pauses(self, connection: Connection) -> None:
-        """Look, once in the longest pause between two polls, what people have paused or resumed.
-
-        A turn that began under other orders ends: its calls come back, and everything is settled. So a turn never has
-        to ask whether a message may be handed over.
-        """
+    def _follow_pauses(self, connection: Connection) -> None:
+        """Look, once in the longest pause between two polls, what people have paused or resumed; all turns follow."""
         known, now = self._stored, time.monotonic()
         if known is None or now < self._pauses_at:
             return
@@ -157,28 +152,9 @@ class SubscriptionWorker:
                 return
             if stored.pauses != known.pauses:
                 self._stored, self.look_at = replace(known, pauses=stored.pauses), 0.0
-                self._tell_pauses(known, stored)
-            for partition, turn in list(self.turns.items()):
-                hangs = bool(hung_calls_of(self._hung, partition, connection.channel.database.slots).unfinished)
-                if stored.is_paused and hangs:
-                    # Without the lease, another worker would send their messages beside the calls after the resume.
-                    turn.stand_still(connection.stop)
-                    continue
-                turn.go_on()
-                # While a call hangs, the turn keeps its lease for the same reason, and the orders of its beginning.
-                if not hangs and (stored.is_paused or turn.began_under != stored.pauses):
-                    turn.held.stop.ask()
-
-    def _tell_pauses(self, known: Subscription, stored: Subscription) -> None:
-        for pause in stored.pauses:
-            if pause not in known.pauses:
-                about = named("paused", subscription=stored.name, key=pause.key)
-                logger.info("subscription %s: %s", stored.name, pause.in_words(), extra=about)
-        for pause in known.pauses:
-            if pause.key not in {each.key for each in stored.pauses}:
-                key = "" if pause.key is None else f" key {pause.key!r}"
-                about = named("resumed", subscription=stored.name, key=pause.key)
-                logger.info("subscription %s:%s resumed", stored.name, key, extra=about)
+                _tell_pauses(known, stored)
+            for turn in self.turns.values():
+                turn.follow(stored, connection.stop)
 
     def _stand_still(self, connection: Connection, stored: Subscription) -> None:
         """Take no lease of a paused subscription; look again with the next poll.
@@ -352,22 +328,13 @@ class SubscriptionWorker:
         if not grace:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
             connection.channel.listen()
-        block = subscription.on_dead != "continue"
-        pause = subscription.pause
-        # Each partition has its share, whoever holds the others.
-        rate = None if pause is None or pause.rate is None else pause.rate / subscription.partitions
-        if rate is not None and not subscription.compact:
+        pace = self._paces.of(partition, subscription)
+        if pace is not None and not subscription.compact:
             # What is parked, and what people ask of it, waits for the end of a batch. Only within a batch the newest
             # message of a key replaces others.
-            rows = max(1, min(settings.limits.rows, int(rate)))
+            rows = max(1, min(settings.limits.rows, int(pace.rate)))
             settings = replace(settings, limits=replace(settings.limits, rows=rows))
-        policy = replace(
-            self.job.policy,
-            block_on_dead=block,
-            ordered=subscription.ordered,
-            compact=subscription.compact,
-            paused=frozenset(each.key for each in subscription.pauses),
-        )
+        policy = self.job.policy.of(subscription)
         hung.ordered, hung.dead = subscription.ordered, policy.dead
         calls = LeasedCaller(
             caller=self.job.caller,
@@ -388,8 +355,14 @@ class SubscriptionWorker:
             part_seconds=settings.upkeep.settle_parts,
             hung=hung,
             outages=self._outages,
-            pace=None if rate is None else self._pace(partition, rate),
+            pace=pace,
         )
+        finished = _finished_of(connection.channel, subscription)
+        tasks = tasks_of(connection.channel, partition, settings.upkeep)
+        tasks += _other_tasks(connection.channel, subscription, settings.upkeep, None if number else self.job.keep)
+        if isinstance(finished, Acks):
+            every = settings.upkeep.prune_done
+            tasks.append(Task("what is done already", every, time.monotonic(), partial(finished.prune, held.lease)))
         partition_worker = PartitionWorker(
             connection.channel,
             held.lease,
@@ -401,10 +374,10 @@ class SubscriptionWorker:
             ),
             batch_handler,
             settings,
-            finished=_finished_of(connection.channel, subscription),
+            finished=finished,
             unsettled=self._failures.tries(partition).unsettled,
             teller=self._teller.of_partition(partition.partition),
-            tasks=_tasks_of(connection.channel, subscription, settings.upkeep, None if number else self.job.keep),
+            tasks=tasks,
         )
         # A consumer that asks again and again takes the lease each time.
         level = logging.INFO if connection.until == "stopped" else logging.DEBUG
@@ -414,13 +387,6 @@ class SubscriptionWorker:
         polling = Polling(*(pause.total_seconds() for pause in settings.poll))
         until, pauses = connection.until, subscription.pauses
         return Turn(held, partition_worker, hung, polling, until=until, hears=not grace, began_under=pauses)
-
-    def _pace(self, partition: Partition, rate: float) -> Pace:
-        """Return the pace of a partition, which goes on from the last turn unless people have changed the rate."""
-        pace = self._paces.get(partition)
-        if pace is None or pace.rate != rate:
-            pace = self._paces[partition] = Pace(rate)
-        return pace
 
     def _take_back_if_hung(self, connection: Connection, stored: Subscription) -> bool:
         """Take the order of another number of partitions back if a call hangs; return whether the order was taken back.
@@ -463,13 +429,25 @@ class SubscriptionWorker:
         self.look_at = min(self.look_at, tries.again_at)
 
 
+def _tell_pauses(known: Subscription, stored: Subscription) -> None:
+    for pause in stored.pauses:
+        if pause not in known.pauses:
+            about = named("paused", subscription=stored.name, key=pause.key)
+            logger.info("subscription %s: %s", stored.name, pause.in_words(), extra=about)
+    for pause in known.pauses:
+        if pause.key not in {each.key for each in stored.pauses}:
+            key = "" if pause.key is None else f" key {pause.key!r}"
+            about = named("resumed", subscription=stored.name, key=pause.key)
+            logger.info("subscription %s:%s resumed", stored.name, key, extra=about)
+
+
 def _finished_of(channel: Channel, subscription: Subscription) -> Finished | None:
     if subscription.kind == "check":
         return DecidedHalves(channel)
     return None if subscription.direct is None else Acks(channel, subscription.direct)
 
 
-def _tasks_of(channel: Channel, subscription: Subscription, upkeep: Upkeep, keep: timedelta | None) -> list[Task]:
+def _other_tasks(channel: Channel, subscription: Subscription, upkeep: Upkeep, keep: timedelta | None) -> list[Task]:
     """Return the tasks of the maintenance that concern the log, or other subscriptions."""
     consumer, at, _instance = subscription.name.partition(AT)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.pausing import Pauses
+from outbox.model.subscription import Subscription
 from outbox.runtime.stop import Stop
 from outbox.store.dialects.dialect import Hint
 from outbox.worker.calls import HeldLease
@@ -68,7 +69,7 @@ class Turn:
         #: True between two steps. `pauses`: the step under way waits for its destination, and not for a call alone.
         self.between, self.pauses = True, False
         #: True while no step is taken, although there may be work to do.
-        self.stands = False
+        self._stands = False
         #: True at the end, if `until` is reached.
         self.finished = False
         self._work = work
@@ -105,21 +106,27 @@ class Turn:
     @property
     def idle(self) -> bool:
         """True while nothing has come, and a hint would cause a look."""
-        return self.between and self._hears and not self.stands and not self.wait.over
+        return self.between and self._hears and not self._stands and not self.wait.over
 
     def hinted(self, hint: Hint) -> None:
         """Look for more at once, because messages may have come."""
         self._polling.hinted(hint.pause)
         self.wait = _NOW
 
-    def stand_still(self, stop: Stop) -> None:
-        """Keep the lease, and take no step before `go_on`, or before the worker is asked to `stop`."""
-        self.stands, self.wait = True, Wait(math.inf, stop=stop)
+    def follow(self, stored: Subscription, stop: Stop) -> None:
+        """Follow what people hold back now: end, if that was not so at the beginning, with everything settled.
 
-    def go_on(self) -> None:
-        """Go on from where the turn stands still."""
-        if self.stands:
-            self.stands, self.wait = False, _NOW
+        So a turn never has to ask whether a message may be handed over. While a call hangs, the turn keeps the lease,
+        because another worker would send the messages beside the call; if all is paused, the turn takes no step until
+        the end of the pause, or until the worker is asked to `stop`.
+        """
+        hangs = bool(self._hung.unfinished)
+        if hangs and stored.is_paused:
+            self._stands, self.wait = True, Wait(math.inf, stop=stop)
+        elif self._stands:
+            self._stands, self.wait = False, _NOW
+        if not hangs and (stored.is_paused or self.began_under != stored.pauses):
+            self.held.stop.ask()
 
     def close(self) -> None:
         """End the turn at any point; keep the outcomes that are not settled for the next lease."""

@@ -50,6 +50,11 @@ def is_async_driver(handle: object) -> TypeGuard[AsyncDriver]:
     return isinstance(handle, (psycopg.AsyncConnection, *_kinds("asyncpg", "Connection")))
 
 
+def is_driver(handle: object) -> TypeGuard[Driver]:
+    """Return whether the handle is a driver's own connection, and blocks."""
+    return isinstance(handle, psycopg.Connection | sqlite3.Connection)
+
+
 def is_session(handle: object) -> bool:
     """Return whether `handle` is a session of SQLAlchemy's ORM, awaited or not."""
     return isinstance(handle, (Session, scoped_session, *_kinds(_ASYNCIO, *_ASYNC_SESSIONS)))
@@ -70,7 +75,7 @@ def _kinds(module_name: str, *names: str) -> tuple[type, ...]:
 def require_async(handle: object, verb: str) -> None:
     """Refuse a handle that cannot be awaited; `verb`: the called method."""
     if not is_async(handle):
-        sync = isinstance(handle, Session | scoped_session | Connection | psycopg.Connection | sqlite3.Connection)
+        sync = is_driver(handle) or isinstance(handle, Session | scoped_session | Connection)
         fix = f"; for this handle call {verb[1:]}() without await" if sync else _hint(handle)
         raise TypeError(f"{verb} takes {_ASYNC}, not {_described(handle)}{fix}")
 

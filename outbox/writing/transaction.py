@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
@@ -23,7 +21,7 @@ from outbox.store.dialects.dialect import Location, driver_of
 from outbox.store.log.append import Appended
 from outbox.telemetry.events import Committed, Listeners, RolledBack, Written
 from outbox.writing import commit_hook as commits
-from outbox.writing.handles import DriverConnection, Handle, refuse
+from outbox.writing.handles import DriverConnection, Handle, is_driver, refuse
 from outbox.writing.sent import Sent
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ class Transactions:
 
     def __init__(self, database: Database, *after_commit: AfterCommit, listeners: Listeners | None = None) -> None:
         """`listeners`: get the events."""
-        self._database = database
+        self.database = database
         self._log = tables(database.schema, database.dialect.name).message
         self._driving = database.dialect.driving
         #: Act on a commit, and never block.
@@ -62,7 +60,7 @@ class Transactions:
                 session.flush()
             connection = session.connection(bind_arguments={"clause": self._log})
             _require_one_database(session)
-        elif isinstance(handle, psycopg.Connection | sqlite3.Connection):
+        elif is_driver(handle):
             self.require_driver(handle)
             return handle
         else:
@@ -81,7 +79,7 @@ class Transactions:
         if driver not in self._known:
             name = type(driver).__module__.partition(".")[0]
             if name not in self._driving.own:
-                kind = self._database.dialect.name
+                kind = self.database.dialect.name
                 raise DatabaseError(f"the outbox is on {kind}, where no connection of {name} leads")
             self._require_home(driver)
             # Connections of sqlite3, and those that asyncpg's pool lends, are objects without weak references.
@@ -95,7 +93,7 @@ class Transactions:
         if isinstance(connection, Connection):
             commits.sent_by(self, connection).add(written.messages, written.direct, watched=watched)
         if watched:
-            self._listeners.tell(Written(database=self._database, connection=connection, messages=written.messages))
+            self._listeners.tell(Written(database=self.database, connection=connection, messages=written.messages))
         crash_point("outbox.after_insert")
 
     def wrote(self, connection: DriverConnection) -> None:
@@ -138,7 +136,7 @@ class Transactions:
             self._prepare(engine)
 
     def _require_usable(self, engine: Engine) -> None:
-        kind = self._database.dialect.name
+        kind = self.database.dialect.name
         if engine.dialect.name != kind:
             raise DatabaseError(f"the outbox is on {kind}, this connection is to {engine.dialect.name}")
         if engine.dialect.driver not in self._driving.names:
@@ -157,8 +155,8 @@ class Transactions:
         others = [home.name for home in self._homes if home is not None and home.differs(location)]
         if len(others) == len(self._homes):
             raise DatabaseError(
-                f"this connection is to the database {location.name}, and {self._database.described} is on"
-                f" {others[-1]}, {self._database.elsewhere}"
+                f"this connection is to the database {location.name}, and {self.database.described} is on"
+                f" {others[-1]}, {self.database.elsewhere}"
             )
 
     def _prepare(self, engine: Engine) -> None:
@@ -177,12 +175,12 @@ class Transactions:
                 logger.exception("an action after a commit failed; a worker finds the messages")
         if sent.messages and self._listeners:
             messages, seconds = tuple(sent.messages), clock() - since
-            self._listeners.tell(Committed(database=self._database, messages=messages, seconds=seconds))
+            self._listeners.tell(Committed(database=self.database, messages=messages, seconds=seconds))
 
     def rolled_back(self, messages: Sequence[Message]) -> None:
         """Tell the listeners of rolled-back messages."""
         if messages and self._listeners:
-            self._listeners.tell(RolledBack(database=self._database, messages=tuple(messages)))
+            self._listeners.tell(RolledBack(database=self.database, messages=tuple(messages)))
 
 
 # Several databases in one session

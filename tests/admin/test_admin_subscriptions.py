@@ -1,7 +1,7 @@
 """Subscriptions by the Python API: made, altered, split, paused, reset and dropped, as the command line does."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -48,6 +48,8 @@ def test_properties_are_altered_one_by_one(engine):
         ({}, "give one property or several"),
         ({"partitions": 2, "topics": ["a"]}, "partitions is a change of its own"),
         ({"destination": "reddist://h"}, "there is no sender for reddist: URLs"),
+        ({"on_dead": "stop"}, "on_dead must be 'block' or 'continue', not 'stop'"),
+        ({"to": TO}, "alter has no option to; there are wait, topics, tags, filter, destination"),
     ],
 )
 def test_a_change_that_is_not_clear_is_refused(engine, change, said):
@@ -56,6 +58,45 @@ def test_a_change_that_is_not_clear_is_refused(engine, change, said):
 
     with pytest.raises(Exception, match=said):
         admin.alter("audit", **change)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"on_dead": "stop"}, "on_dead must be 'block' or 'continue', not 'stop'"),
+        ({"on_death": "block"}, "create has no option on_death; there are start, topics"),
+        ({"start": "now"}, "start must be 'earliest', 'latest' or a moment, not 'now'"),
+    ],
+)
+def test_a_subscription_with_a_wrong_property_is_not_made(engine, wrong, said):
+    admin = Outbox(engine).admin
+
+    with pytest.raises((TypeError, ValueError), match=said):
+        admin.create("audit", destination=TO, **wrong)
+
+    assert [each.name for each in admin.subscriptions()] == ["relay"]
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [("now", "not 'now'"), (datetime.fromisoformat("2026-01-31"), "must have a time zone")],
+    ids=str,
+)
+def test_a_start_that_is_none_is_refused_also_in_a_rehearsal(sqlite_engine, start, said):
+    outbox = Outbox(sqlite_engine)
+
+    for rehearsal in (False, True):
+        with pytest.raises(ValueError, match=said):
+            outbox.admin.reset("relay", start, rehearsal=rehearsal)
+    with pytest.raises(ValueError, match=said):
+        outbox.admin.backfill("relay", ["a"], start=start)
+    with pytest.raises(ValueError, match=said):
+        Relay(outbox, print, start=start)
+
+
+def test_a_relay_knows_the_policies_for_dead_letters(sqlite_engine):
+    with pytest.raises(ValueError, match="on_dead must be 'block' or 'continue', not 'stop'"):
+        Relay(Outbox(sqlite_engine), print, on_dead="stop")  # type: ignore[arg-type]  # the point
 
 
 def test_a_split_tells_both_and_a_drop_what_went(engine):

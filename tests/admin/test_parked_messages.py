@@ -107,6 +107,19 @@ def test_a_choice_that_means_nothing_is_refused(shop, wrong, said):
         shop.admin.parked(**wrong)
 
 
+def test_a_name_that_no_choice_has_is_refused_and_chooses_nothing(shop):
+    """Ignored, the name would let a decision be about more messages."""
+    before = states(shop.admin)
+
+    for decide in (shop.admin.replay, shop.admin.discard):
+        with pytest.raises(TypeError, match="has no option topics; there are reason, name, state, topic, key,"):
+            decide(all=True, topics="bad", reason="a slip")
+    with pytest.raises(TypeError, match="parked has no option topics; there are limit, name, state, topic, key,"):
+        shop.admin.parked(topics="bad")
+
+    assert states(shop.admin) == before
+
+
 def test_a_rehearsal_says_how_many_go_on_behind_and_changes_nothing(shop):
     before = shop.admin.parked()
 

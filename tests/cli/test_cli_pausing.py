@@ -52,6 +52,7 @@ def test_a_key_and_a_rate_are_told(pg_engine):
     wrong = outbox(pg_engine, "subscriptions", "pause", "relay", "--rate", "fast")
     rest = outbox(pg_engine, "subscriptions", "resume", "relay")
     again = outbox(pg_engine, "subscriptions", "resume", "relay")
+    last = outbox(pg_engine, "subscriptions", "resume", "relay", "--key", "customer 7")
 
     assert [(each["key"], each["rate"]) for each in key["pauses"]] == [("customer 7", None)]
     assert [(each["key"], each["rate"]) for each in rate["pauses"]] == [("customer 7", None), (None, 0.5)]
@@ -61,7 +62,8 @@ def test_a_key_and_a_rate_are_told(pg_engine):
     ]
     assert shown[0].endswith("; to go on, run: outbox subscriptions resume relay --key 'customer 7'")
     assert (wrong.code, "write 500/s, 30/m or 10/h" in wrong.err) == (2, True)
-    assert rest.err.startswith("relay: paused for key 'customer 7' by ")
+    assert rest.err.startswith("relay: resumed; still paused for key 'customer 7' by ")
+    assert last.err == "relay: resumed\n"
     assert (again.code, "relay is not paused; to see all pauses, run: outbox status" in again.err) == (2, True)
 
 

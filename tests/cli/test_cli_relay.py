@@ -306,6 +306,18 @@ def test_a_run_that_ends_by_itself_has_no_probes(sqlite_engine, option):
     )
 
 
+def test_a_heartbeat_file_in_no_folder_is_refused_with_the_fix(sqlite_engine, tmp_path):
+    file = tmp_path / "run" / "alive"
+
+    ended = outbox(sqlite_engine, "relay", "--to", "stdout:", "--heartbeat-file", str(file))
+
+    fix = "make the folder, and let the user of this process write there"
+    assert (ended.code, ended.err.splitlines()[-1]) == (
+        2,
+        f"Error: --heartbeat-file {file}: No such file or directory; {fix}",
+    )
+
+
 def test_a_signal_ends_a_run_that_cannot_end(engine):
     send(engine, "1")
     with running(engine, "--to", "nats://localhost:1", "--until-empty", "--give-up-after", "1h") as process:

@@ -12,7 +12,8 @@ from sqlalchemy import Engine
 
 from outbox.model.message import Message
 from outbox.store.database import Database
-from outbox.store.dialects.statements import Row, Script, executor
+from outbox.store.dialects.postgresql import drivers
+from outbox.store.dialects.statements import Row, Script
 from outbox.store.half_messages.half import Half, Halves
 from outbox.store.half_messages.op import Ops
 from tests.model.deciding import Decider, Sender, State
@@ -27,7 +28,7 @@ class Actor:
 
     def __init__(self, url: str) -> None:
         self._connection = psycopg.connect(url)
-        self._execute = executor(self._connection)
+        self._execute = drivers.executor(self._connection)
         self._thread = ThreadPoolExecutor(1)
         self._script: Script[Any] | None = None
         self._waits: Future[Sequence[Row]] | None = None

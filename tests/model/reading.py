@@ -1,77 +1,101 @@
-"""The library's own cursor over the log of the model. A read of the log is the definition of a window, row by row."""
+"""The library's own reading of the log of the model: a statement is answered by its meaning, row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
-from outbox.model.position import Capture, Position, Progress, Window
-from outbox.store.database import Channel
+from outbox.model.position import Progress
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.log import Extent, Log, Page
+from outbox.store.log.log import Limits, Log
 from tests.model.server import Row, Server
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
-#: The log of the model needs no connection.
-_NO_CHANNEL: Any = None
+_STATEMENTS = ("read_on", "read_on_fresh", "page", "page_late", "extent")
 
 
-class ListLog(Log):
-    """Reads a list of rows: what `Log` finds by index, this finds by the definition of a window."""
+def _messages(rows: Iterable[Any]) -> list[Any]:
+    """Return the rows of the model, each of which stands for its message."""
+    return [row[1] for row in rows]
 
-    def __init__(self, server: Server, rows: int) -> None:
-        """`rows`: the most that one read returns."""
+
+def _columns(message: object = None, *, id: int | None = None, state: tuple[str, str] | None = None) -> Any:
+    """Return a row as a statement returns it: of a message, of the clock, or of a capture."""
+    snapshot, incarnation = state or (None, None)
+    return id, message, snapshot, incarnation, None, None, b"", None, _NOW, None, None, None
+
+
+#: The statements of its dialect are names.
+_DATABASE: Any = SimpleNamespace(
+    dialect=SimpleNamespace(
+        reads=SimpleNamespace(**{name: name for name in _STATEMENTS}, messages=_messages), values=None
+    ),
+    sql=lambda statement, **_: statement,
+    moment=lambda moment: moment,
+)
+
+
+class ListChannel:
+    """Answers what a `Log` asks for, from the rows of a server."""
+
+    database = _DATABASE
+
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._most = rows
 
-    def read_on(self, channel: Channel, base: Position) -> Page:
-        """Return the rows of the window between `base` and now, if they fit."""
-        found = self._window(Window(base, self._server.position()))
-        if len(found) > self._most:
-            return self._page([], None, seen=len(found), complete=False)
-        return self._page(found, found[-1].id if found else None, seen=len(found), complete=True)
+    def rows(self, statement: str, **bound: Any) -> list[Any]:
+        """Answer a statement."""
+        if statement in ("read_on", "read_on_fresh"):
+            return [self._capture(), *self._read_on(**bound)]
+        if statement in ("page", "page_late"):
+            late = bound.pop("late")
+            return [_columns(), *self._page(late if statement == "page_late" else (), **bound)]
+        if statement == "extent":
+            return [self._extent(**bound)]
+        assert "max(id)" in statement
+        return [(max((row.id for row in self._server.rows), default=None),)]
 
-    def extent(self, channel: Channel, window: Window) -> Extent:
-        """Return the first and the last id of the fresh and of the late rows."""
-        found = self._window(window)
-        late = [row.id for row in found if row.xid in window.late]
-        fresh = [row.id for row in found if row.xid not in window.late]
-        return Extent(*((min(part), max(part)) if part else None for part in (fresh, late)))
+    def _capture(self) -> Any:
+        return _columns(state=(str(self._server.position()), str(self._server.incarnation)))
 
-    def rest(self, channel: Channel, after: int) -> Extent:
-        """Return an extent to the last id of all."""
-        last = max((row.id for row in self._server.rows), default=0)
-        return Extent((after + 1, last) if last > after else None, None)
+    def _read_on(self, head: int, open: list[int], limit: int, **_: object) -> list[Any]:
+        return self._some((row for row in self._server.rows if row.xid in open or row.xid >= head), limit)
 
-    def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
-        """Return the next rows of a window."""
-        found = [row for row in self._window(window) if after < row.id <= upto]
-        some = found[: self._most]
-        return self._page(some, some[-1].id if some else None, seen=len(some), complete=len(found) < self._most)
+    def _page(
+        self, late: Iterable[int], head: int, target: int, open: list[int], after: int, upto: int, **bound: Any
+    ) -> list[Any]:
+        """Return rows between two ids: of the late transactions, and of the fresh ones from the id `first` on."""
+        fresh = (row for row in self._fresh(head, target, open) if row.id >= bound["first"])
+        found = {row for row in self._server.rows if row.xid in late} | set(fresh)
+        between = sorted((row for row in found if after < row.id <= upto), key=lambda row: row.id)
+        return self._some(between, bound["limit"])
 
-    def _window(self, window: Window) -> list[Row]:
-        return [row for row in self._server.rows if window.holds(row.xid)]
+    def _extent(self, head: int, target: int, open: list[int], late: list[int]) -> Any:
+        fresh = [row.id for row in self._fresh(head, target, open)]
+        behind = [row.id for row in self._server.rows if row.xid in late]
+        return *_ends(fresh), *_ends(behind)
 
-    def _page(self, rows: Sequence[Row], reached: int | None, *, seen: int, complete: bool) -> Page:
-        capture = Capture(position=self._server.position(), incarnation=str(self._server.incarnation), now=_NOW)
-        return Page(
-            rows=list[Any](rows),
-            reached=reached,
-            make=list[Any],
-            now=_NOW,
-            complete=complete,
-            seen=seen,
-            capture=capture,
-            read_at=0.0,
-        )
+    def _fresh(self, head: int, target: int, open: list[int]) -> list[Row]:
+        return [row for row in self._server.rows if head <= row.xid < target and row.xid not in open]
+
+    def _some(self, rows: Iterable[Row], limit: int) -> list[Any]:
+        return [_columns(row, id=row.id) for row in list(rows)[:limit]]
+
+
+def _ends(ids: list[int]) -> tuple[int | None, int | None]:
+    return (min(ids), max(ids)) if ids else (None, None)
 
 
 @lru_cache(maxsize=200_000)
-def read(server: Server, progress: Progress, rows: int) -> tuple[tuple[Row, ...], Progress] | None:
+def read(
+    server: Server, progress: Progress, rows: int, log: type[Log] = Log
+) -> tuple[tuple[Row, ...], Progress] | None:
     """Return the next batch behind a progress, and the progress of a worker that has settled it; None: nothing new."""
-    batch = Cursor(ListLog(server, rows), progress).read(_NO_CHANNEL)
+    channel: Any = ListChannel(server)
+    batch = Cursor(log(Limits(rows=rows)), progress).read(channel)
     found: list[Any] = batch.messages
     return (tuple(found), batch.end) if batch.seen else None
 

@@ -292,6 +292,12 @@ class Relaying:
             yield f"{name} settles, and loses the answer", _with(lost, number, self.dropped(worker))
 
 
+class PageByPage(Relaying):
+    """Reads row by row, so that also a few rows are a window of several pages."""
+
+    rows = 1
+
+
 def write(state: World, number: int, writer: Writer) -> Moves[World]:
     """Return the steps of a writer of any world that has a server and writers."""
     server, name = state.server, f"writer {number + 1}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outbox.errors import PositionError
 from outbox.model.lease import Holder
-from outbox.model.position import EARLIEST, Position, Progress
-from tests.model.reading import passed
-from tests.model.relaying import Relaying, State, Worker
+from outbox.model.position import EARLIEST, Position, Progress, Window
+from outbox.store.database import Channel
+from outbox.store.log.log import Extent, Log, Page
+from tests.model.reading import passed, read
+from tests.model.relaying import PageByPage, Relaying, State, Worker
 from tests.model.rules import ProgressRow
 from tests.model.server import Row, Server
 
@@ -34,6 +38,19 @@ class BelowOldest(Relaying):
         floor = Position(min((*now.open, now.head)))
         rows = tuple(row for row in server.rows if floor.sees(row.xid) and not passed(progress, row))
         return (rows, Progress(floor)) if rows else None
+
+
+class _WithoutLate(Log):
+    def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
+        return super().page(channel, window, replace(extent, late=None), after, upto)
+
+
+class ForgetsLate(PageByPage):
+    """Reads the pages of a window without the rows that were committed late."""
+
+    def read(self, server: Server, progress: Progress) -> Batch | None:
+        """Read on in that way."""
+        return read(server, progress, self.rows, _WithoutLate)
 
 
 class ByTransaction(Relaying):

@@ -34,7 +34,7 @@ from tests.model.extracting import Extracting
 from tests.model.holding import Holding
 from tests.model.leasing import Leasing
 from tests.model.partitioning import Partitioning
-from tests.model.relaying import Faults, Relaying
+from tests.model.relaying import Faults, PageByPage, Relaying
 from tests.model.rules import LogRow
 
 JOIN, COMMIT = Decider("join", "commit"), Decider("word", "commit")
@@ -72,6 +72,8 @@ def _log(*keys: str) -> tuple[LogRow, ...]:
 _LATE, _APART = (("a",), ("a",)), (("a",), ("b",))
 #: Another transaction is open while two take turns.
 _BESIDE = (("a",), ("a",), ("b",))
+#: A writer of two messages, and another that may be late or first.
+_TWO_AND_ONE = (("a", "b"), ("b",))
 #: A writer whose ids are forgotten in a crash, and given out again.
 _FORGOTTEN = (("a",), ("b", "b"))
 
@@ -105,6 +107,7 @@ def _holding(world: type[Holding], *keys: str, refusals: int = 2, crashes: int =
 
 SCENES: tuple[Scene, ...] = (
     Scene("a transaction open beside two that take turns", _relaying(Relaying, _BESIDE), 15_000),
+    Scene("late rows in a window of several pages", _relaying(PageByPage, _TWO_AND_ONE), 7_000),
     Scene(
         "a crash, a lost connection and a lapse", _relaying(Relaying, _LATE, 2, crashes=1, losses=1, lapses=1), 150_000
     ),
@@ -201,6 +204,7 @@ _HANGS = answering.Troubles(hangs=1, lapses=2)
 TWINS: tuple[Twin, ...] = (
     _twin("highest id", _relaying, twins.HighestId, Relaying, "lost", _APART),
     _twin("floor below xmin", _relaying, twins.BelowOldest, Relaying, "order", _BESIDE),
+    _twin("late rows forgotten", _relaying, twins.ForgetsLate, PageByPage, "b ends with", _TWO_AND_ONE),
     _twin("order by transaction id", _relaying, twins.ByTransaction, Relaying, "order", _LATE),
     _twin("positions of a standby", _relaying, twins.OnStandby, Relaying, "lost", _APART),
     _twin("reads what is not committed", _relaying, twins.ReadsUncommitted, Relaying, "phantom", _LATE),

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Done, Outbox, Reject, Relay, Retry, Unavailable
+from outbox import Done, Outbox, Reject, Relay, Retry, Thresholds, Unavailable
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
@@ -182,6 +182,30 @@ def test_what_waits_behind_a_dead_letter_is_unsent(engine):
     age_by(engine, 300, state="blocked")
 
     assert 300 <= standing(engine).lag < 400
+
+
+def test_what_waits_behind_a_dead_letter_is_not_told_as_behind_besides(engine):
+    """No worker could catch up with these messages: they wait for the decision of a person."""
+    send(engine, "bad", "fine", key="k")
+    Relay(Outbox(engine), Destination()).until_empty()
+    age_by(engine, 600, state="blocked")
+
+    told, tolerated = (
+        {each.kind for each in Outbox(engine).admin.diagnosis(Thresholds(max_dead=most))} - {"not_run"}
+        for most in (0, 1)
+    )
+    assert (told, tolerated) == ({"dead", "blocked"}, {"behind"})
+
+
+def test_what_waits_behind_a_paused_key_is_no_finding(engine):
+    admin = Outbox(engine).admin
+    admin.pause("relay", key="k")
+    send(engine, "fine", key="k")
+    Relay(Outbox(engine), Destination()).until_empty()
+    age_by(engine, 600, state="blocked")
+
+    found = {each.kind for each in admin.diagnosis()} - {"not_run"}
+    assert (found, admin.statuses("relay")[0].lag_seconds > 300) == (set(), True)
 
 
 def test_a_dead_letter_alone_is_not_late(engine):

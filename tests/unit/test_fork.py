@@ -178,7 +178,7 @@ def test_direct_sends_begin_anew_there():
     holding = threading.Thread(target=hold)
     holding.start()
     held.wait(60)
-    begins = in_a_child(lambda: sends.offer() is None)
+    begins = in_a_child(lambda: sends.offer(1) is None)
     forked.set()
     holding.join()
 

@@ -226,7 +226,7 @@ def test_a_hint_is_followed_by_one_look(pg_engine, monkeypatch):
     def hinted() -> bool:
         (turn,) = idle._subscriptions[0].turns.values()
         assert isinstance(turn._work, partition.PartitionWorker)
-        descriptor = turn._work._channel.fileno
+        descriptor = turn._work._settlement._channel.fileno
         assert descriptor is not None
         with closing(outbox.database.open()) as channel:
             channel.notify()

@@ -14,13 +14,23 @@ from sqlalchemy import URL, Connection, Engine, MetaData
 from outbox.model.lease import Partition
 from outbox.store.dialects.filtering import Filtering
 from outbox.store.dialects.finding import Finding
-from outbox.store.dialects.statements import Parameters, Row, Script
+from outbox.store.dialects.statements import AsyncExecute, Execute, Parameters, Row, Script
 
 #: The columns of a message, in the order in which `Reads.messages` takes them. `{body}` may leave the body out;
 #: copies that are parked have no `{direct}`.
 COLUMNS = (
     "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at, {direct}"
 )
+
+#: Large bodies are left out, and fetched when their turn comes; this bounds a read in bytes.
+_BODY = "CASE WHEN length(body) <= :inline THEN body END"
+#: Rows that the reader leaves out at once come without their bodies: half messages, and those that the subscription's
+#: writers send.
+_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
+LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
+RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT) + " AS body", direct="direct")
+#: All of a message.
+READ_COLUMNS = COLUMNS.format(body="body", direct="direct")
 
 #: The column `slot` is one of those that a partition owns.
 OF_SLOTS = "slot % :partitions = :partition"
@@ -231,6 +241,9 @@ class Driving:
     names: frozenset[str]
     #: The modules whose own connections may be handles, without SQLAlchemy.
     own: frozenset[str]
+    #: Return the function that executes statements on such a connection, which blocks or is awaited; None: none is.
+    executor: Callable[[Any], Execute]
+    async_executor: Callable[[Any], AsyncExecute] | None
     #: Return whether a driver's connection commits every statement by itself; and whether COMMIT will roll back.
     commits_every_statement: Callable[[Any], bool]
     is_aborted: Callable[[Any], bool]

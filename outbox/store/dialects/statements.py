@@ -1,19 +1,16 @@
 """Statements apart from connections: written once, run on any connection of the application.
 
 A script is a generator that yields one statement after the other, and is sent the rows of each. `run` and `arun` drive
-a script on a connection of SQLAlchemy or of psycopg, blocking or awaited.
+a script on a connection of SQLAlchemy, or on a driver's own, blocking or awaited.
 """
 
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-import psycopg
-from psycopg.rows import tuple_row
 from sqlalchemy import Connection, TextClause, text
 
 R = TypeVar("R")
@@ -71,6 +68,7 @@ class Telling(NamedTuple):
 
 
 Execute = Callable[[Statement], Sequence[Row]]
+AsyncExecute = Callable[[Statement], Awaitable[Sequence[Row]]]
 
 
 def run(execute: Execute, steps: Script[R]) -> R:
@@ -84,7 +82,7 @@ def run(execute: Execute, steps: Script[R]) -> R:
         return result
 
 
-async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: Script[R]) -> R:
+async def arun(execute: AsyncExecute, steps: Script[R]) -> R:
     """Run a script on an awaited connection, and return the result."""
     try:
         statement = next(steps)
@@ -95,54 +93,18 @@ async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: 
         return result
 
 
-def executor(connection: Connection | psycopg.Connection[Any] | sqlite3.Connection) -> Execute:
-    """Return the function that executes statements on this connection."""
-    if isinstance(connection, Connection):
-        return _on_core(connection)
-    return _on_sqlite(connection) if isinstance(connection, sqlite3.Connection) else _on_psycopg(connection)
-
-
-def async_executor(connection: Any) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
-    """Return the function that executes statements on this connection of psycopg or asyncpg.
-
-    For an async connection of SQLAlchemy use `executor` with its blocking inner connection.
-    """
-    return _on_async_psycopg(connection) if isinstance(connection, psycopg.AsyncConnection) else _on_asyncpg(connection)
-
-
-def _on_async_psycopg(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
-    async def execute(statement: Statement) -> Sequence[Row]:
-        # The connection's own cursor class may want other parameters and give other rows.
-        cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-        await cursor.execute(pyformat(statement.sql).encode(), statement.bound)
-        return await cursor.fetchall() if statement.returns else _counted(statement, cursor)
-
-    return execute
-
-
-def _on_asyncpg(connection: Any) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
-    async def execute(statement: Statement) -> Sequence[Row]:
-        text, values = _with_numbers(statement)
-        if statement.returns:
-            return [tuple(row) for row in await connection.fetch(text, *values)]
-        # "INSERT 0 3"
-        answer: str = await connection.execute(text, *values)
-        return [(int(answer.rpartition(" ")[2]),)] if statement.counts else ()
-
-    return execute
-
-
-def _on_core(connection: Connection) -> Execute:
+def executor(connection: Connection) -> Execute:
+    """Return the function that executes statements on a connection of SQLAlchemy."""
     styled = _STYLES.get(connection.dialect.paramstyle)
 
     def execute(statement: Statement) -> Sequence[Row]:
         if styled is None:
             result = connection.execute(_text(statement.sql), statement.parameters)
-            return result.all() if statement.returns else _counted(statement, result)
+            return result.all() if statement.returns else counted(statement, result)
         # SQLAlchemy's compiler would cost as much as everything else that `send` does.
         result = connection.exec_driver_sql(*styled(statement))
         if not statement.returns:
-            return _counted(statement, result)
+            return counted(statement, result)
         # Rows as the driver gives them, because making SQLAlchemy's rows costs a tenth of the whole statement.
         assert result.cursor is not None
         rows: Sequence[Row] = result.cursor.fetchall()
@@ -152,30 +114,8 @@ def _on_core(connection: Connection) -> Execute:
     return execute
 
 
-def _on_psycopg(connection: psycopg.Connection[Any]) -> Execute:
-    def execute(statement: Statement) -> Sequence[Row]:
-        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-        cursor.execute(pyformat(statement.sql).encode(), statement.bound)
-        return cursor.fetchall() if statement.returns else _counted(statement, cursor)
-
-    return execute
-
-
-def _on_sqlite(connection: sqlite3.Connection) -> Execute:
-    def execute(statement: Statement) -> Sequence[Row]:
-        # The connection's own row factory may give other rows.
-        cursor = connection.cursor()
-        cursor.row_factory = None
-        if isinstance(statement.parameters, list):
-            cursor.executemany(statement.sql, statement.parameters)
-        else:
-            cursor.execute(statement.sql, statement.parameters)
-        return cursor.fetchall() if statement.returns else _counted(statement, cursor)
-
-    return execute
-
-
-def _counted(statement: Statement, executed: Any) -> Sequence[Row]:
+def counted(statement: Statement, executed: Any) -> Sequence[Row]:
+    """Return a row with the number of touched rows, if the statement counts; `executed`: a driver's cursor or such."""
     return [(executed.rowcount,)] if statement.counts else ()
 
 
@@ -197,7 +137,8 @@ def _numbered(statement: str) -> tuple[str, tuple[str, ...]]:
     return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement), names
 
 
-def _with_numbers(statement: Statement) -> tuple[str, tuple[Any, ...]]:
+def with_numbers(statement: Statement) -> tuple[str, tuple[Any, ...]]:
+    """Return a statement in the style of asyncpg, with its values."""
     text, names = _numbered(statement.sql)
     return text, tuple(statement.bound[name] for name in names)
 
@@ -205,5 +146,5 @@ def _with_numbers(statement: Statement) -> tuple[str, tuple[Any, ...]]:
 #: How a driver takes a statement, by its style of parameters.
 _STYLES: dict[str, Callable[[Statement], tuple[str, Any]]] = {
     "pyformat": lambda statement: (pyformat(statement.sql), statement.bound),
-    "numeric_dollar": _with_numbers,
+    "numeric_dollar": with_numbers,
 }

@@ -8,10 +8,8 @@ from datetime import timedelta
 from typing import Literal
 from uuid import UUID
 
-from outbox.model.lease import Lease
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
-from outbox.model.position import Position
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Row, Script, Statement
@@ -218,10 +216,6 @@ class Ops:
         by = by.removeprefix(_UNRESTORED) if unrestored else by
         return Decision(op=op, first=False, group=group, way=way, recorded_in=recorded_in, by=by, unrestored=unrestored)
 
-    def abort(self) -> Script[None]:
-        """Run a failing statement, so that PostgreSQL answers the COMMIT of this transaction with a rollback."""
-        yield Statement("SELECT 1 / 0", returns=True)
-
     def _bound(self, transaction: str, op: Op, by: str, group: str | None) -> dict[str, object]:
         return {"transaction": transaction, "op": op, "decided_by": by, "producer_group": group}
 
@@ -247,10 +241,6 @@ class DecidedHalves:
     def dead(self, subscription: str, limit: int) -> list[tuple[int, str | None]]:
         """Return log id and key of dead half messages whose transaction has received a verdict since."""
         return [(id, key) for id, key in self._channel.rows(_DEAD, subscription=subscription, limit=limit)]
-
-    def prune(self, _lease: Lease, _stored_base: Position) -> bool:
-        """Delete nothing, because the purge deletes an op, after its half messages."""
-        return False
 
     def pending(self, transactions: Iterable[str], immunity: timedelta) -> dict[str, Pending]:
         """Read how transactions stand, by the database's clock; transactions without half messages are left out.

@@ -11,7 +11,7 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.subscription import Subscription, check_of
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import COLUMNS
+from outbox.store.dialects.dialect import READ_COLUMNS
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import GIVEN_UP_TOPIC, IMMUNITY, REAL_TOPIC, WAY, Way
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -46,7 +46,7 @@ _PARKED = f"""
 """
 _OPS = "SELECT transaction_id, op, decided_by, decided_at FROM {op} WHERE {chosen}"
 _ROWS = f"""
-    SELECT {COLUMNS.format(body="body", direct="direct")} FROM {{message}}
+    SELECT {READ_COLUMNS} FROM {{message}}
     WHERE topic = '{HALF_TOPIC}' AND key = :transaction ORDER BY id
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
-from outbox.schema import tables
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Script, Statement
 
@@ -41,13 +40,11 @@ class InboxRows:
     def __init__(self, database: Database, retention: timedelta) -> None:
         self._handled = database.sql(_HANDLED)
         self._retention = retention.total_seconds()
-        kind = tables(database.schema, database.dialect.name).inbox.c.message_id.type
-        self._bound = kind.dialect_impl(database.engine.dialect).bind_processor(database.engine.dialect)
+        self._bind_uuid = database.dialect.values.bind_uuid
 
     def handle(self, consumer: str, message_id: UUID) -> Script[bool]:
         """Note that a consumer handles a message; return True the first time. A rollback takes the note back."""
-        id = message_id if self._bound is None else self._bound(message_id)
-        parameters = {"consumer": consumer, "message_id": id, "seconds": self._retention}
+        parameters = {"consumer": consumer, "message_id": self._bind_uuid(message_id), "seconds": self._retention}
         ((new,),) = yield Statement(self._handled, parameters, counts=True)
         return bool(new)
 

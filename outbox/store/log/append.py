@@ -38,9 +38,8 @@ class Direct:
     def takes(self, message: Message) -> bool:
         """Return True for a selected message without key, `deliver_at`, delay and expiry."""
         plain = message.key is None and message.deliver_at is None and message.delay is None
-        return plain and message.expires_at is None and self._selects(message)
-
-    def _selects(self, message: Message) -> bool:
+        if not plain or message.expires_at is not None:
+            return False
         of_topics = self.topics.everything or self.topics.matches(message.topic)
         of_tags = self.tags is None or message.tags in self.tags
         return of_topics and of_tags and (self.filter is None or self.filter.matches(message))

@@ -187,8 +187,7 @@ class Cursor:
         assert target is not None and after is not None
         window = Window(base, target)
         if self._extent is None:
-            goes_on = after >= 0 and not window.late
-            self._extent = self._log.rest(channel, after) if goes_on else self._log.extent(channel, window)
+            self._extent = self._rest(channel, window, after)
             self._span = _SMALLEST_SPAN
         after = self._skip_to_rows(self._extent, after)
         upto = min(after + self._span, self._extent.last)
@@ -202,6 +201,12 @@ class Cursor:
         reached = upto if page.complete or page.reached is None else page.reached
         end = Progress(target) if reached >= self._extent.last else Progress(base, target, reached)
         return Batch(page=page, window=window, end=end, seen=max(1, page.seen))
+
+    def _rest(self, channel: Channel, window: Window, after: int) -> Extent:
+        """Return where the rows of a window behind `after` lie: often by one probe, because turns may be many."""
+        if after < 0 or window.late:
+            return self._log.extent(channel, window)
+        return Extent.behind(after, self._log.last(channel))
 
     @staticmethod
     def _skip_to_rows(extent: Extent, after: int) -> int:

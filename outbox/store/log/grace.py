@@ -13,7 +13,6 @@ from outbox.model.position import Capture, Position
 _CAPTURES = 20
 
 Poll = tuple[timedelta, timedelta]
-POLL: Poll = (timedelta(milliseconds=50), timedelta(seconds=1))
 
 
 class Grace:
@@ -22,7 +21,7 @@ class Grace:
     Held in memory only: dropped with the lease, the connection or the server, so that the next holder waits again.
     """
 
-    def __init__(self, length: timedelta, poll: Poll = POLL, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, length: timedelta, poll: Poll, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin with the first capture due now.
 
         `poll`: the shortest and the longest pause between two captures. `clock`: returns seconds that never go back.
@@ -37,14 +36,13 @@ class Grace:
         #: Captured positions that are not ripe yet, each with the moment at which it will be.
         self._waiting: deque[tuple[Position, float]] = deque()
         self._first: Position | None = None
-        self._some_ripe = False
         #: The newest ripe position.
         self.ripe: Position | None = None
 
     @property
     def young(self) -> Position | None:
         """The first captured position, until a position is ripe; else None."""
-        return None if self._some_ripe else self._first
+        return self._first if self.ripe is None else None
 
     @property
     def due_in(self) -> float:
@@ -76,5 +74,4 @@ class Grace:
         now = self._clock()
         while self._waiting and self._waiting[0][1] <= now:
             self.ripe = self._waiting.popleft()[0]
-            self._some_ripe = True
         return self.ripe

@@ -18,7 +18,7 @@ from outbox.model.position import Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, Values, slots_of
+from outbox.store.dialects.dialect import LOG_COLUMNS, OF_SLOTS, Values, slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.log.filtering import Condition, condition_of
 
@@ -77,6 +77,14 @@ class Extent:
 
     fresh: tuple[int, int] | None
     late: tuple[int, int] | None
+
+    @classmethod
+    def behind(cls, after: int, last: int) -> Extent:
+        """Return an extent of a window without late rows, of which the rows up to the id `after` were read.
+
+        `last`: the last id of the log, which may lie behind the end of the window.
+        """
+        return cls((after + 1, last) if last > after else None, None)
 
     @property
     def last(self) -> int:
@@ -153,13 +161,9 @@ class Log:
         fresh = None if first is None else (first, last)
         return Extent(fresh, None if late_first is None else (late_first, late_last))
 
-    def rest(self, channel: Channel, after: int) -> Extent:
-        """Return an extent of a window without late rows, of which the rows up to the id `after` were read.
-
-        By one probe, because a large window may be read in many turns. The window may end before the extent does.
-        """
-        last = channel.rows(_LAST)[0][0] or 0
-        return Extent((after + 1, last) if last > after else None, None)
+    def last(self, channel: Channel) -> int:
+        """Return the last id of the log, by one probe of the primary key; 0 without rows."""
+        return int(channel.rows(_LAST)[0][0] or 0)
 
     def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
         """Read the rows of a window with ids above `after` and up to `upto`, as many as the limits allow."""
@@ -289,14 +293,10 @@ def _bounds(window: Window) -> dict[str, Any]:
     return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
 
 
-#: One probe of the primary key.
 _LAST = "SELECT max(id) FROM {message}"
 _ENDS = "SELECT min(id), max(id) FROM {message}"
 _FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
-_AT = f"""
-    SELECT {COLUMNS.format(body="CASE WHEN length(body) <= :inline THEN body END", direct="direct")}
-    FROM {{message}} WHERE {{id_in_ids}} AND direct = :only ORDER BY id
-"""
+_AT = f"SELECT {LOG_COLUMNS} FROM {{message}} WHERE {{id_in_ids}} AND direct = :only ORDER BY id"
 #: Large bodies, as many as the limit of bytes allows, but at least one; by primary key. Bodies stay out of the window
 #: function, because SQLite copies everything that goes through one.
 _BODIES = """

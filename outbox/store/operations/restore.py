@@ -13,7 +13,7 @@ from outbox.store.dialects.dialect import Restore
 from outbox.store.log.log import selected
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
-_LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now} AND partition >= 0"
+_LIVE = "SELECT subscription, lease_until FROM {lease} WHERE lease_until > {now} AND partition >= 0"
 _AT_BEGINNING = f"base = '{EARLIEST}' AND target IS NULL"
 _BEGIN_ANEW = f"""
     INSERT INTO {{progress}} (subscription, generation, partition, epoch, n, base, settled_at)
@@ -101,5 +101,9 @@ def _statements(channel: Channel) -> Restore:
 def _require_no_worker(channel: Channel) -> None:
     live = channel.rows(_LIVE)
     if live:
-        names = ", ".join(sorted(row[0] for row in live))
-        raise SubscriptionError(f"a worker of {names} is alive; stop all workers first")
+        names = ", ".join(sorted({row[0] for row in live}))
+        until = max(channel.database.moment(row[1]) for row in live)
+        raise SubscriptionError(
+            f"a worker of {names} is alive; stop all workers first. A lease that came with the copy runs out until"
+            f" {until:%H:%M:%S} UTC: then run this again"
+        )

@@ -16,7 +16,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.dialect import slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
-from outbox.store.log.log import selected
+from outbox.store.log.log import Log, selected
 from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
 from outbox.store.subscriptions.holds import Hold, hold_of
 from outbox.store.subscriptions.leases import Leases
@@ -138,8 +138,6 @@ UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL
 #: A delayed message can be sent from when it is due.
 _DUE = "CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END"
 _LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}))"
-#: The end of the log, by one probe of the primary key.
-_LAST_ID = "SELECT max(id) FROM {message}"
 _SAMPLE = """
     SELECT count(*), count(CASE WHEN {selected} AND {unsettled} THEN 1 END), max(id)
     FROM (SELECT {columns}, {number} AS number FROM {message} WHERE id >= :first AND id < :end
@@ -308,7 +306,7 @@ class _Unsettled:
         after = self._progress.after
         known = [part.first_id for part in self._parts if part.first_id is not None]
         first = min(known if after in (None, -1) else [*known, after + 1])
-        end = int(self._channel.rows(_LAST_ID)[0][0] or 0) + 1
+        end = Log().last(self._channel) + 1
         return round(sum(self._sampled(*place) for place in places(first, end)))
 
     def _sampled(self, first: int, end: int) -> float:

@@ -238,11 +238,11 @@ class Parked:
         statement = self._database.sql(_BLOCKED_AMONG, chosen=self._database.among("key", texts="keys"))
         return {row[0] for row in self._channel.rows(statement, **self._common, keys=self._database.bind(keys))}
 
-    def released_keys(self, refused: Collection[str] = ()) -> set[str]:
+    def released_keys(self) -> set[str]:
         """Return the keys with blocked messages that nothing holds back."""
         parts = {"untried_e": self._is_untried("e"), "of_slots": self._of_slots_p}
         statement = self._database.sql(_RELEASED, **parts, moment=self._database.dialect.clock.now)
-        return {row[0] for row in self._channel.rows(statement, **self._common, **self._untried(refused))}
+        return {row[0] for row in self._channel.rows(statement, **self._common, **self._untried(()))}
 
     def ready(
         self,

@@ -8,19 +8,21 @@ from sqlalchemy import Connection, MetaData, text
 
 from outbox.store.dialects.finding import Finding, given_again
 
-_INVALID = """
+#: The schema of the tables.
+_HERE = "coalesce(CAST(:schema AS text), current_schema())"
+_INVALID = f"""
     SELECT c.relname FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
     JOIN pg_class AS t ON t.oid = i.indrelid JOIN pg_namespace AS n ON n.oid = t.relnamespace
-    WHERE NOT i.indisvalid AND t.relname LIKE 'outbox\\_%' AND n.nspname = coalesce(:schema, current_schema())
+    WHERE NOT i.indisvalid AND t.relname LIKE 'outbox\\_%' AND n.nspname = {_HERE}
 """
-_COLLATIONS = """
+_COLLATIONS = f"""
     SELECT table_name, column_name, collation_name FROM information_schema.columns
-    WHERE table_name LIKE 'outbox\\_%' AND table_schema = coalesce(:schema, current_schema())
+    WHERE table_name LIKE 'outbox\\_%' AND table_schema = {_HERE}
 """
-_NOT_LOGGED = """
+_NOT_LOGGED = f"""
     SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.relpersistence <> 'p' AND c.relkind = 'r' AND c.relname LIKE 'outbox\\_%'
-      AND n.nspname = coalesce(:schema, current_schema())
+      AND n.nspname = {_HERE}
 """
 #: NULLs where there is no sequence. The name is quoted for use in a statement.
 _SEQUENCE = """
@@ -28,10 +30,10 @@ _SEQUENCE = """
     FROM (SELECT pg_get_serial_sequence('{message}', 'id') AS name) AS s
 """
 _DRAWN = "SELECT last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM {sequence}"
-_UNCLEANED = """
+_UNCLEANED = f"""
     SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace,
          pg_options_to_table(c.reloptions) AS o
-    WHERE c.relkind = 'r' AND c.relname LIKE 'outbox\\_%' AND n.nspname = coalesce(:schema, current_schema())
+    WHERE c.relkind = 'r' AND c.relname LIKE 'outbox\\_%' AND n.nspname = {_HERE}
       AND o.option_name = 'autovacuum_enabled' AND NOT CAST(o.option_value AS boolean)
 """
 
@@ -40,18 +42,17 @@ def check_tables(connection: Connection, metadata: MetaData, _present: Collectio
     """Find what is wrong with tables in ways of PostgreSQL."""
     where = {"schema": metadata.schema}
     ours = {table.name: table for table in metadata.tables.values()}
-    for (name,) in connection.execute(text(_NOT_LOGGED.replace(":schema", "CAST(:schema AS text)")), where):
+    for (name,) in connection.execute(text(_NOT_LOGGED), where):
         if name in ours:
             fix = f"ALTER TABLE {ours[name]} SET LOGGED"
             yield Finding(name, "is not logged, so a crash of the server empties it", fix)
-    for (name,) in connection.execute(text(_UNCLEANED.replace(":schema", "CAST(:schema AS text)")), where):
+    for (name,) in connection.execute(text(_UNCLEANED), where):
         if name in ours:
             fix = f"ALTER TABLE {ours[name]} RESET (autovacuum_enabled)"
             yield Finding(name, "is left out by autovacuum, so dead rows pile up", fix)
-    for (name,) in connection.execute(text(_INVALID.replace(":schema", "CAST(:schema AS text)")), where):
+    for (name,) in connection.execute(text(_INVALID), where):
         yield Finding(f"index {name}", "is not valid", f"REINDEX INDEX {name}")
-    statement = text(_COLLATIONS.replace(":schema", "CAST(:schema AS text)"))
-    collations = {(table, column): name for table, column, name in connection.execute(statement, where)}
+    collations = {(table, column): name for table, column, name in connection.execute(text(_COLLATIONS), where)}
     for table in metadata.tables.values():
         for column in table.columns:
             wanted = getattr(column.type.dialect_impl(connection.dialect), "collation", None)

@@ -22,7 +22,9 @@ from outbox.model.message import Message, from_microseconds, stored_message
 from outbox.model.topics import ANYTHING, Topics
 from outbox.store.dialects.claims import claiming
 from outbox.store.dialects.dialect import (
-    COLUMNS,
+    LOG_COLUMNS,
+    RAW_COLUMNS,
+    READ_COLUMNS,
     Clock,
     Dialect,
     Driving,
@@ -257,24 +259,15 @@ _HEAD = f"""s AS MATERIALIZED (SELECT pg_current_snapshot()::text AS snapshot, {
 _HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidden, NULL, NULL::bytea, NULL, {{now}},
     NULL::timestamptz, NULL::timestamptz, NULL FROM s"""
 
-#: Large bodies are left out, and fetched when their turn comes; this bounds a read in bytes.
-_BODY = "CASE WHEN octet_length(body) <= :inline THEN body END"
-_LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
-#: Rows that the reader leaves out at once come without their bodies: half messages, and those that the subscription's
-#: writers send.
-_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
-_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT) + " AS body", direct="direct")
-_READ_COLUMNS = COLUMNS.format(body="body", direct="direct")
-
 #: Rows that were committed late: a probe of (xact_id, id) per transaction that was open at the base. It is written as a
 #: range: with an equality the planner knows that the order is that of the primary key, and may walk the primary key.
 _LATE = f"""SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
-        SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id >= o.x AND xact_id <= o.x
+        SELECT {RAW_COLUMNS} FROM {{message}} WHERE xact_id >= o.x AND xact_id <= o.x
         ORDER BY xact_id, id LIMIT :limit) AS l
         LIMIT :limit"""
 
 #: Fresh rows: one range of (xact_id, id). The ORDER BY keeps never-analysed tables and generic plans on the index.
-_FRESH = f"""SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id >= CAST(:head AS bigint)
+_FRESH = f"""SELECT {RAW_COLUMNS} FROM {{message}} WHERE xact_id >= CAST(:head AS bigint)
         ORDER BY xact_id, id LIMIT :limit"""
 
 _READ_ON = f"""
@@ -296,24 +289,24 @@ _OF_TOPICS = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS 
     AND (CAST(:exceptions AS text[]) IS NULL OR topic NOT LIKE ALL(CAST(:exceptions AS text[])))"""
 
 #: The rows with their slots, by which they are chosen.
-_RAW = f"({_LATE}) UNION ALL ({_FRESH})".replace(_RAW_COLUMNS, f"{_RAW_COLUMNS}, slot")
+_RAW = f"({_LATE}) UNION ALL ({_FRESH})".replace(RAW_COLUMNS, f"{RAW_COLUMNS}, slot")
 
 #: The limit applies before the selection, so that the work is bounded however rare a topic is, or a partition's share.
 _READ_ON_CHOSEN = f"""
     WITH {_HEAD}, raw AS MATERIALIZED ({_RAW})
     {_HEAD_ROW.format(count="(SELECT count(*) FROM raw)")}
-    UNION ALL SELECT {_READ_COLUMNS} FROM raw WHERE {{chosen}}
+    UNION ALL SELECT {READ_COLUMNS} FROM raw WHERE {{chosen}}
 """
 
 #: A page walks the primary key; `+ 0` keeps the planner off the other index, which would sort the whole window.
-_PAGE_FRESH = f"""SELECT {_LOG_COLUMNS} FROM {{message}}
+_PAGE_FRESH = f"""SELECT {LOG_COLUMNS} FROM {{message}}
         WHERE id > CAST(:after AS bigint) AND id >= CAST(:first AS bigint) AND id <= CAST(:upto AS bigint)
           AND xact_id + 0 >= CAST(:head AS bigint) AND xact_id + 0 < CAST(:target AS bigint)
           AND xact_id + 0 <> ALL (CAST(:open AS bigint[])) AND {{chosen}}
         ORDER BY id LIMIT :limit"""
 
 _PAGE_LATE = f"""SELECT l.* FROM unnest(CAST(:late AS bigint[])) AS o(x) CROSS JOIN LATERAL (
-        SELECT {_LOG_COLUMNS} FROM {{message}}
+        SELECT {LOG_COLUMNS} FROM {{message}}
         WHERE xact_id >= o.x AND xact_id <= o.x AND id > CAST(:after AS bigint) AND id <= CAST(:upto AS bigint)
           AND {{chosen}}
         ORDER BY xact_id, id LIMIT :limit) AS l"""
@@ -414,7 +407,7 @@ DIALECT = Dialect(
         page=_PAGE,
         page_late=_PAGE_WITH_LATE,
         extent=_EXTENT,
-        late=_LATE.replace(_RAW_COLUMNS, "{columns}"),
+        late=_LATE.replace(RAW_COLUMNS, "{columns}"),
         messages=_messages,
         last_message="CAST(NULL AS uuid)",
         below_head=None,
@@ -453,6 +446,8 @@ DIALECT = Dialect(
         blocking_url=drivers.blocking_url,
         names=drivers.NAMES,
         own=frozenset(("psycopg", "asyncpg")),
+        executor=drivers.executor,
+        async_executor=drivers.async_executor,
         commits_every_statement=drivers.commits_every_statement,
         is_aborted=drivers.is_aborted,
         commit=drivers.commit,

@@ -1,4 +1,4 @@
-"""The drivers by which an application may reach PostgreSQL, and how each tells of a failed transaction.
+"""The drivers by which an application may reach PostgreSQL: how each executes, and tells of a failed transaction.
 
 PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, and no driver raises an error. Most drivers tell
 before the commit that the transaction has failed. asyncpg does not: `commit` reads the server's answer to its COMMIT.
@@ -6,11 +6,14 @@ before the commit that the transaction has failed. asyncpg does not: `commit` re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.rows import tuple_row
 from sqlalchemy import URL
+
+from outbox.store.dialects.statements import AsyncExecute, Execute, Row, Statement, counted, pyformat, with_numbers
 
 #: The names of SQLAlchemy.
 NAMES = frozenset(("psycopg", "psycopg_async", "psycopg2", "asyncpg", "pg8000"))
@@ -18,6 +21,44 @@ NAMES = frozenset(("psycopg", "psycopg_async", "psycopg2", "asyncpg", "pg8000"))
 _IDLE, _FAILED = psycopg.pq.TransactionStatus.IDLE, psycopg.pq.TransactionStatus.INERROR
 #: These statuses by PostgreSQL's letters, which pg8000 keeps.
 _LETTERS = {b"I": _IDLE, b"E": _FAILED}
+
+
+def executor(connection: psycopg.Connection[Any]) -> Execute:
+    """Return the function that executes statements on psycopg's own connection."""
+
+    def execute(statement: Statement) -> Sequence[Row]:
+        # The connection's own cursor class may want other parameters and give other rows.
+        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+        cursor.execute(pyformat(statement.sql).encode(), statement.bound)
+        return cursor.fetchall() if statement.returns else counted(statement, cursor)
+
+    return execute
+
+
+def async_executor(connection: Any) -> AsyncExecute:
+    """Return the function that executes statements on an awaited connection of psycopg or asyncpg."""
+    return _on_async_psycopg(connection) if isinstance(connection, psycopg.AsyncConnection) else _on_asyncpg(connection)
+
+
+def _on_async_psycopg(connection: psycopg.AsyncConnection[Any]) -> AsyncExecute:
+    async def execute(statement: Statement) -> Sequence[Row]:
+        cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+        await cursor.execute(pyformat(statement.sql).encode(), statement.bound)
+        return await cursor.fetchall() if statement.returns else counted(statement, cursor)
+
+    return execute
+
+
+def _on_asyncpg(connection: Any) -> AsyncExecute:
+    async def execute(statement: Statement) -> Sequence[Row]:
+        text, values = with_numbers(statement)
+        if statement.returns:
+            return [tuple(row) for row in await connection.fetch(text, *values)]
+        # "INSERT 0 3"
+        answer: str = await connection.execute(text, *values)
+        return [(int(answer.rpartition(" ")[2]),)] if statement.counts else ()
+
+    return execute
 
 
 def is_aborted(driver: Any) -> bool:

@@ -16,7 +16,9 @@ from outbox.model.topics import Topics
 from outbox.store.dialects.claims import claiming
 from outbox.store.dialects.dialect import (
     APPENDED,
-    COLUMNS,
+    LOG_COLUMNS,
+    RAW_COLUMNS,
+    READ_COLUMNS,
     Clock,
     Dialect,
     Driving,
@@ -36,7 +38,7 @@ from outbox.store.dialects.sqlite.engine import commits_every_statement, configu
 from outbox.store.dialects.sqlite.filtering import FILTERING
 from outbox.store.dialects.sqlite.locking import is_busy
 from outbox.store.dialects.sqlite.speech import stored_moment
-from outbox.store.dialects.statements import Parameters, Row, Script, Statement
+from outbox.store.dialects.statements import Execute, Parameters, Row, Script, Statement, counted
 
 _PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 
@@ -66,6 +68,20 @@ def _moment(value: Any) -> datetime | None:
 
 def _messages(rows: Sequence[Row]) -> list[Message]:
     return [stored_message((*row[:8], *map(_moment, row[8:11]), *row[11:])) for row in rows]
+
+
+def _executor(connection: sqlite3.Connection) -> Execute:
+    def execute(statement: Statement) -> Sequence[Row]:
+        # The connection's own row factory may give other rows.
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        if isinstance(statement.parameters, list):
+            cursor.executemany(statement.sql, statement.parameters)
+        else:
+            cursor.execute(statement.sql, statement.parameters)
+        return cursor.fetchall() if statement.returns else counted(statement, cursor)
+
+    return execute
 
 
 def _append(
@@ -104,26 +120,19 @@ _APPENDED_LAST = """
 _SNAPSHOT = """(SELECT (coalesce(max(seq), 0) + 1) || ':' || (coalesce(max(seq), 0) + 1) || ':' FROM sqlite_sequence
     WHERE name = '{message}')"""
 _HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL"
-_BODY = "CASE WHEN length(body) <= :inline THEN body END"
-_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
-#: Rows that the reader leaves out at once come without their bodies: half messages, and those that the subscription's
-#: writers send.
-_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
-_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT) + " AS body", direct="direct")
-_READ_COLUMNS = COLUMNS.format(body="body", direct="direct")
 #: GLOB, because LIKE takes letters in upper and lower case for the same.
 _OF_TOPICS = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics))
         OR EXISTS (SELECT 1 FROM json_each(:patterns) WHERE topic GLOB value))
     AND (:exceptions IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(:exceptions) WHERE topic GLOB value))"""
-_FRESH = f"SELECT {_RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
+_FRESH = f"SELECT {RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
 #: The rows with their slots, by which they are chosen.
-_RAW = _FRESH.replace(_RAW_COLUMNS, f"{_RAW_COLUMNS}, slot")
+_RAW = _FRESH.replace(RAW_COLUMNS, f"{RAW_COLUMNS}, slot")
 _READ_ON = f"SELECT * FROM ({_HEAD_ROW}) UNION ALL SELECT * FROM ({_FRESH})"
 _READ_ON_CHOSEN = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM {{message}} WHERE id >= :head LIMIT :limit)), NULL,
         {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
-    UNION ALL SELECT {_READ_COLUMNS} FROM ({_RAW}) WHERE {{chosen}}"""
+    UNION ALL SELECT {READ_COLUMNS} FROM ({_RAW}) WHERE {{chosen}}"""
 _PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
-    UNION ALL SELECT * FROM (SELECT {_COLUMNS} FROM {{message}}
+    UNION ALL SELECT * FROM (SELECT {LOG_COLUMNS} FROM {{message}}
         WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {{chosen}}
         ORDER BY id LIMIT :limit)"""
 _BELOW_HEAD = "CAST(substr({column}, instr({column}, ':') + 1) AS integer) - 1"
@@ -225,6 +234,8 @@ DIALECT = Dialect(
         blocking_url=lambda url: url.set(drivername="sqlite"),
         names=frozenset(("pysqlite", "aiosqlite")),
         own=frozenset(("sqlite3",)),
+        executor=_executor,
+        async_executor=None,
         commits_every_statement=commits_every_statement,
         is_aborted=lambda _driver: False,
         commit=_commit,
