@@ -327,7 +327,7 @@ class _Sending:
         if not _NAME.fullmatch(name) or len(name) > to.longest_name:
             raise ValueError(
                 f"{name!r} is no name of a {to.noun}, which has at most {to.longest_name} letters, digits, - and _, and"
-                f" perhaps {_FIFO}; send it under another topic, and discard this one"
+                f" perhaps {_FIFO}; give the topic another name with rename in the route, and replay this one"
             )
         text, attributes = text_of(message)
         size = len(text.encode()) + sum(len(part) for pair in attributes.items() for part in (*pair, "String"))

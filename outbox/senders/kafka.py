@@ -82,7 +82,8 @@ class KafkaSender:
         settings: further settings of the client by their names in librdkafka. A setting on which a promise of the
             sender rests is refused.
         token: a function without arguments for OAUTHBEARER, as Amazon MSK wants. Each call returns a token, and when it
-            expires, in seconds since 1970; the name of a principal and a dict of extensions may follow.
+            expires, in seconds since 1970; the name of a principal and a dict of extensions may follow. A function that
+            hangs is not called a second time.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class KafkaSender:
         if not self._turn.acquire(timeout=self._seconds * 0.9):
             return [Unavailable("Kafka: another call is under way", everything=True)] * len(messages)
         try:
+            self._settings.begin(until)
             if self._transactions is not None:
                 verdicts = self._commit(self._transactions, messages, until)
             else:

@@ -54,7 +54,7 @@ def refusal_of(topic: str) -> str | None:
         return None
     return (
         f"Kafka has no topic {topic!r:.300}: a name has letters, digits, ., - and _, at most {_MOST_TOPIC};"
-        " send the message under another topic, and discard this one"
+        " give the topic another name with rename in the route, and replay this one"
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
 from outbox.errors import SenderError
 from outbox.model.verdict import describe
+from outbox.runtime.fork import in_child
 from outbox.runtime.secret import scrubbed, without
 from outbox.runtime.text import one_line
 from outbox.senders.address import Address
@@ -112,11 +115,16 @@ class Settings:
             _try(address, self._of_url | self._further | self._in_time)
         self._of_url["bootstrap.servers"] = ",".join(address.hosts)
 
+    def begin(self, until: float) -> None:
+        """Begin a call, which is over at a moment of the monotonic clock."""
+        if self._tokens is not None:
+            self._tokens.until = until
+
     def connecting(self) -> dict[str, Any]:
         """Return the settings by which a client made now finds the brokers, and is let in.
 
         Raises:
-            ConnectionError: a file cannot be read, or the user's function has no token.
+            ConnectionError: a file cannot be read, or the user's function has no token in time.
         """
         if self._tls != Tls():
             self._tls.context()
@@ -142,6 +150,14 @@ class _Tokens:
     def __init__(self, function: Callable[[], Token]) -> None:
         self._function = function
         self._next: Token | None = None
+        #: The end of the call of `send` that is under way.
+        self.until = float("inf")
+        self._reset()
+        in_child(self._reset)
+
+    def _reset(self) -> None:
+        """Begin without a call of the function: at first, and in a forked process, where its thread does not run."""
+        self._called: Future[Token] | None = None
 
     def asked(self) -> _Tokens:
         """Get the token for a client that is made next, and return the callback for the client.
@@ -156,8 +172,12 @@ class _Tokens:
         return token or self._new()
 
     def _new(self) -> Token:
+        called = self._called = self._called or self._call()
+        if not wait([called], max(0.0, self.until - time.monotonic())).done:
+            raise ConnectionError("the function of token has not returned in time; let the function give up earlier")
+        self._called = None
         try:
-            token = self._function()
+            token = called.result()
         except Exception as error:
             text = scrubbed(one_line(describe(error)), ())
             raise ConnectionError(f"the function of token failed: {text}") from None
@@ -175,6 +195,19 @@ class _Tokens:
         if expiry <= time.time():
             raise ConnectionError("the function of token returned a token that has expired")
         return token
+
+    def _call(self) -> Future[Token]:
+        """Call the function in a thread of its own, because nothing ends a function that hangs."""
+        called: Future[Token] = Future()
+
+        def call() -> None:
+            try:
+                called.set_result(self._function())
+            except BaseException as error:
+                called.set_exception(error)
+
+        threading.Thread(target=call, name="outbox-token", daemon=True).start()
+        return called
 
 
 def _check_login(address: Address, *, has_token: bool) -> None:

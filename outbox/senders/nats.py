@@ -299,7 +299,7 @@ def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str
     if not _SUBJECT.fullmatch(message.topic):
         return (
             f"NATS has no subject {message.topic!r}: what stands between dots has to be letters, digits, - and _, and"
-            " not empty; send it under another topic, and discard this one"
+            " not empty; give the topic another name with rename in the route, and replay this one"
         )
     if len(message.body) > max_payload - _HEADERS_AT_MOST:
         size = len(message.body) + _size(headers)

@@ -223,6 +223,14 @@ class _SafeConnection(_InTime, SSLConnection):
 class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say that it is a variable
     """Reads answers until the end of the call. The client's own timeout begins anew with each piece."""
 
+    @classmethod
+    def parse_error(cls, response: str) -> Exception:
+        try:
+            error: Exception = super().parse_error(response)
+        except ValueError:  # MOVED or ASK without an address
+            return ResponseError(response)
+        return error
+
     def on_connect(self, connection: Any, **options: Any) -> None:
         super().on_connect(connection, **options)
         self._patience: float = connection.socket_timeout

@@ -11,11 +11,12 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from hypothesis import HealthCheck, given, settings
 
 from outbox.errors import InvalidMessageError
-from outbox.model.message import Message, stored_message, uuid7
+from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject
 from outbox.senders.envelopes import ENVELOPES
 from outbox.senders.opening import open_sender
 from outbox.testing.sender_contract import a_message, check_all_done, messages
+from tests.support.remote import a_row
 
 FIX = "send the message anew without that, and discard this one"
 
@@ -184,9 +185,7 @@ def test_the_sdk_reads_every_message_or_it_is_refused(message):
     ],
 )
 def test_what_cloud_events_cannot_carry_is_rejected_alone(endpoint, fields, reason):
-    row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
-    times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    strange = stored_message((1, uuid7(), *(row | fields | times).values()))
+    strange = a_row(**fields)
     sender = open_sender(f"{endpoint.url}/x", envelope="cloudevents")
 
     before, refused, after = sender.send([a_message("orders", 1), strange, a_message("orders", 2)])

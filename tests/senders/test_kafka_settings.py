@@ -1,5 +1,6 @@
 """What a user may set of Kafka's client: nothing that a promise rests on, and nothing that the URL says already."""
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -16,6 +17,7 @@ from outbox.senders.kafka_refusals import words_of
 from outbox.senders.kafka_settings import _GUARDED, OPTIONS, Settings
 from outbox.senders.port import destination_of
 from outbox.testing.sender_contract import a_message
+from tests.support.waiting import eventually
 
 SECRET = "s3cr3t-of-the-shop"
 
@@ -134,6 +136,27 @@ def test_without_a_token_everything_waits_and_the_reason_is_told(token, text, op
     assert verdict == Unavailable(f"Kafka: kafkas://127.0.0.1:1: {text}")
     assert verdict.everything
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("option", ["", "&transactional.id=relay"])
+def test_a_function_that_hangs_holds_up_no_call_and_is_not_called_again(option):
+    """Its late token is for the next call."""
+    over = threading.Event()
+
+    def hang() -> tuple[str, float]:
+        over.wait(240)
+        return "t", time.time() + 600
+
+    with closing(KafkaSender(f"kafkas://127.0.0.1:1?timeout=1{option}", token=hang)) as sender:
+        verdicts = [sender.send([a_message("orders", 1)])[0] for _ in range(2)]
+        threads = [thread.name for thread in threading.enumerate()].count("outbox-token")
+        over.set()
+
+        assert eventually(lambda: "token" not in repr(sender.send([a_message("orders", 1)])))
+
+    text = "the function of token has not returned in time; let the function give up earlier"
+    assert verdicts == [Unavailable(f"Kafka: kafkas://127.0.0.1:1: {text}")] * 2
+    assert threads == 1
 
 
 def test_an_alert_of_tls_is_told_without_the_codes_of_openssl():

@@ -112,13 +112,13 @@ def test_any_number_of_duplicates_is_asked_about_in_one_call(stream):
 
 def test_one_whose_first_copy_is_gone_is_sent_until_the_window_is_over(stream):
     """A consumer of a work queue took it, perhaps; or it was of another subject."""
-    stream.take("orders", duplicate_window=2)
     sent = [a_message("orders", 1), a_message("orders", 2)]
     with closing(NatsSender(stream.url)) as sender:
         check_all_done(sender.send(sent), sent)
         stream.remove(1)
 
         first, second = sender.send(sent)
+        stream.take("orders", duplicate_window=0.1)
         check_eventually_done(sender, sent[:1])
 
     assert first == doubtful(stream.prefix, f"{stream.prefix}.orders", "the first copy is gone")
@@ -166,7 +166,11 @@ def test_what_speaks_like_jetstream_and_is_not_gets_no_question(nats, answer):
 
 def answered(server: NatsServer, answer: bytes) -> tuple[object, str]:
     """The verdict on a message that is answered so, and its subject."""
-    with Witness(server) as witness, ThreadPoolExecutor(1) as pool, closing(NatsSender(witness.url)) as sender:
+    with (
+        Witness(server) as witness,
+        ThreadPoolExecutor(1) as pool,
+        closing(NatsSender(witness.url, timeout=timedelta(seconds=60))) as sender,
+    ):
         verdicts = pool.submit(sender.send, [a_message("orders", 1)])
         witness.arrivals(1)
         witness.answer(answer)

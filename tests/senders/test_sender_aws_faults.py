@@ -4,9 +4,15 @@ import pytest
 
 from tests.support.aws_queues import FifoQueues
 from tests.support.places import placed
-from tests.support.remote import RemoteSenderContract
+from tests.support.remote import UNFIT_HEADERS, RemoteSenderContract
 
 mortal = placed(FifoQueues, "aws")
+
+UNFIT = (
+    *UNFIT_HEADERS,
+    ({"topic": "a b"}, "is no name of a "),
+    ({"key": "\ud800"}, "'utf-8' codec can't encode"),
+)
 
 
 class TestSqs(RemoteSenderContract):
@@ -15,6 +21,7 @@ class TestSqs(RemoteSenderContract):
     at = "fifo_queues"
     drops_copies = True
     big = 700_000
+    unfit = UNFIT
 
 
 @pytest.mark.full
@@ -23,3 +30,4 @@ class TestSns(RemoteSenderContract):
 
     at = "sns_topics"
     big = 150_000
+    unfit = UNFIT

@@ -11,7 +11,7 @@ from outbox.senders.kafka import KafkaSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, outcome_of
 from tests.support.kafka_topics import FarKafka, Topics
 from tests.support.places import begun, opened, placed
-from tests.support.remote import RemoteSenderContract
+from tests.support.remote import UNFIT_HEADERS, RemoteSenderContract
 
 fragile, mortal = begun(FarKafka), placed(Topics, "fragile", port=None)
 sender = opened("topics")
@@ -24,6 +24,12 @@ class TestBadWeather(RemoteSenderContract):
     calls = 1
     kills = 1
     slack = 3
+    unfit = (
+        *UNFIT_HEADERS,
+        ({"topic": "a b"}, "Kafka has no topic "),
+        ({"topic": "a\ud800"}, "Kafka has no topic "),
+        ({"key": "\ud800"}, "Kafka cannot carry it: 'utf-8' codec can't encode character"),
+    )
 
 
 def test_an_outage_and_a_message_that_is_too_large_are_no_fatal_errors_in_the_log(topics, sender, caplog):

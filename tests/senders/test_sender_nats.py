@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from outbox.model.message import Message, stored_message, uuid7
+from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.nats import NatsSender, read_message
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
@@ -133,7 +133,7 @@ def test_a_missing_stream_is_named_and_stops_only_its_topic(stream, sender):
 
 def test_an_answer_that_is_not_of_jetstream_is_not_done(nats):
     with Witness(nats) as witness, ThreadPoolExecutor(1) as pool:
-        sender = NatsSender(witness.url)
+        sender = NatsSender(witness.url, timeout=timedelta(seconds=60))
         verdicts = pool.submit(sender.send, [a_message("echo", 1)])
         witness.arrivals(1)
         witness.answer(b"thank you")
@@ -169,11 +169,10 @@ def test_a_message_above_its_streams_limit_is_rejected(stream, sender):
 @pytest.mark.parametrize("topic", [".a", "a.", "a..b"])
 def test_a_topic_that_is_no_subject_is_rejected_by_name(sender, topic):
     """The text says what to do: it is all that whoever looks at the dead letter has."""
-    fix = "what stands between dots has to be letters, digits, - and _, and not empty"
+    rule = "what stands between dots has to be letters, digits, - and _, and not empty"
+    fix = "give the topic another name with rename in the route, and replay this one"
 
-    assert sender.send([a_message(topic, 1)]) == [
-        Reject(f"NATS has no subject {topic!r}: {fix}; send it under another topic, and discard this one")
-    ]
+    assert sender.send([a_message(topic, 1)]) == [Reject(f"NATS has no subject {topic!r}: {rule}; {fix}")]
 
 
 def test_a_header_that_clients_take_for_their_own_is_rejected(stream, sender):
@@ -183,33 +182,6 @@ def test_a_header_that_clients_take_for_their_own_is_rejected(stream, sender):
 
     assert refused == Reject(f"headers['Status']: the name is reserved by NATS; {FIX}")
     assert done == DONE
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"headers": '{"a b": "c"}'}, "headers['a b']: the name must be of letters, digits and -"),
-        ({"headers": '{"": "c"}'}, "headers['']: the name must be of letters, digits and -"),
-        ({"headers": '{"a": "b\\r\\nNats-Msg-Id: c"}'}, "headers['a']: must be one line of UTF-8"),
-        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be one line of UTF-8"),
-        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
-        ({"topic": "a b"}, "NATS has no subject 'a b'"),
-        ({"topic": "a\r\nPUB b 0"}, "NATS has no subject 'a\\r\\nPUB b 0'"),
-        ({"content_type": "a\r\nb: c"}, "content_type: must be one line of UTF-8"),
-        ({"key": "\ud800"}, "NATS cannot carry it: "),
-    ],
-)
-def test_a_row_that_another_hand_wrote_is_rejected_alone(sender, fields, reason):
-    """The limits of `Message` are no limits of the table."""
-    row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
-    times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    strange = stored_message((1, uuid7(), *(row | fields | times).values()))
-
-    [before, refused, after] = sender.send([a_message("orders", 1), strange, a_message("orders", 2)])
-
-    assert (before, after) == (DONE, DONE)
-    assert isinstance(refused, Reject)
-    assert refused.error.startswith(reason)
 
 
 def test_the_servers_max_payload_counts_headers(strict):
@@ -272,7 +244,7 @@ def test_wrong_credentials_are_unavailable_and_never_told(strict, caplog):
 
 def test_a_server_without_tls_gets_no_credentials_over_a_tls_url():
     with Eavesdropper() as server:
-        sender = NatsSender(f"tls://ann:s3cr3t@127.0.0.1:{server.port}", timeout=timedelta(seconds=2))
+        sender = NatsSender(f"tls://ann:s3cr3t@127.0.0.1:{server.port}", timeout=timedelta(seconds=60))
         [verdict] = sender.send([a_message("orders", 1)])
         sender.close()
 

@@ -9,7 +9,7 @@ from outbox.testing.sender_contract import a_message, check_all_done
 from outbox.testing.servers import NatsServer
 from tests.support.nats_streams import Stream, Witness
 from tests.support.places import begun, placed
-from tests.support.remote import RemoteSenderContract
+from tests.support.remote import UNFIT_HEADERS, RemoteSenderContract
 from tests.support.servers.proxy import TcpProxy
 
 fragile, mortal = begun(NatsServer), placed(Stream, "fragile")
@@ -20,6 +20,15 @@ class TestBadWeather(RemoteSenderContract):
 
     at = "stream"
     drops_copies = True
+    unfit = (
+        *UNFIT_HEADERS,
+        ({"headers": '{"": "c"}'}, "headers['']: the name must be of letters, digits and -"),
+        ({"headers": '{"a": "b\\r\\nNats-Msg-Id: c"}'}, "headers['a']: must be one line of UTF-8"),
+        ({"topic": "a b"}, "NATS has no subject 'a b'"),
+        ({"topic": "a\r\nPUB b 0"}, "NATS has no subject 'a\\r\\nPUB b 0'"),
+        ({"content_type": "a\r\nb: c"}, "content_type: must be one line of UTF-8"),
+        ({"key": "\ud800"}, "NATS cannot carry it: "),
+    )
 
 
 def test_at_most_one_message_of_a_key_is_unacknowledged(nats):
@@ -29,7 +38,7 @@ def test_at_most_one_message_of_a_key_is_unacknowledged(nats):
     rounds = []
 
     with Witness(nats) as witness, ThreadPoolExecutor(1) as pool:
-        sender = NatsSender(witness.url)
+        sender = NatsSender(witness.url, timeout=timedelta(seconds=120))
         verdicts = pool.submit(sender.send, sent)
         for expected in (5, 2, 1):
             rounds.append(witness.arrivals(expected))
@@ -41,14 +50,14 @@ def test_at_most_one_message_of_a_key_is_unacknowledged(nats):
 
 
 def test_not_everything_is_under_way_at_once(nats):
-    with Witness(nats) as witness:
-        sender = NatsSender(witness.url, timeout=timedelta(seconds=3))
+    with Witness(nats) as witness, ThreadPoolExecutor(1) as pool:
+        sender = NatsSender(witness.url, timeout=timedelta(seconds=120))
+        verdicts = pool.submit(sender.send, [a_message("orders", n) for n in range(2_000)])
 
-        verdicts = sender.send([a_message("orders", n) for n in range(2_000)])
+        assert len(witness.arrivals(512)) == 512
 
-        assert {type(verdict) for verdict in verdicts} == {Unavailable}
-        assert len(witness.arrivals(1)) == 512
         sender.close()
+        assert {type(verdict) for verdict in verdicts.result()} == {Unavailable}
 
 
 def test_another_server_of_the_address_is_taken(stream, nats):

@@ -20,9 +20,10 @@ from outbox.testing.servers import NatsServer
 from tests.support.authority import Authority, options
 from tests.support.nats_accounts import Operator, Pair
 from tests.support.nats_streams import make_stream
+from tests.support.tls import refused as refused_by_tls
 
 VIOLATION = "nats: 'Authorization Violation'"
-REFUSED, UNTRUSTED = "the server refuses the handshake of TLS: ", "its certificate is refused: unable to get"
+UNTRUSTED = "its certificate is refused: unable to get"
 
 
 class Guarded(NamedTuple):
@@ -46,9 +47,9 @@ def by_certificate(folder: Path) -> tuple[NatsServer, Guarded, dict[str, Any]]:
     users = '{ users: [ { user: "CN=ann" } ] }'
     server = NatsServer(settings={"tls": f"{{ {files}, verify_and_map: true }}", "authorization": users})
     refused = {
-        options(ca=authority.ca): f"{REFUSED}certificate required",
-        options(ca=authority.ca, shown=stranger.issue("ann")): f"{REFUSED}unknown ca",
-        options(ca=authority.ca, shown=authority.issue("old", days=-1)): f"{REFUSED}certificate expired",
+        options(ca=authority.ca): refused_by_tls("certificate required"),
+        options(ca=authority.ca, shown=stranger.issue("ann")): refused_by_tls("unknown ca"),
+        options(ca=authority.ca, shown=authority.issue("old", days=-1)): refused_by_tls("certificate expired"),
         options(ca=authority.ca, shown=bob): VIOLATION,
         options(ca=stranger.ca, shown=ann): f"{UNTRUSTED} local issuer certificate",
         options(shown=ann): f"{UNTRUSTED} local issuer certificate",

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 
 import pytest
@@ -60,6 +60,32 @@ class TestBadWeather(RemoteSenderContract):
     at = "other"
     drops_copies = True
     full_cuts = range(900)
+    unfit = (
+        ({"topic": "a b"}, "topic: must be 1 to 249 characters of [A-Za-z0-9._%|-], not . or .., but is 'a b'"),
+        ({"topic": b"orders"}, "topic: must be a str, not bytes"),
+        (
+            {"topic": "RMQ_SYS_TRANS_HALF_TOPIC"},
+            "topic: RMQ_SYS_TRANS_HALF_TOPIC is reserved for half messages",
+        ),
+        ({"key": ""}, "key: must not be empty"),
+        ({"key": "a\0b"}, "key: must not contain NUL"),
+        ({"key": "\ud800"}, "key: holds a lone surrogate, which is not text"),
+        ({"key": "k" * 1025}, "key: must be at most 1024 bytes of UTF-8"),
+        ({"key": b"k"}, "key: must be a str, not bytes"),
+        ({"tags": "a|b"}, "tags: must be at most 255 characters without | and control characters"),
+        ({"tags": "a\0"}, "tags: must be at most 255 characters without | and control characters"),
+        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
+        ({"headers": '{"a": 7}'}, "headers['a']: must be a string, not int"),
+        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be UTF-8 without NUL"),
+        ({"headers": '{"a": "\\u0000"}'}, "headers['a']: must be UTF-8 without NUL"),
+        ({"content_type": "a\0b"}, "content_type: must be 1 to 255 printable ASCII characters"),
+        ({"body": "text"}, "body: must be bytes, not str"),
+        ({"body": bytes(4 * 1024 * 1024 + 1)}, "body: must be at most 4194304 bytes, not 4194305"),
+        ({"created_at": 2**63 - 1}, "created_at: must lie between the years 1970 and 9000"),
+        ({"created_at": datetime(1800, 1, 1, tzinfo=UTC)}, "created_at: must lie between the years 1970 and 9000"),
+        ({"expires_at": datetime(9500, 1, 1, tzinfo=UTC)}, "expires_at: must lie between the years 1970 and 9000"),
+        ({"message_id": "no id"}, "message_id: is not a UUID"),
+    )
 
 
 def batch(first: int, number: int = 200) -> list[Message]:

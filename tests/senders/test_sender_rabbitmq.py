@@ -19,7 +19,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.common import FieldTable
 
 from outbox.errors import SenderError
-from outbox.model.message import Message, stored_message, uuid7
+from outbox.model.message import Message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.rabbitmq import RabbitSender, read_message
 from outbox.testing.sender_contract import (
@@ -33,6 +33,7 @@ from outbox.testing.servers.process import free_port
 from tests.conftest import started
 from tests.support.authority import Authority, options
 from tests.support.rabbit_exchanges import Exchange, user
+from tests.support.remote import a_row
 from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.waiting import eventually
@@ -235,7 +236,7 @@ def test_two_rows_of_one_id_are_told_apart(exchange, publisher):
     """A server returns by the id alone. Whose message it was may not be guessed."""
     exchange.take("orders")
     id = uuid7()
-    routed, returned = (row(topic=topic, message_id=id) for topic in ("orders", "odrers"))
+    routed, returned = (a_row(topic=topic, message_id=id) for topic in ("orders", "odrers"))
 
     for sent in ([routed, returned], [returned, routed], [returned, returned]):
         for one, verdict in zip(sent, publisher.send(sent), strict=True):
@@ -447,57 +448,6 @@ def test_a_header_that_the_broker_obeys_is_rejected(exchange, publisher, name):
 
     assert refused == Reject(f"headers[{name!r}]: the name is reserved by RabbitMQ; {FIX}")
     assert done == DONE
-
-
-def row(**fields: Any) -> Message:
-    """A message as it is read from a row that anybody may have written."""
-    usual: dict[str, Any] = {
-        "message_id": uuid7(),
-        "topic": "orders",
-        "key": None,
-        "tags": None,
-        "headers": None,
-        "body": b"b",
-    }
-    usual |= {"content_type": None, "created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    return stored_message((1, *(usual | fields).values()))
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"headers": '{"a b": "c"}'}, "headers['a b']: the name must be of letters, digits and -"),
-        ({"headers": '{"": "c"}'}, "headers['']: the name must be of letters, digits and -"),
-        ({"headers": '{"a": "b\\r\\nc"}'}, "headers['a']: must be one line of UTF-8"),
-        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be one line of UTF-8"),
-        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
-        ({"headers": json.dumps({"a" * 129: "b"})}, f"headers['{'a' * 79}]: the name must be at most 128 characters"),
-        ({"headers": json.dumps({"a": "b" * 200_000})}, "headers: must be at most 131072 bytes on the wire"),
-        ({"topic": "a b"}, "topic: must be 1 to 249 characters of"),
-        ({"topic": ""}, "topic: must be 1 to 249 characters of"),
-        ({"topic": "\ud800"}, "topic: holds a lone surrogate"),
-        ({"topic": "a" * 250}, "topic: must be 1 to 249 characters of"),
-        ({"content_type": "a\r\nb: c"}, "content_type: must be one line of UTF-8"),
-        ({"content_type": "a" * 300}, "RabbitMQ cannot carry it: "),
-        ({"key": "\ud800"}, "RabbitMQ cannot carry it: "),
-        ({"tags": "\ud800"}, "RabbitMQ cannot carry it: "),
-        ({"created_at": datetime(1950, 1, 1, tzinfo=UTC)}, "RabbitMQ cannot carry it: "),
-        ({"message_id": "no id"}, "RabbitMQ cannot carry it: "),
-    ],
-    ids=str,
-)
-def test_a_row_that_another_hand_wrote_is_rejected_alone(exchange, publisher, caplog, fields, reason):
-    """The limits of `Message` are no limits of the table. The connection stays the same."""
-    caplog.set_level(logging.INFO, logger="outbox")
-    before, after = a_message("orders", 1), a_message("orders", 2)
-
-    [first, refused, last] = publisher.send([before, row(**fields), after])
-
-    assert (first, last) == (DONE, DONE)
-    assert isinstance(refused, Reject)
-    assert refused.error.startswith(reason)
-    check_stored(exchange, [before, after])
-    assert [record.getMessage() for record in caplog.records] == [f"RabbitMQ: connected to {origin(exchange)}"]
 
 
 def origin(exchange: Exchange) -> str:

@@ -2,17 +2,18 @@
 
 import logging
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from outbox.errors import SenderError
-from outbox.model.message import Message, stored_message, uuid7
+from outbox.model.message import Message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.opening import open_sender
 from outbox.senders.redis import RedisSender, read_message, wait_command
@@ -20,9 +21,10 @@ from outbox.testing.sender_contract import SenderContract, a_message, check_all_
 from outbox.testing.servers.process import free_port
 from tests.support.authority import Authority
 from tests.support.places import opened
-from tests.support.redis_streams import NewerRedis, PatientRedis
+from tests.support.redis_streams import NewerRedis, StrangeRedis
 from tests.support.servers.redis import RedisServer
 from tests.support.tls import CERTIFICATE, FOREIGN, KEY
+from tests.support.tls import refused as refused_by_tls
 
 USERS = (
     "user ann on >pass ~* +@all\n"
@@ -216,11 +218,24 @@ def test_a_right_that_is_withdrawn_stores_nothing_twice_as_done(strict):
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_only_the_id_of_an_entry_means_that_it_is_stored(number):
-    with PatientRedis() as server, closing(RedisSender(server.url)) as sender:
+    """As a server answers on whose connection somebody has begun a transaction."""
+    with StrangeRedis(b"+QUEUED\r\n") as server, closing(RedisSender(server.url)) as sender:
         verdicts = sender.send([a_message("orders", n) for n in range(number)])
 
     why = "XADD is answered with b'QUEUED', not with the id of an entry"
     assert verdicts == [Unavailable(f"Redis: {server.url}: {why}", everything=True)] * number
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+@pytest.mark.parametrize("answer", ["MOVED 1", "ASK 1 127.0.0.1:x"])
+def test_a_redirection_without_an_address_is_a_refusal(answer, scheme):
+    with (
+        StrangeRedis(f"-{answer}\r\n".encode()) as server,
+        closing(RedisSender(server.url.replace("redis", scheme))) as sender,
+    ):
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    assert verdict == Unavailable(f"Redis on stream 'orders': {answer}")
 
 
 def test_a_user_who_may_not_wait_for_replicas_is_told(strict):
@@ -295,7 +310,6 @@ def test_a_certificate_of_another_host_is_refused(safe):
 
 
 def test_a_server_that_wants_a_certificate_takes_one_of_its_authority_alone(tmp_path):
-    """Where the connection is closed before the reason is read, the words are others."""
     ours, port = Authority(tmp_path / "ours"), free_port()
     certificate, key = ours.issue("server")
     tls = {"tls-port": str(port), "tls-cert-file": str(certificate), "tls-key-file": str(key)}
@@ -314,13 +328,7 @@ def test_a_server_that_wants_a_certificate_takes_one_of_its_authority_alone(tmp_
     for verdict in refused:
         assert isinstance(verdict, Unavailable)
         assert verdict.everything
-        words = (
-            "the server refuses the handshake of TLS: ",
-            "closed the connection",
-            "connection reset",
-            "broken pipe",
-        )
-        assert any(each in verdict.error for each in words), verdict
+        assert re.fullmatch(f"Redis: rediss://127.0.0.1:{port}: {refused_by_tls()}", verdict.error)
 
 
 def test_a_second_copy_is_dropped_by_a_server_that_can(streams, sender):
@@ -339,7 +347,7 @@ def test_a_second_copy_is_dropped_by_a_server_that_can(streams, sender):
 def test_a_server_that_is_full_is_unavailable():
     settings = {"maxmemory": "3mb", "maxmemory-policy": "noeviction", "appendonly": "no"}
     with RedisServer(settings=settings) as server:
-        sender = RedisSender(server.url)
+        sender = RedisSender(server.url, timeout=timedelta(seconds=60))
         verdicts = sender.send([a_message("orders", os.urandom(100_000), key="k") for _ in range(40)])
         sender.close()
 
@@ -353,7 +361,7 @@ def test_a_server_that_is_full_is_unavailable():
 
 
 def test_a_message_waits_for_its_replicas(redis):
-    sender = RedisSender(f"{redis.url}?wait=1&timeout=2")
+    sender = RedisSender(f"{redis.url}?wait=1&timeout=6")
 
     verdicts = sender.send([a_message("waits", n) for n in range(3)])
 
@@ -363,7 +371,7 @@ def test_a_message_waits_for_its_replicas(redis):
 
 def test_nothing_of_a_key_is_appended_behind_what_too_few_replicas_have(redis):
     """These messages are more than one round of commands, so that the replica might be there for the next round."""
-    sender = RedisSender(f"{redis.url}/0/behind?wait=1&timeout=2")
+    sender = RedisSender(f"{redis.url}/0/behind?wait=1&timeout=6")
 
     verdicts = sender.send([a_message("waits", n, key="a") for n in range(1_500)])
 
@@ -400,30 +408,6 @@ def test_a_short_wait_for_replicas_is_not_one_for_ever():
     """WAIT with a time of 0 is."""
     assert wait_command(2, 0.003) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$1\r\n1\r\n"
     assert wait_command(2, 4) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$4\r\n1000\r\n"
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"headers": '{"a b": "c"}'}, "headers['a b']: the name must be of letters, digits and -"),
-        ({"headers": '{"outbox-body": "c"}'}, "headers['outbox-body']: the name is reserved by the outbox"),
-        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be one line of UTF-8"),
-        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
-        ({"topic": "a\ud800"}, "'utf-8' codec can't encode character"),
-        ({"key": "\ud800"}, "'utf-8' codec can't encode character"),
-    ],
-)
-def test_a_row_that_another_hand_wrote_is_rejected_alone(sender, fields, reason):
-    """The limits of `Message` are no limits of the table."""
-    row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
-    times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    strange = stored_message((1, uuid7(), *(row | fields | times).values()))
-
-    [before, refused, after] = sender.send([a_message("orders", 1), strange, a_message("orders", 2)])
-
-    assert (before, after) == (DONE, DONE)
-    assert isinstance(refused, Reject)
-    assert refused.error.startswith(f"Redis cannot carry it: {reason}")
 
 
 @pytest.mark.parametrize(

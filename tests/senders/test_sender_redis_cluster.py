@@ -39,8 +39,9 @@ class TestRedisCluster(SenderContract):
 
 
 class TestBadWeather(RemoteSenderContract):
-    """As in front of a single server; there big bodies and forks are tried, too."""
+    """As in front of a single server; there strange rows, big bodies and forks are tried, too."""
 
+    test_rows_that_another_hand_wrote_are_rejected_alone = None  # type: ignore[assignment]
     test_big_bodies_go_through_in_one_call = None  # type: ignore[assignment]
     test_a_process_may_fork_and_end_as_it_likes = None  # type: ignore[assignment]
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from outbox.errors import MissingExtraError
-from outbox.model.message import Message, stored_message, uuid7
+from outbox.model.message import Message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.webhook_reading import read_message
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
@@ -162,44 +162,6 @@ def test_no_cookie_is_kept(endpoint, to_webhook):
 
 
 # Rows that another hand wrote
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"headers": '{"a b": "c"}'}, "headers['a b']: the name must be of letters, digits and -"),
-        ({"headers": '{"": "c"}'}, "headers['']: the name must be of letters, digits and -"),
-        ({"headers": '{"a": "b\\r\\nwebhook-id: c"}'}, "headers['a']: must be one line of UTF-8"),
-        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be one line of UTF-8"),
-        ({"headers": '{"a": "b\\u0000"}'}, "headers['a']: must hold no control characters"),
-        ({"headers": '{"a": "b\\u000b"}'}, "headers['a']: must hold no control characters"),
-        ({"headers": '{"a": " b"}'}, "headers['a']: must hold no control characters, and neither begin nor end with a"),
-        ({"headers": '{"A": "1", "a": "2"}'}, "headers: must not hold one name in two cases"),
-        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
-        ({"headers": '{"Outbox_Key": "k"}'}, "headers['Outbox_Key']: servers read it as a reserved name"),
-        ({"headers": '{"webhook_id": "k"}'}, "headers['webhook_id']: servers read it as a reserved name"),
-        ({"topic": "a b"}, "topic: must be 1 to 249 characters of [A-Za-z0-9._%|-], not . or .., but is 'a b'; send"),
-        ({"topic": ""}, "topic: must be 1 to 249 characters of"),
-        ({"topic": "a\r\nHost: b"}, "topic: must be 1 to 249 characters of"),
-        ({"topic": "\ud800"}, "topic: holds a lone surrogate"),
-        ({"content_type": "a\r\nb: c"}, "content_type: must be one line of UTF-8"),
-        ({"key": "\ud800"}, ""),
-        ({"tags": "\ud800"}, ""),
-    ],
-)
-def test_a_row_that_another_hand_wrote_is_rejected_alone(endpoint, to_webhook, fields, reason):
-    """The limits of `Message` are no limits of the table."""
-    row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
-    times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
-    strange = stored_message((1, uuid7(), *(row | fields | times).values()))
-
-    sent = [a_message("orders", 1), strange, a_message("orders", 2)]
-    [before, refused, after] = to_webhook(endpoint.url).send(sent)
-
-    assert (before, after) == (DONE, DONE)
-    assert isinstance(refused, Reject)
-    assert refused.error.startswith(reason)
-    assert sorted(received.body for received in endpoint.kept) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from outbox.model.verdict import DONE, Done, Unavailable
 from outbox.senders.webhook import WebhookSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_stored
 from tests.support.places import begun, opened, placed
-from tests.support.remote import RemoteSenderContract
+from tests.support.remote import UNFIT_HEADERS, RemoteSenderContract, ended
 from tests.support.webhook_endpoint import Answer
 from tests.support.webhooks import EndpointProgram, Filed, Gate
 
@@ -28,6 +28,24 @@ class TestBadWeather(RemoteSenderContract):
     at = "hook"
     cuts = (*range(0, 130, 9), *range(131, 700, 41))
     full_cuts = range(700)
+    unfit = (
+        *UNFIT_HEADERS,
+        ({"headers": '{"": "c"}'}, "headers['']: the name must be of letters, digits and -"),
+        ({"headers": '{"a": "b\\r\\nwebhook-id: c"}'}, "headers['a']: must be one line of UTF-8"),
+        ({"headers": '{"a": "b\\u0000"}'}, "headers['a']: must hold no control characters"),
+        ({"headers": '{"a": "b\\u000b"}'}, "headers['a']: must hold no control characters"),
+        ({"headers": '{"a": " b"}'}, "headers['a']: must hold no control characters, and neither begin nor end with a"),
+        ({"headers": '{"A": "1", "a": "2"}'}, "headers: must not hold one name in two cases"),
+        ({"headers": '{"Outbox_Key": "k"}'}, "headers['Outbox_Key']: servers read it as a reserved name"),
+        ({"headers": '{"webhook_id": "k"}'}, "headers['webhook_id']: servers read it as a reserved name"),
+        ({"topic": "a b"}, "topic: must be 1 to 249 characters of [A-Za-z0-9._%|-], not . or .., but is 'a b'; send"),
+        ({"topic": ""}, "topic: must be 1 to 249 characters of"),
+        ({"topic": "a\r\nHost: b"}, "topic: must be 1 to 249 characters of"),
+        ({"topic": "\ud800"}, "topic: holds a lone surrogate"),
+        ({"content_type": "a\r\nb: c"}, "content_type: must be one line of UTF-8"),
+        ({"key": "\ud800"}, ""),
+        ({"tags": "\ud800"}, ""),
+    )
 
 
 def deliver(sender: WebhookSender, sent: list[Message], *, seconds: float = 120.0) -> int:
@@ -54,7 +72,7 @@ def test_at_most_one_message_of_a_key_is_unacknowledged(endpoint):
     keys = ["a", "b", None, "a", None, "a", "b", None]
     sent = [a_message("orders", n, key=key) for n, key in enumerate(keys)]
     gate, rounds = Gate(endpoint), []
-    sender = WebhookSender(endpoint.url, timeout=timedelta(seconds=15))
+    sender = WebhookSender(endpoint.url, timeout=timedelta(seconds=120))
 
     with ThreadPoolExecutor(1) as pool:
         verdicts = pool.submit(sender.send, sent)
@@ -87,14 +105,13 @@ def test_what_waited_behind_big_bodies_is_under_way_at_once(endpoint):
 @pytest.mark.parametrize(("option", "most"), [("?most=8", 8), ("", 32)])
 def test_not_everything_is_under_way_at_once(endpoint, option, most):
     gate = Gate(endpoint)
-    sender = WebhookSender(f"{endpoint.url}/x{option}", timeout=timedelta(seconds=5))
+    sender = WebhookSender(f"{endpoint.url}/x{option}", timeout=timedelta(seconds=120))
 
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(sender.send, numbered(200)) for _ in range(2)]  # also by two calls together
         assert len(gate.arrivals(most)) == most
-        assert {type(verdict) for call in calls for verdict in call.result()} == {Unavailable}
+        assert {type(verdict) for verdicts in ended(sender, calls) for verdict in verdicts} == {Unavailable}
     gate.answer()
-    sender.close()
 
 
 def test_an_answer_that_is_lost_is_followed_by_the_same_request(hook, sender):
@@ -136,18 +153,18 @@ def test_a_slow_endpoint_gets_no_message_twice(hook, endpoint):
     """What cannot be answered within the time of a call is not begun in it."""
 
     def judge(received):
-        time.sleep(0.1)
+        time.sleep(0.3)
         return Answer()
 
     endpoint.judge = judge
-    sender = hook.open(seconds=3)  # the last quarter of it is for an answer, also on a busy machine
-    sent = [a_message("orders", n, key="k") for n in range(60)]
+    sender = hook.open(seconds=8)  # the last quarter of it is for an answer, also on a busy machine
+    sent = [a_message("orders", n, key="k") for n in range(30)]
 
     calls = deliver(sender, sent)
 
     sender.close()
     check_stored(hook, sent)
-    assert (len(hook.stored()), 2 < calls < 20) == (60, True)
+    assert (len(hook.stored()), calls > 1) == (30, True)
 
 
 def test_a_message_that_is_never_answered_holds_up_no_other(endpoint):
@@ -179,22 +196,23 @@ def test_a_message_that_is_never_answered_holds_up_no_other(endpoint):
 def test_connections_that_died_unnoticed_cost_one_call(endpoint):
     """As when a firewall has forgotten them: the first that is not answered takes the others with it."""
     opened: set[threading.Thread] = set()
-    several_here = threading.Barrier(4, timeout=30)
+    several_here, over = threading.Barrier(4, timeout=60), threading.Event()
 
     def judge(received):
         if received.body == b"first":
             opened.add(threading.current_thread())  # the endpoint has a thread for each connection
             several_here.wait()
         elif threading.current_thread() in opened:
-            time.sleep(10)
+            over.wait(120)
         return Answer()
 
     endpoint.judge = judge
-    sender = WebhookSender(endpoint.url, timeout=timedelta(seconds=4))
+    sender = WebhookSender(endpoint.url, timeout=timedelta(seconds=10))
     check_all_done(sender.send(sent := [a_message("orders", "first") for _ in range(4)]), sent)
 
     verdicts = [sender.send([a_message("orders", "later")])[0] for _ in range(2)]
+    over.set()
     sender.close()
 
     assert len(opened) == 4
-    assert verdicts == [Unavailable(f"Webhook: {endpoint.url}: no answer within 3.6 s"), DONE]
+    assert verdicts == [Unavailable(f"Webhook: {endpoint.url}: no answer within 9 s"), DONE]

@@ -15,6 +15,7 @@ from typing import Any
 
 from moto.core.utils import camelcase_to_underscores
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.sns.models import Topic
 from moto.sqs import models
 from moto.sqs.models import Message, Queue
 from werkzeug.serving import make_server
@@ -52,6 +53,16 @@ class Journal:
                 self._hold(queue, message)
 
 
+_publish = Topic.publish
+
+
+def publish(topic: Topic, *arguments: Any, **more: Any) -> str:
+    """Stand in for `Topic.publish`. A topic that is made anew would lose what comes before its subscription is."""
+    if not topic.sns_backend.list_subscriptions_by_topic(topic_arn=topic.arn)[0]:
+        raise LookupError(f"{topic.arn} has no subscription yet")
+    return _publish(topic, *arguments, **more)
+
+
 class Handler(MotoRequestHandler):
     """Answers in one packet, without a word."""
 
@@ -78,6 +89,7 @@ def main(port: int, path: Path) -> None:
         journal.take(queue, message)
 
     setattr(Queue, "add_message", take)  # noqa: B010
+    setattr(Topic, "publish", publish)  # noqa: B010
     app: Any = DomainDispatcherApplication(create_backend_app)
     make_server("127.0.0.1", port, app, threaded=True, request_handler=Handler).serve_forever()
 

@@ -9,11 +9,12 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import aio_pika
 import nats
 import redis
+import redis.sentinel
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -28,13 +29,14 @@ from outbox.senders import rabbitmq as rabbitmq_wire
 from outbox.senders import redis as redis_wire
 from outbox.senders import webhook_reading as webhook_wire
 from outbox.store.database import Database
-from outbox.testing.servers import LocalServer, NatsServer, PostgresServer
+from outbox.testing.servers import NatsServer, PostgresServer
 from tests.support.aws_program import read_journal
 from tests.support.readers import delivered
 from tests.support.servers.aws import ACCOUNT, REGION, AwsServer
 from tests.support.servers.kafka import KafkaServer
 from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.servers.redis import RedisServer
+from tests.support.servers.redis_cluster import RedisCluster, Watched
 from tests.support.webhook_endpoint import read_file
 from tests.support.webhooks import EndpointProgram
 
@@ -48,7 +50,8 @@ class DurableDestination(ABC):
     #: Whether what is sent again soon is there once.
     drops_copies: ClassVar[bool] = False
 
-    server: LocalServer
+    #: Runs; `kill`, `start`, and the end of a `with` block say the rest.
+    server: Any
     #: What `outbox relay --to` takes.
     url: str
     #: What `read` takes.
@@ -187,10 +190,74 @@ class RedisStreams(DurableDestination):
     @staticmethod
     def read(source: str) -> list[Message]:
         """All entries."""
-        name = f"{PREFIX}:{TOPIC}"
         with redis.Redis.from_url(source) as client:
-            entries = client.xrange(name)
-        return [redis_wire.read_message(name, fields, prefix=PREFIX) for _, fields in entries]
+            return _entries(client, PREFIX)
+
+
+def _entries(client: Any, prefix: str) -> list[Message]:
+    name = f"{prefix}:{TOPIC}"
+    return [redis_wire.read_message(name, fields, prefix=prefix) for _, fields in client.xrange(name)]
+
+
+class FailingOver:
+    """A master of Redis with its replica: after a kill the replica is the master, with the dead one as its replica."""
+
+    def __init__(self, servers: RedisCluster | Watched) -> None:
+        self._servers = servers.__enter__()
+        self._servers.begin_replica()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._servers.__exit__(*exception)
+
+    def kill(self) -> None:
+        """Kill the master."""
+        self._servers.master.kill()
+
+    def start(self) -> None:
+        """Have the replica take over, and wait until it has a replica itself."""
+        self._servers.fail_over()
+        self._servers.begin_replica()
+
+
+class ClusterOfRedis(DurableDestination):
+    """A stream of a cluster, on the node with the replica, which has to have what is done."""
+
+    #: Its streams have the same slot.
+    _prefix = f"{{{PREFIX}}}"
+
+    def __init__(self) -> None:
+        cluster = RedisCluster()
+        self.server = FailingOver(cluster)
+        hosts = [f"127.0.0.1:{node.proxy.port}" for node in cluster.masters]
+        self.source = f"redis://{hosts[-1]}"
+        self.url = f"redis+cluster://{','.join(hosts)}/{self._prefix}?wait=1"
+        assert cluster.owner(self._prefix) is cluster.master
+
+    @staticmethod
+    def read(source: str) -> list[Message]:
+        """All entries, of the node that has them now."""
+        with redis.RedisCluster.from_url(source) as client:
+            return _entries(client, ClusterOfRedis._prefix)
+
+
+class WatchedRedis(DurableDestination):
+    """A stream of the master that sentinels know. Its replica has to have what is done."""
+
+    def __init__(self) -> None:
+        watched = Watched()
+        self.server = FailingOver(watched)
+        self.source = watched.hosts
+        self.url = f"redis+sentinel://{watched.hosts}/mymaster/0/{PREFIX}?wait=1"
+
+    @staticmethod
+    def read(source: str) -> list[Message]:
+        """All entries, of the master that the first sentinel knows, which decides."""
+        host, _, port = source.partition(",")[0].partition(":")
+        with redis.sentinel.Sentinel([(host, int(port))]).master_for("mymaster") as client:
+            return _entries(client, PREFIX)
 
 
 class Queue(DurableDestination):
@@ -260,6 +327,8 @@ KINDS: dict[str, type[DurableDestination]] = {
     "kafka": Kafka,
     "rabbitmq": RabbitMQ,
     "redis": RedisStreams,
+    "redis+cluster": ClusterOfRedis,
+    "redis+sentinel": WatchedRedis,
     "sqs": Queue,
     "sns": Notifications,
     "webhook": Webhook,

@@ -3,13 +3,14 @@
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 from sqlalchemy import Engine
 
+from outbox.model.message import Message
 from outbox.senders.postgresql import PostgresSender
 from outbox.testing.sender_contract import Stored
 from outbox.testing.servers import PostgresServer
@@ -85,3 +86,9 @@ def conninfo_of_server(server: PostgresServer) -> str:
 def new_id() -> str:
     """A name that no other test has."""
     return f"n{uuid.uuid4().hex[:12]}"
+
+
+def send(url: str, *messages: Message, **options: Any) -> list[Any]:
+    """The verdicts of a sender that is used once."""
+    with closing(PostgresSender(url, **options)) as sender:
+        return list(sender.send(messages))

@@ -240,11 +240,15 @@ class NewerRedis:
         return {b"CONFIG": b"*0\r\n", b"EXEC": b"*0\r\n", b"XADD": b"+1-1\r\n"}.get(command[0], b"+OK\r\n")
 
 
-class PatientRedis(NewerRedis):
-    """Queues every XADD, as a server does on whose connection somebody has begun a transaction."""
+class StrangeRedis(NewerRedis):
+    """Answers every XADD in the same way."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self._always = answer
 
     def _answer(self, command: list[bytes]) -> bytes:
-        return b"+QUEUED\r\n" if command[0] == b"XADD" else super()._answer(command)
+        return self._always if command[0] == b"XADD" else super()._answer(command)
 
 
 class ArrivingRedis(NewerRedis):

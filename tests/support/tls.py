@@ -9,6 +9,14 @@ FOREIGN = HERE / "tls_foreign.pem"
 KEY = HERE / "tls_key.pem"
 
 
+def refused(alert: str = ".*") -> str:
+    """A pattern for the words of a client whose handshake the server refuses.
+
+    A client of TLS 1.3 writes before it has read the alert. Then the end of the connection may overtake the alert.
+    """
+    return f"(the server refuses the handshake of TLS: {alert}|.*(reset|broken pipe|closed|lost|EOF).*)"
+
+
 def server_context() -> ssl.SSLContext:
     """What a server needs to speak TLS with it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -198,14 +198,18 @@ class Babbler:
         self,
         *said: Sequence[bytes],
         tls: ssl.SSLContext | None = None,
-        pause: float = 0.05,
+        pause: float | None = 0.05,
         later: bytes = REFUSAL,
     ) -> None:
         """Answer the requests of the first connection with these, one after the other; each may come in parts.
 
-        Without a pause between parts they come in one packet. `later`: the answer to all requests of other connections.
+        Without a pause between parts they come in one packet; None: each pause lasts until `go_on`. `later`: the answer
+        to all requests of other connections.
         """
         self.connections = 0
+        self.go_on = threading.Event()
+        #: All parts of the first answer were said.
+        self.has_answered = threading.Event()
         self._pause = pause
         self._later = later
         self._said = said
@@ -245,11 +249,12 @@ class Babbler:
                         if line.lower().startswith(b"content-length:"):
                             length = int(line.partition(b":")[2])
                     requests.read(length)
-                    safe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, not self._pause)
+                    safe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, self._pause == 0)
                     for part in parts:
                         safe.sendall(part)
-                        time.sleep(self._pause)
+                        self.go_on.wait(self._pause)
                     safe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, False)
+                    self.has_answered.set()
                 requests.readline()
 
 

@@ -32,6 +32,9 @@ from tests.support.waiting import eventually
 #: it is back.
 Trouble = Literal["kill", "worst", "crash", "blackout"]
 
+#: Seconds for each thing that is waited for, on a machine that is busy with other things, too.
+_PATIENCE = 600.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -98,25 +101,28 @@ class Run:
 
     def _perform(self, began: float) -> Report:
         self._writers = [self._writer(number) for number in range(self._plan.writers)]
-        assert eventually(lambda: self._written >= self._plan.backlog)
+        assert eventually(lambda: self._written >= self._plan.backlog, _PATIENCE), self._said()
         self._relays = [self._relay() for _ in range(self._plan.relays)]
-        assert eventually(lambda: len(self._read()) >= self._plan.backlog / 2), self._said()
+        assert eventually(lambda: len(self._read()) >= self._plan.backlog / 2, _PATIENCE), self._said()
         before = self._read()
         self._make_trouble()
         self._end_writers()
-        assert eventually(self._all_sent, 120), self._said()
+        assert eventually(self._all_sent, _PATIENCE), self._said()
         for relay in self._relays:
             # One that has only just been started knows no signals yet.
-            assert relay.end(signal.SIGTERM) in (0, -signal.SIGTERM), self._said()
+            assert relay.end(signal.SIGTERM, _PATIENCE) in (0, -signal.SIGTERM), self._said()
         after = self._read()
         committed = facts(self._engine)
+        findings = judge(committed, self._history(before, after), batch=self._plan.batch)
+        # A consumer cannot handle what is lost; the findings say more than its failure.
+        is_right = self._plan.twin is None and not findings.wrong
         return Report(
             kind=self._kind,
-            findings=judge(committed, self._history(before, after), batch=self._plan.batch),
+            findings=findings,
             messages=len(committed),
             copies=len(after),
             faults=self._faults,
-            wrong_effects=self._consume([fact.name for fact in committed]) if self._plan.twin is None else {},
+            wrong_effects=self._consume([fact.name for fact in committed]) if is_right else {},
             seconds=time.monotonic() - began,
         )
 
@@ -140,7 +146,7 @@ class Run:
 
     def _kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Kill the relay that works, and start another in its place."""
-        assert eventually(lambda: any(relay.works for relay in self._relays)), self._said()
+        assert eventually(lambda: any(relay.works for relay in self._relays), _PATIENCE), self._said()
         killed = next(relay for relay in self._relays if relay.works)
         assert killed.end(number) == -signal.SIGKILL, self._said()
         self._relays.remove(killed)
@@ -156,7 +162,7 @@ class Run:
 
     def _end_writers(self) -> None:
         self._enough.touch()
-        assert eventually(lambda: not any(writer.running for writer in self._writers), 600), self._said()
+        assert eventually(lambda: not any(writer.running for writer in self._writers), _PATIENCE), self._said()
         assert [writer.end(signal.SIGCONT) for writer in self._writers] == [0] * len(self._writers), self._said()
 
     def _all_sent(self) -> bool:
@@ -195,10 +201,10 @@ class Run:
         log = self._folder / "consumer.log"
         killed = Child(consumers, task, log)
         half = len(expected) // 2
-        assert eventually(lambda: len(effects(self._billing)) >= half or not killed.running, 300)
+        assert eventually(lambda: len(effects(self._billing)) >= half or not killed.running, _PATIENCE)
         assert killed.end(signal.SIGKILL) == -signal.SIGKILL, log.read_text()[-3000:]
         second = Child(consumers, task, log)
-        assert eventually(lambda: not second.running, 600)
+        assert eventually(lambda: not second.running, _PATIENCE)
         assert second.end(signal.SIGCONT) == 0, log.read_text()[-3000:]
         found = Counter(effects(self._billing))
         found.subtract(expected)

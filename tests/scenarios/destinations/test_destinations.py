@@ -37,8 +37,8 @@ def billing_engine(postgres: PostgresServer, pg_template: str) -> Iterator[Engin
         yield engine
 
 
-#: Their servers take long to come back; SNS differs from SQS only in the form of its calls.
-_SLOW = ("kafka", "rabbitmq", "sns")
+#: Their servers take long to come back, or are many; SNS differs from SQS only in the form of its calls.
+_SLOW = ("kafka", "rabbitmq", "sns", "redis+cluster", "redis+sentinel")
 
 
 @pytest.fixture

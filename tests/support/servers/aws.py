@@ -20,12 +20,13 @@ from tests.support import aws_program
 from tests.support.aws_program import read_journal
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
-#: What AWS's own chain finds. The instance's metadata would be asked over the network.
+#: What AWS's own chain finds, here and in processes begun here. The instance's metadata would be far away.
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
     "AWS_SECRET_ACCESS_KEY": "s3cr3t/Sesame",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+os.environ.update(CREDENTIALS)
 
 
 class AwsServer(LocalServer):
@@ -36,7 +37,6 @@ class AwsServer(LocalServer):
     def __init__(self) -> None:
         super().__init__("aws", None, None)
         self.journal = self.folder / "taken.jsonl"
-        os.environ.update(CREDENTIALS)
         session = botocore.session.get_session()
         # The sender finds them read already: on a busy machine that takes a large part of a call's time.
         session.register_component("data_loader", services)

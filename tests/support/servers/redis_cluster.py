@@ -84,6 +84,11 @@ class RedisCluster:
         self._stack.close()
 
     @property
+    def master(self) -> Node:
+        """The node that has a replica."""
+        return self.masters[0]
+
+    @property
     def nodes(self) -> list[Node]:
         """All of them."""
         return [*self.masters, self.replica]
@@ -128,7 +133,7 @@ class RedisCluster:
     def begin_replica(self) -> None:
         """Start the replica, and wait until it has what its master has."""
         self.replica.start()
-        assert eventually(lambda: self.replica.run("INFO", "replication")["master_link_status"] == "up")
+        assert eventually(lambda: self.replica.run("INFO", "replication").get("master_link_status") == "up")
 
     def _acquaint(self) -> None:
         """Write for each node what it would have learnt in the cluster."""
@@ -160,11 +165,14 @@ class Watched:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.master = stack.enter_context(RedisServer(settings=self._settings))
+            self.proxy = stack.enter_context(TcpProxy("127.0.0.1", 0))
+            # Under another address it would be a second replica for the sentinels, once it is one.
+            ours = {"replica-announce-ip": "127.0.0.1", "replica-announce-port": str(self.proxy.port)}
+            self.master = stack.enter_context(RedisServer(settings=self._settings | ours))
+            self.proxy.redirect(self.master.port)
             replica = {"replicaof": f"127.0.0.1 {self.master.port}"}
             self.replica = stack.enter_context(RedisServer(settings=self._settings | replica))
-            assert eventually(lambda: self._about(self.replica)["master_link_status"] == "up")
-            self.proxy = stack.enter_context(TcpProxy("127.0.0.1", self.master.port))
+            self.begin_replica()
             self.sentinels = [stack.enter_context(Sentinel(self.proxy.port, self._password)) for _ in range(3)]
             self._stack = stack.pop_all()
         return self
@@ -184,8 +192,18 @@ class Watched:
         assert eventually(lambda: self._about(self.replica)["role"] == "master")
         self.master, self.replica = self.replica, self.master
 
+    def begin_replica(self) -> None:
+        """Start the replica, a former master, too; wait until it has what its master has."""
+        self.replica.start()
+        with self._client(self.replica) as client:
+            client.replicaof("127.0.0.1", self.master.port)
+        assert eventually(lambda: self._about(self.replica)["master_link_status"] == "up")
+
+    def _client(self, server: RedisServer) -> Redis:
+        return Redis(port=server.port, password=self._password)
+
     def _about(self, server: RedisServer) -> Any:
-        with Redis(port=server.port, password=self._password) as client:
+        with self._client(server) as client:
             return client.info("replication")
 
 
