@@ -16,6 +16,7 @@ import click
 
 from outbox.cli.groups import Group
 from outbox.cli.output import scrubbed
+from outbox.runtime.garbage import begin_command
 
 #: The object of each verb, and its purpose in a sentence.
 _VERBS = {
@@ -73,6 +74,7 @@ class Verbs(Group):
         run = functools.partial(super().main, *args, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()
+        begin_command()
         sys.exit(_ended(run))
 
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+
+#: The modules of a command are about so many objects, and no garbage.
+_OF_MODULES = 100_000
+
+
+def begin_command() -> None:
+    """Collect rarely while a command loads modules, and not at the end of the process, which frees all memory anyhow.
+
+    Otherwise collections take a third of the time of a short command.
+    """
+    gc.set_threshold(_OF_MODULES, *gc.get_threshold()[1:])
+    atexit.register(gc.freeze)
 
 
 def collect_rarely(objects: int) -> None:

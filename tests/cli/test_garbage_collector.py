@@ -1,5 +1,6 @@
 """The relay's own process collects rarely, and still collects; an application's collector is left alone."""
 
+import atexit
 import gc
 import subprocess
 import sys
@@ -55,6 +56,18 @@ def test_the_command_collects_rarely(tmp_path, monkeypatch, databases):
 
     assert ended.code == 0
     assert (100_000, *gc.get_threshold()[1:]) in thresholds
+
+
+def test_a_short_command_collects_rarely_and_not_at_its_end(sqlite_engine, monkeypatch):
+    """The collections took a third of the time of `outbox status`."""
+    thresholds: list[tuple[int, ...]] = []
+    at_the_end: list[object] = []
+    monkeypatch.setattr(gc, "set_threshold", lambda *given: thresholds.append(given))
+    monkeypatch.setattr(atexit, "register", at_the_end.append)
+
+    ended = command(sqlite_engine, "subscriptions", "list")
+
+    assert (ended.code, len(at_the_end), thresholds[0]) == (0, 1, (100_000, *gc.get_threshold()[1:]))
 
 
 def test_an_embedded_relay_leaves_the_collector_alone(sqlite_engine):

@@ -14,13 +14,19 @@ LARGE = [scene for scene in SCENES if scene.full]
 QUICK = 10_000
 
 
+@cache
+def explored_once(world: type[World[Any]], *arguments: Any, **options: Any) -> Explored:
+    """A twin, or several, may be broken in the same world."""
+    return explore(world(*arguments, **options))
+
+
 @pytest.mark.parametrize(
     "scene",
     [pytest.param(each, id=each.name, marks=[pytest.mark.large] if each.states > QUICK else []) for each in SMALL],
 )
 def test_nothing_is_wrong_in_any_state(scene: Scene) -> None:
     """Each state is visited once, and none is left out."""
-    explored = explore(scene.world())
+    explored = explored_once(scene.world.func, *scene.world.args, **scene.world.keywords)
 
     print(explored)
     assert (explored.wrong, explored.whole) == (None, True), explored
@@ -42,12 +48,6 @@ def test_the_worlds_are_large_enough() -> None:
     """100 000 states in each run of the tests, and a million more at full scale."""
     assert sum(scene.states for scene in SMALL) >= 100_000
     assert sum(scene.states for scene in LARGE) >= 1_000_000
-
-
-@cache
-def explored_once(world: type[World[Any]], *arguments: Any, **options: Any) -> Explored:
-    """Several twins are broken in the same world."""
-    return explore(world(*arguments, **options))
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)

@@ -45,7 +45,7 @@ class Scene(NamedTuple):
     """A world to visit. `states`: it has at least so many. `full`: only at full scale. `most`: so many are visited."""
 
     name: str
-    world: Callable[[], World[Any]]
+    world: partial[Any]
     states: int
     full: bool = False
     most: int = 10_000_000

@@ -1,7 +1,9 @@
-"""One Spark session a run, started as fast as can be: C1, class data sharing, workers that import compiled files."""
+"""One Spark session a run, started as fast as can be: C1, class data sharing, workers that find their imports made."""
 
+import fcntl
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +22,10 @@ def spark_home() -> Path:
 
     It stays for later runs, because class data is shared only along the same class path.
     """
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        if os.environ.get("CI"):
+            pytest.fail("Spark needs Java 17 or newer")
+        pytest.skip("Spark needs Java 17 or newer")
     import pyspark
 
     package = Path(pyspark.__file__).parent
@@ -29,16 +35,13 @@ def spark_home() -> Path:
         if each.name != "python":
             with suppress(FileExistsError):  # another worker makes the same home
                 (home / each.name).symlink_to(each)
+    _leave_class_data(home)
     return home
 
 
 @pytest.fixture(scope="session")
 def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The session of this run. Names of views and tables are each test's own."""
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        if os.environ.get("CI"):
-            pytest.fail("Spark needs Java 17 or newer")
-        pytest.skip("Spark needs Java 17 or newer")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(spark_home))
         patch.setenv("PYSPARK_PYTHON", sys.executable)
@@ -49,11 +52,12 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         session.stop()
 
 
-def settings(folder: Path) -> dict[str, str]:
-    """Settings of a small session that starts fast."""
+def settings(folder: Path, class_data: str = "") -> dict[str, str]:
+    """Settings of a small session that starts fast. `class_data`: another option of Java than that to use it."""
     # Java logs to standard output, which belongs to the programs of the tests, unless it is told otherwise.
     log = "-Xlog:disable -Xlog:all=warning:stderr"
-    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {log} {_class_data()} -Dderby.system.home={folder}"
+    classes = class_data or use_class_data()
+    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {log} {classes} -Dderby.system.home={folder}"
     return {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",
@@ -71,14 +75,30 @@ def settings(folder: Path) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
+        "spark.python.daemon.module": "tests.spark.worker_daemon",
         "spark.driver.extraJavaOptions": java,
     }
 
 
-def _class_data() -> str:
-    """Use the classes that an earlier run has left; the first one leaves them. Java ignores what does not fit it."""
-    classes = cache() / "classes.jsa"
-    return f"-XX:{'SharedArchiveFile' if classes.exists() else 'ArchiveClassesAtExit'}={classes}"
+def use_class_data() -> str:
+    """Return the option of Java to use the classes that were left. Java ignores what does not fit it."""
+    return f"-XX:SharedArchiveFile={cache() / 'classes.jsa'}"
+
+
+def _leave_class_data(home: Path) -> None:
+    """Have one process leave the classes, once in an environment; other workers wait.
+
+    That takes Java longer than some starts without them; so a session with much to do does not leave its own.
+    """
+    classes, new = cache() / "classes.jsa", cache() / "new.jsa"
+    with (cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not classes.exists():
+            environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+            subprocess.run(
+                [sys.executable, "-m", "tests.spark.class_data", str(new)], cwd=ROOT, env=environment, check=True
+            )
+            new.rename(classes)
 
 
 def cache() -> Path:

@@ -18,6 +18,7 @@ from outbox.errors import DatabaseError
 from outbox.model.position import Progress
 from outbox.spark.job import Extract
 from outbox.spark.manifest import Archive
+from tests.spark.conftest import use_class_data
 from tests.spark.extracts import Here, ids_in, ids_of, run_here
 from tests.store.test_purge import now, purge
 from tests.store.test_status import settle
@@ -293,7 +294,8 @@ def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(pg_engine, spark_home, 
     send(Outbox(pg_engine), "1", "2")
     url = pg_engine.url.render_as_string(hide_password=False)
     # What Java runs here ends before a good compiler has paid for itself.
-    (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1\n")
+    java = f"-XX:TieredStopAtLevel=1 {use_class_data()}"
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.driver.extraJavaOptions {java}\n")
     environment = {
         **os.environ, "OUTBOX_DATABASE": url, "SPARK_HOME": str(spark_home), "SPARK_CONF_DIR": str(tmp_path)
     }  # fmt: skip

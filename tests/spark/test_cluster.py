@@ -32,7 +32,7 @@ def daemon(log: Path, home: Path, environment: dict[str, str], *command: str) ->
             yield log
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(120)
 
 
 def test_two_workers_read_and_extract(spark, spark_home: Path, pg_engine: Engine, tmp_path: Path, full: bool) -> None:

@@ -73,6 +73,20 @@ def carry_out(engine: Engine, change: Change, errors: list[str]) -> None:
             errors.append(str(error))
 
 
+def beginning_before_it_alters(other: threading.Thread) -> Callable[[str], None]:
+    """Let another command begin when the first one has its leases; it has read everything when it asks for them."""
+    asked = threading.Event()
+
+    def reached(name: str) -> None:
+        if name == "command.after_ask":
+            asked.set()
+        elif name == "command.before_alter" and threading.current_thread() is not other:
+            other.start()
+            assert asked.wait(60)
+
+    return reached
+
+
 @contextmanager
 def armed(reached: Callable[[str], None]) -> Iterator[None]:
     """Call `reached` at each crash point meanwhile."""
@@ -160,12 +174,7 @@ def test_a_split_does_not_undo_an_alteration_of_just_before(engine, channel):
     errors: list[str] = []
     splits = threading.Thread(target=carry_out, args=(engine, splitting, errors))
 
-    def reached(name: str) -> None:
-        if name == "command.before_alter":
-            splits.start()
-            splits.join(1)
-
-    with armed(reached):
+    with armed(beginning_before_it_alters(splits)):
         altered(on_dead="continue")(channel)
     splits.join(60)
 
@@ -180,12 +189,7 @@ def test_an_alteration_that_waits_for_a_reset_tries_again(engine, channel):
     errors: list[str] = []
     alters = threading.Thread(target=carry_out, args=(engine, altered(on_dead="continue"), errors))
 
-    def reached(name: str) -> None:
-        if name == "command.before_alter" and threading.current_thread() is threading.main_thread():
-            alters.start()
-            alters.join(1)
-
-    with armed(reached):
+    with armed(beginning_before_it_alters(alters)):
         reset(channel, "relay", "earliest")
     alters.join(60)
     found = Subscriptions(channel).get("relay")

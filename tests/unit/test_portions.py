@@ -300,7 +300,7 @@ def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass(
         released.set()
 
     assert seen(outcome) == {"done": [2], "parked": [(1, "dead", 1), (3, "waiting", 0)], "open": []}
-    assert seconds < 3 * policy.deadline.total_seconds()
+    assert seconds < 30 * policy.deadline.total_seconds()
 
 
 def test_everybody_hears_of_all_answers_of_a_call_that_was_left_behind():

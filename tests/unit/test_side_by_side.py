@@ -188,13 +188,14 @@ def test_the_first_call_that_comes_back_is_settled_first():
 
 def test_no_call_begins_after_a_stop_beside_those_under_way():
     """Not even when another one has come back."""
-    released = threading.Event()
+    stopped = threading.Event()
 
     def stops(message: Message) -> Verdict:
         if message.id == 2:
             stage.stop.looks = 0
+            stopped.set()
         else:
-            released.wait(0.3)
+            assert stopped.wait(60)
         return DONE
 
     handler = Handler(stops)
@@ -208,7 +209,7 @@ def test_no_call_begins_after_a_stop_beside_those_under_way():
 def test_a_call_that_waits_for_its_turn_is_withdrawn_by_a_stop():
     """The wait for it ends with the stop; the wait for a call that has begun does not."""
     stage, others = Stage(Handler(), ONE), threading.Event()
-    stage.caller.begin(Call(messages("x")), lambda _: [DONE] if others.wait(5) else [])
+    stage.caller.begin(Call(messages("x")), lambda _: [DONE] if others.wait(60) else [])
     handling = stage.batch_handler.run(messages("a"), quota=0)
 
     wait = next(handling)
@@ -237,10 +238,10 @@ def test_calls_under_way_are_looked_after_while_the_lease_is_too_short_for_anoth
 def test_a_message_does_not_expire_while_a_call_has_it():
     """The call beside comes back when its time is over."""
     found = messages("a", "b")
-    found[0].expires_at = datetime.now(UTC) + timedelta(seconds=1)
+    found[0].expires_at = datetime.now(UTC) + timedelta(seconds=3)
 
     def slow(message: Message) -> Verdict:
-        time.sleep(1.6 if message.id == 1 else 1.2)
+        time.sleep(3.6 if message.id == 1 else 3.2)
         return DONE
 
     outcome = Stage(Handler(slow), ONE, concurrency=2).run(found, now=datetime.now(UTC))
