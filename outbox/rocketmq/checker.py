@@ -202,12 +202,10 @@ class Checker:
             return Retry("immune", pending.immune_for + _TICK, counts=False)
         if half.way == "listener" and not self._is_due(half, pending):
             return self._given_up()
-        found = self._found(channel, half, pending, answer, until)
+        found = self._found(channel, half, answer, until)
         return self._given_up() if pending.age > self._policy.age_limit and found is not DONE else found
 
-    def _found(
-        self, channel: Channel, half: Half, pending: Pending, answer: Answer | Unasked | None, until: float
-    ) -> Verdict:
+    def _found(self, channel: Channel, half: Half, answer: Answer | Unasked | None, until: float) -> Verdict:
         """Write the verdict on a transaction if it is found; else return when to look again."""
         if isinstance(answer, Unasked):
             return self._later(answer.value, _AGAIN if answer is Unasked.NO_TIME else None)

@@ -130,7 +130,7 @@ class LeaseSearch:
         workers.seen(owner)
         self._is_known = True
         live = workers.live(self._length) | {owner}
-        dealt = fair_shares([self._holders[each].owner if each in self._holders else None for each in partitions], live)
+        dealt = fair_shares([self._holders[each].owner for each in partitions], live)
         share = {partition for partition, worker in zip(partitions, dealt, strict=True) if worker == owner}
         numbers = len(share), len(partitions), len(live) - 1
         if self._told != numbers:
