@@ -35,7 +35,7 @@ _EXAMPLES = 40
 #: Servers take seconds of processor time to start, and some of it while nobody uses them: files whose tests need the
 #: same server are given to one worker. Spark's are given to two, so that no worker is left alone at the end of a run.
 _TOGETHER = {
-    "spark": "batch cluster crashes extract pushdown races spark_example spark_page stream",
+    "spark": "batch cluster crashes extract_in_spark pushdown races spark_example spark_page stream",
     "reports": "cli_report report_archive report_delivery report_order report_reconciliation",
     "kafka": "broker_pages fastapi_page rewriting sender_kafka sender_kafka_faults sender_kafka_transactions",
     "rabbitmq": "rabbitmq_page recipes_page sender_rabbitmq sender_rabbitmq_faults",

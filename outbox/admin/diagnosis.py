@@ -246,14 +246,18 @@ class _Diagnosis:
         if standing.is_run or subscription.is_paused:
             return
         if not subscription.is_used:
-            unneeded = self._others_are_used(name) and not self._is_refused(name)
+            first: tuple[str | None, str | None] = None, None
+            if not self._is_refused(name) and self._others_are_used(name):
+                first = "if no worker is to, run", f"outbox subscriptions drop {quote(name)}"
+            elif not self._is_refused(name) and subscription.kind == "relay":
+                first = "to begin, run", f"outbox relay --name {quote(name)} --to URL"
             yield Finding(
                 kind="not_run",
                 subscription=name,
                 what="no worker has run yet",
-                evidence="no message is purged before",
-                advice="if no worker is to, run" if unneeded else None,
-                next_command=f"outbox subscriptions drop {quote(name)}" if unneeded else None,
+                evidence="no message is purged before the first run",
+                advice=first[0],
+                next_command=first[1],
             )
             return
         seconds, grounds = standing.idle, list[str]()

@@ -355,6 +355,10 @@ class _Connection:
         while not self.trouble:
             try:
                 listed: ClusterMetadata = self._producer.list_topics(topic, timeout=_SLICE_SECONDS)
+                if not self._topics:
+                    # A new producer asks for its id, without which nothing is sent, when it learns about topics while a
+                    # broker is connected, or else after 0.5 s. The first answer often ends its own connection.
+                    listed = self._producer.list_topics(topic, timeout=_SLICE_SECONDS)
                 return listed
             except KafkaException as error:
                 # That no broker can be reached is an event, which only a poll brings.

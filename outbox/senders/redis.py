@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -151,9 +151,8 @@ class RedisSender:
             to_servers: dict[Server, list[_Part]] = {}
             for part in parts:
                 to_servers.setdefault(part.server, []).append(part)
-            for server, of_server in to_servers.items():
-                self._pack(server, of_server, now)
-            self._exchange(to_servers, atomic=now.chains.overlap)
+            ready = {server: its for server, its in to_servers.items() if self._pack(server, its, now)}
+            self._exchange(ready, atomic=now.chains.overlap)
             parts = [moved for part in parts if (moved := self._settle(part, now)) is not None]
             if not parts or time.monotonic() > until:
                 break
@@ -178,33 +177,46 @@ class RedisSender:
             part.indexes.append(index)
         return list(parts.values())
 
-    def _pack(self, server: Server, parts: Sequence[_Part], now: _Round) -> None:
-        """Pack the commands of a server's parts; raise `_AbortedError` if messages of a key cannot be sent together."""
+    def _pack(self, server: Server, parts: Sequence[_Part], now: _Round) -> bool:
+        """Give a server's parts their commands; return False if the server does not answer.
+
+        Only the commands of a transaction are packed before the first command is sent.
+
+        Raises:
+            _AbortedError: messages of a key cannot be sent together.
+        """
         atomic = now.chains.overlap
         try:
             abilities = server.abilities or server.ask()  # another thread may forget it meanwhile
         except (RedisError, OSError) as error:
             _fail(parts, error)
-            return
+            return False
         without = "" if abilities.has_transactions else ", without MULTI: the messages of a key wait for each other"
         self._log.connected(self._where + without)
         if atomic and not abilities.has_transactions:
             raise _AbortedError
         for part in parts:
-            indexes, part.indexes = part.indexes, []
-            commands: list[bytes] = []
-            for index in indexes:
-                message = now.messages[index]
-                try:
-                    if len(message.body) > abilities.largest:
-                        raise ValueError(_too_large(message, abilities.largest))
-                    commands.append(pack(self._command(message, abilities)))
-                    part.indexes.append(index)
-                except (InvalidMessageError, ValueError) as unfit:
-                    if atomic:
-                        raise _AbortedError from unfit
-                    now.chains.settle(index, Reject(f"Redis cannot carry it: {unfit}"))
-            part.commands = commands
+            commands = self._packed(part, abilities, now)
+            part.commands = list(commands) if atomic else commands
+        return True
+
+    def _packed(self, part: _Part, abilities: Abilities, now: _Round) -> Iterator[bytes]:
+        """Yield the commands of a part, and leave only the messages in the part that Redis can carry."""
+        fit: list[int] = []
+        for index in part.indexes:
+            message = now.messages[index]
+            try:
+                if len(message.body) > abilities.largest:
+                    raise ValueError(_too_large(message, abilities.largest))
+                command = pack(self._command(message, abilities))
+            except (InvalidMessageError, ValueError) as unfit:
+                if now.chains.overlap:
+                    raise _AbortedError from unfit
+                now.chains.settle(index, Reject(f"Redis cannot carry it: {unfit}"))
+                continue
+            fit.append(index)
+            yield command
+        part.indexes = fit
 
     def _exchange(self, to_servers: Mapping[Server, Sequence[_Part]], *, atomic: bool) -> None:
         """Send to all servers, and then read the answers, so that a server that hangs holds up no other server.
@@ -216,9 +228,9 @@ class RedisSender:
         with ExitStack() as lent:
             for server, parts in to_servers.items():
                 try:
-                    if commands := [*chain.from_iterable(part.wire(atomic=atomic) for part in parts)]:
-                        connection = lent.enter_context(server.connection())
-                        send(connection, commands + wait)
+                    connection = lent.enter_context(server.connection())
+                    if send(connection, chain.from_iterable(part.wire(atomic=atomic) for part in parts)):
+                        send(connection, wait)
                         connections[server] = connection
                 except (RedisError, OSError) as error:
                     _fail(parts, error)
@@ -340,7 +352,7 @@ class _Part:
     stream: str
     indexes: list[int] = field(default_factory=list)
     is_asking: bool = False
-    commands: Sequence[bytes] = ()
+    commands: Iterable[bytes] = ()
     #: To each command; None if nothing was carried out, because one command of the transaction is refused.
     answers: Sequence[Any] | None = ()
     #: The text for the verdicts, if too few replicas have the messages.
@@ -348,30 +360,30 @@ class _Part:
     #: Why nobody knows what was carried out.
     error: Exception | None = None
 
-    def wire(self, *, atomic: bool) -> Sequence[bytes]:
+    def wire(self, *, atomic: bool) -> Iterable[bytes]:
         """Return all that is sent, packed."""
-        if not self.commands:
-            return ()
         if atomic:
             return [*([ASKING] if self.is_asking else []), MULTI, *self.commands, EXEC]
-        return [*chain.from_iterable((ASKING, each) for each in self.commands)] if self.is_asking else self.commands
+        return chain.from_iterable((ASKING, each) for each in self.commands) if self.is_asking else self.commands
 
     def read(self, connection: Any, *, atomic: bool) -> None:
         """Read all answers; raise if the answers do not tell which commands were carried out."""
-        answers = answers_of(connection, len(self.wire(atomic=atomic)))
+        number = len(self.indexes)
+        expected = number + 2 + self.is_asking if atomic else number * (1 + self.is_asking)
+        answers = answers_of(connection, expected)
         if self.is_asking:
             step = len(answers) if atomic else 2
-            for asked in answers[::step]:
-                if asked != b"OK":
-                    raise UnexpectedAnswerError(f"ASKING is answered with {shown(asked)}; let the user run ASKING")
+            for answer in answers[::step]:
+                if answer != b"OK":
+                    raise UnexpectedAnswerError(f"ASKING is answered with {shown(answer)}; let the user run ASKING")
             del answers[::step]
         if not atomic:
             self.answers = answers
-        elif (carried_out := check_transaction(answers, len(self.commands))) is not None:
+        elif (carried_out := check_transaction(answers, number)) is not None:
             self.answers = carried_out
         else:
             redirects = [answer for answer in answers if isinstance(answer, AskError)]
-            self.answers = redirects[-1:] * len(self.commands) or None
+            self.answers = redirects[-1:] * number or None
         _check_appended(self.answers or ())
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -26,6 +27,8 @@ MULTI, EXEC, ASKING = pack(("MULTI",)), pack(("EXEC",)), pack(("ASKING",))
 _MOST_SHOWN = 200
 #: The first version that drops a second copy.
 _IDEMPOTENT = (8, 6)
+#: So many commands are sent together.
+_AT_ONCE = 128
 #: Sockets take no time-out of 0 for one.
 _LEAST_SECONDS = 0.001
 
@@ -138,14 +141,18 @@ class Server:
         return True
 
 
-def send(connection: Any, commands: Sequence[bytes]) -> None:
-    """Send packed commands at once, before the call is over.
+def send(connection: Any, commands: Iterable[bytes]) -> int:
+    """Send packed commands before the call is over, the first ones while others are still packed; return their number.
 
-    A pipeline of the client does the same, and takes as long for a message as the whole sender.
+    A pipeline of the client waits for the last command, and takes as long for a message as the whole sender.
     """
-    # The client's own timeout begins anew with each server of a cluster, and is set again with the next answer.
-    connection._sock.settimeout(_left(connection.socket_timeout))
-    connection.send_packed_command([b"".join(commands)])
+    packed, number = iter(commands), 0
+    while some := list(islice(packed, _AT_ONCE)):
+        # The client's own timeout begins anew with each server of a cluster, and is set again with the next answer.
+        connection._sock.settimeout(_left(connection.socket_timeout))
+        connection.send_packed_command([b"".join(some)])
+        number += len(some)
+    return number
 
 
 def answers_of(connection: Any, number: int) -> list[Any]:

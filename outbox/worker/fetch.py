@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
 
-from outbox.model.position import Window
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
@@ -50,39 +49,14 @@ class Prefetcher:
 
     def more(self) -> bool:
         """Return whether there are messages behind the last batch; `read` will return them."""
-        following = self._following()
-        if isinstance(following, Exception):
-            return False
-        if not following.seen:
-            self._next = None
-        return bool(following.messages)
-
-    def read_on(self, window: Window, rows: int, bytes: int) -> Batch | None:
-        """Return the next messages of an open window, at most so many, and so many bytes of bodies.
-
-        None: there are none in the next batch, which is for the next read, as the rest of a batch is.
-        """
-        batch = self._following()
-        if not isinstance(batch, Batch) or batch.window != window or not batch.messages:
-            return None
-        count = 0
-        for message in batch.messages[:rows]:
-            bytes -= len(message.body)
-            if bytes < 0:
-                break
-            count += 1
-        if not count:
-            return None
-        self._next = None
-        if count < len(batch.messages):
-            batch, self._next = batch.split(count)
-        return batch
-
-    def _following(self) -> Batch | Exception:
-        """Return what the next `read` will return."""
         self.read_ahead(1)
         self._next = self._next or self._receive()
-        return self._next
+        if isinstance(self._next, Exception):
+            return False
+        found = bool(self._next.messages)
+        if not self._next.seen:
+            self._next = None
+        return found
 
     def _receive(self) -> Batch | Exception:
         self._asked -= 1

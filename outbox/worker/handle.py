@@ -28,7 +28,7 @@ from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.pace import Pace
 from outbox.worker.policy import HandlerPolicy, Portions
 from outbox.worker.portions import PortionedCall
-from outbox.worker.waiting import Look, Refill, Wait
+from outbox.worker.waiting import Look, Wait
 
 #: How often to look whether a lease was renewed that does not last long enough for a call.
 _RENEWED_SECONDS = 0.02
@@ -121,13 +121,7 @@ class BatchHandler:
         self._part_seconds = part_seconds
         self.hung = hung
         self._outages = outages
-        #: The messages of one of several calls side by side: so many that some are left when a call comes back.
-        self._call_size = max(1, most // (calls.caller.concurrency + 1))
-        several = calls.caller.concurrency > 1 and not policy.suspend
-        most = self._call_size if several else most
         size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
-        # Of a key in a batch only the newest message may be handled, and the batch has to be known for that.
-        self._refills = policy.refills and several and not policy.compact
         self._blame = blame = Blame() if blame is None else blame
         self._chooser = Chooser(policy, calls.caller, hung=hung, blame=blame, size=size)
         self._judge = Judge(policy, hung=hung, blame=blame, size=size, outages=outages)
@@ -149,7 +143,7 @@ class BatchHandler:
 
     def run(
         self, messages: list[Message], *, quota: int, parked: bool = False, now: datetime | None = None
-    ) -> Generator[Wait | Look | Refill | Outcome, None, None]:
+    ) -> Generator[Wait | Look | Outcome, None, None]:
         """Call the handler until every message has an outcome, or a stop is asked; yield the outcomes.
 
         A batch that takes long comes in parts, so that each part can be settled before the next. A `Wait` is yielded
@@ -180,7 +174,7 @@ class BatchHandler:
         self._blame.forget(message for message, parking in part.parked if parking.state != "retry")
         return part
 
-    def _work_through(self, batch: Pending) -> Generator[Wait | Look | Refill | Outcome, None, None]:
+    def _work_through(self, batch: Pending) -> Generator[Wait | Look | Outcome, None, None]:
         while batch.messages and (self._under_way or not self._ends(batch)):
             self._look_after_hung(batch)
             if not self._under_way and (not batch.messages or self.gave_up):
@@ -269,31 +263,10 @@ class BatchHandler:
         """Return whether the rest of a batch stays open."""
         return self._stop.asked or (self.policy.suspend and batch.suspended)
 
-    def _next_call(self, batch: Pending) -> Generator[Wait | Refill, None, Call | None]:
+    def _next_call(self, batch: Pending) -> Generator[Wait, None, Call | None]:
         """Begin calls, and return the first that is over; None: no call is under way, and none could begin."""
         yield from self._begin_calls(batch)
-        if self._may_refill(batch):
-            refill = Refill(self._part(batch), batch.messages)
-            yield refill
-            if refill.messages:
-                batch.add(refill.messages)
-                # Some may have an outcome that was not settled before.
-                self._look_after_hung(batch)
-                yield from self._begin_calls(batch)
         return (yield from self._next_over()) if self._under_way else None
-
-    def _may_refill(self, batch: Pending) -> bool:
-        """Return whether other messages of the log would keep the calls going.
-
-        Not while messages have failed or hang: they hold up the order in which a batch is tried.
-        """
-        if not (self._refills and self._under_way) or batch.parked or self._stop.asked:
-            return False
-        if batch.findings.tried or self.hung or self._blame.some_suspects:
-            return False
-        begun = sum([len(call.messages) for call in self._under_way])
-        idle = len(self._under_way) < self._calls.caller.concurrency
-        return idle or len(batch.messages) - begun < self._call_size
 
     def _begin_calls(self, batch: Pending) -> Generator[Wait, None, None]:
         """Begin as many calls as may be under way at once, for messages of different keys; none after a stop."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
@@ -95,37 +95,53 @@ class Judge:
         parked: list[tuple[Message, Parking]] = []
         failed_keys: set[str | None] = set()
         alone = len(messages) == 1 or self._policy.in_portions
-        for message, verdict in zip(messages, verdicts, strict=True):
+        last_done = max((place for place, verdict in enumerate(verdicts) if verdict is DONE), default=-1)
+        accepted_topics = batch.accepted_topics(done)
+        for place, (message, verdict) in enumerate(zip(messages, verdicts, strict=True)):
             if isinstance(verdict, Done) or message.key in failed_keys:
                 continue
             if self._policy.ordered and message.key is not None:
                 failed_keys.add(message.key)
-            parking = self._parking(batch, message, verdict, alone=alone)
+            if isinstance(verdict, Unavailable):
+                passed = place < last_done or self._is_passed(message, verdict, accepted_topics)
+                parking = self._unavailable(batch, message, verdict, passed=passed, alone=alone)
+            else:
+                parking = self._failed(message, verdict)
             if parking is not None:
                 parked.append((message, parking))
         batch.resolve(done, parked)
         return bool(done or parked)
 
-    def _parking(self, batch: Pending, message: Message, verdict: Verdict, *, alone: bool) -> Parking | None:
-        match verdict:
-            case Retry(error, after, counts):
-                return self._policy.failed(message, error, after, counts=counts)
-            case Unavailable(error) if self._policy.suspend:
-                return self._policy.failed(message, error, counts=False)
-            case Reject(error):
-                return self._policy.dead(message, error)
-            case Unavailable(error, everything):
-                batch.findings.away = error if everything else None
-                accepts = batch.findings.some_accepted or self._blame.accepted_since_failure(message)
-                if accepts and batch.quota > 0:
-                    batch.quota -= 1
-                    return self._policy.waiting(message, error)
-                self._size.one()
-                batch.findings.errors[message.id] = error
-                if alone:
-                    self._blame.refused_alone(message)
-                    batch.findings.refused_alone(message)
+    def _is_passed(self, message: Message, verdict: Unavailable, accepted_topics: Collection[str]) -> bool:
+        """Return whether the destination accepts others while it does not accept a message.
+
+        An earlier message of the same topic proves nothing: an outage may have begun since, and parks no message.
+        """
+        missing = not verdict.everything and bool(accepted_topics) and message.topic not in accepted_topics
+        return missing or self._blame.accepted_since_failure(message)
+
+    def _unavailable(
+        self, batch: Pending, message: Message, verdict: Unavailable, *, passed: bool, alone: bool
+    ) -> Parking | None:
+        """Return the parking of a message that is not accepted, while others are; None: the message stays in place."""
+        error = verdict.error
+        if self._policy.suspend:
+            return self._policy.failed(message, error, counts=False)
+        batch.findings.away = error if verdict.everything else None
+        if passed and batch.quota > 0:
+            batch.quota -= 1
+            return self._policy.waiting(message, error)
+        self._size.one()
+        batch.findings.errors[message.id] = error
+        if alone:
+            self._blame.refused_alone(message)
+            batch.findings.refused_alone(message)
         return None
+
+    def _failed(self, message: Message, verdict: Retry | Reject) -> Parking:
+        if isinstance(verdict, Reject):
+            return self._policy.dead(message, verdict.error)
+        return self._policy.failed(message, verdict.error, verdict.after, counts=verdict.counts)
 
     def use_late_answers(self, batch: Pending) -> bool:
         """Use the verdicts of hung calls that have come back; return whether there were any.

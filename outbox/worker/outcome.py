@@ -7,6 +7,7 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Protocol
 
 from outbox.model.message import Message
@@ -65,15 +66,9 @@ class Pending:
         #: True when a message failed that is to be tried again.
         self.suspended = False
         self.outcome = Outcome()
-        #: Keys that a message of the batch has blocked.
-        self._blocked: set[str] = set()
+        #: Topics of which earlier parts have accepted messages.
+        self._accepted_topics: set[str] = set()
         self._part_began = time.monotonic()
-
-    def add(self, messages: list[Message]) -> None:
-        """Add messages behind the others; park as `blocked` the messages of a blocked key."""
-        blocked = self._blocked
-        self.outcome.parked.extend((message, BLOCKED) for message in messages if message.key in blocked)
-        self.messages = self.messages + [message for message in messages if message.key not in blocked]
 
     def has_part(self, *, after: float = 0.0) -> bool:
         """Return whether some messages got outcomes and some did not, `after` so many seconds of the present part."""
@@ -83,10 +78,16 @@ class Pending:
     def next_part(self, *, away: bool) -> Outcome:
         """Return the outcomes since the last part, and begin another part. `away`: nothing is accepted now."""
         part, self._part_began = self.outcome, time.monotonic()
+        if self.messages:
+            self._accepted_topics.update(message.topic for message in part.done)
         part.away = away
         part.next = self.messages[0] if self.messages else None
         self.outcome = Outcome(open=list(part.open), refused=set(part.refused))
         return part
+
+    def accepted_topics(self, further: Iterable[Message]) -> set[str]:
+        """Return the topics of the batch's accepted messages, and of `further` accepted messages."""
+        return self._accepted_topics.union(message.topic for message in chain(self.outcome.done, further))
 
     def in_turn(self, identities: Container[Identity], *, ordered: bool) -> list[Message]:
         """Return the messages with an identity among these; `ordered`: if no other message of the key is in front."""
@@ -143,7 +144,6 @@ class Pending:
         blocked_keys = {message.key for message, parking in parked if parking.blocks and message.key is not None}
         rest = [message for message in self.messages if message.id not in resolved]
         if blocked_keys:
-            self._blocked |= blocked_keys
             self.outcome.parked.extend((message, BLOCKED) for message in rest if message.key in blocked_keys)
             rest = [message for message in rest if message.key not in blocked_keys]
         self.messages = rest

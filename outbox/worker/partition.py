@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -28,10 +28,7 @@ from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, HandlerPolicy, newest, sort_out
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
-from outbox.worker.waiting import SOON_SECONDS, Look, Refill, Wait
-
-#: A batch is refilled by at least this share of what it may hold, because each settle and each piece costs something.
-_PIECES = 8
+from outbox.worker.waiting import SOON_SECONDS, Look, Wait
 
 
 @dataclass(slots=True)
@@ -71,7 +68,7 @@ class Handling(Protocol):
 
     def run(
         self, messages: list[Message], *, quota: int, parked: bool = False, now: datetime | None = None
-    ) -> Generator[Wait | Look | Refill | Outcome, None, None]:
+    ) -> Generator[Wait | Look | Outcome, None, None]:
         """Yield the outcomes of a batch, part by part."""
 
     def keep(self, done: Sequence[Message], parkings: Parkings, *, parked: bool) -> None:
@@ -164,21 +161,18 @@ class PartitionWorker:
         if self._parked_queue.suspended:
             return int(worked)
         batch = self._prefetcher.read()
-        self._require_incarnation(batch)
+        if batch.incarnation not in (None, self._incarnation):
+            raise LeaseLostError("the server was restarted: positions in memory are void")
         if batch.end.target is not None:
             # A window is open, so there is more: the server reads it while we handle this batch.
             self._prefetcher.read_ahead()
         if batch.messages:
             self._teller.tell(BatchRead, messages=batch.messages, now=batch.now)
-            batch = yield from self._handle(batch, postpone=postpone and batch.end.target is None)
+            yield from self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             self._store_in_passing(batch)
         self._maintenance.step(self._stored.progress.base, behind=batch.end.target is not None)
         return worked + batch.seen
-
-    def _require_incarnation(self, batch: Batch) -> None:
-        if batch.incarnation not in (None, self._incarnation):
-            raise LeaseLostError("the server was restarted: positions in memory are void")
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:
         """Handle parked messages that are due, and requests of people; return whether there were any."""
@@ -211,12 +205,11 @@ class PartitionWorker:
         if self._stored.passed is not None:
             self._store(self._stored.passed)
 
-    def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, Batch]:
-        """Handle a batch; return the batch with all that has joined it."""
+    def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         messages = self._left(batch.messages)
         if not messages:
             self._store_in_passing(batch)
-            return batch
+            return
         to_send, parkings = self._sort_out(messages, batch.now)
         to_send, replaced = newest(to_send) if self._compact else (to_send, [])
         before, most = self._handled, self._settings.limits
@@ -227,7 +220,7 @@ class PartitionWorker:
         settle_at = time.monotonic() + self._settings.settle_within.total_seconds()
         self._outcome = outcome = Outcome(parked=parkings)
         if to_send:
-            outcome, batch = yield from self._hand_over(to_send, batch)
+            outcome = yield from self._hand_over(to_send, batch)
         if outcome.open:
             # Without the replaced messages: they are not handled before the newest of their key is.
             self._settle_partly(batch, outcome.open)
@@ -237,10 +230,9 @@ class PartitionWorker:
             self._outcome.done += replaced
             self._store(batch.end, self._outcome)
         self._outcome = Outcome()
-        return batch
 
-    def _hand_over(self, to_send: list[Message], batch: Batch) -> Generator[Wait, None, tuple[Outcome, Batch]]:
-        """Call the handler, settle in parts if a call takes long; return the last part, and the batch at its end."""
+    def _hand_over(self, to_send: list[Message], batch: Batch) -> Generator[Wait, None, Outcome]:
+        """Call the handler, settle in parts if a call takes long, and return the last part."""
         outcome = Outcome()
         quota = self._parked_queue.quota(self._batch_handler.policy.max_waiting)
         with closing(self._batch_handler.run(to_send, quota=quota, now=batch.now)) as handling:
@@ -249,46 +241,13 @@ class PartitionWorker:
                     yield from self._waited(each)
                 elif isinstance(each, Look):
                     each.others = self._more_available()
-                elif isinstance(each, Refill):
-                    self._note(each.part)
-                    batch = self._refilled(each, batch)
                 else:
                     outcome = each
-                    self._note(outcome)
+                    self._outcome.done += outcome.done
+                    self._outcome.parked += outcome.parked
                     if outcome.next is not None:
                         self._settle_before(outcome.next, batch)
-        return outcome, batch
-
-    def _note(self, part: Outcome) -> None:
-        self._outcome.done += part.done
-        self._outcome.parked += part.parked
-
-    def _refilled(self, refill: Refill, batch: Batch) -> Batch:
-        """Settle the first messages of a batch, if they are many, and let others of the open window join it.
-
-        Return the batch with its new end. The messages that are not settled are never more than one batch: a crash
-        repeats them. What is parked, and what people ask of it, waits for the end of the batch.
-        """
-        if batch.end.target is None or self._parked_queue.due_in <= 0:
-            return batch
-        most, first = self._settings.limits, refill.left[0]
-        piece = max(1, most.rows // _PIECES)
-        if sum([(message.id or 0) < (first.id or 0) for message in self._outcome.done]) >= piece:
-            self._settle_before(first, batch)
-        held = [*refill.left, *self._outcome.done, *(m for m, _ in self._outcome.parked), *self._handled.done]
-        if most.rows - len(held) < piece:
-            return batch
-        size = sum([len(message.body) for message in held])
-        found = self._prefetcher.read_on(batch.window, most.rows - len(held), most.bytes - size)
-        if found is None:
-            return batch
-        self._require_incarnation(found)
-        if found.end.target is not None:
-            self._prefetcher.read_ahead()
-        self._teller.tell(BatchRead, messages=found.messages, now=found.now)
-        refill.messages, parkings = self._sort_out(self._left(found.messages), found.now)
-        self._outcome.parked += parkings
-        return replace(found, seen=batch.seen + found.seen)
+        return outcome
 
     def _left(self, messages: list[Message]) -> list[Message]:
         """Return the messages that are not done already; called late, because messages become done at any moment."""

@@ -45,8 +45,7 @@ class HandlerPolicy:
     `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
     seconds. `portion`: so many messages are handed over at once, with the deadline for each portion, and a failure is
     the message's; None: whole calls, whose failures may be the destination's. `suspend`: nothing of a partition is
-    handled while a message waits for another try. `paused`: keys whose messages are held back. `refills`: further
-    messages of the log join a batch while several calls are under way.
+    handled while a message waits for another try. `paused`: keys whose messages are held back.
 
     Raises:
         TypeError: the deadline is no timedelta above 0, or `retry` is no RetryPolicy.
@@ -64,7 +63,6 @@ class HandlerPolicy:
     portion: int | None = None
     suspend: bool = False
     paused: Collection[str | None] = ()
-    refills: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.retry, RetryPolicy):
@@ -74,7 +72,7 @@ class HandlerPolicy:
                 f"deadline must be a timedelta greater than 0, not {self.deadline!r:.60}; write timedelta(seconds=10)"
             )
 
-    def of(self, stored: Subscription, *, refills: bool) -> HandlerPolicy:
+    def of(self, stored: Subscription) -> HandlerPolicy:
         """Return the rules with what is stored of a subscription."""
         return replace(
             self,
@@ -82,7 +80,6 @@ class HandlerPolicy:
             ordered=stored.ordered,
             compact=stored.compact,
             paused=frozenset(each.key for each in stored.pauses),
-            refills=refills,
         )
 
     @property

@@ -334,7 +334,7 @@ class SubscriptionWorker:
             # message of a key replaces others.
             rows = max(1, min(settings.limits.rows, int(pace.rate)))
             settings = replace(settings, limits=replace(settings.limits, rows=rows))
-        policy = self.job.policy.of(subscription, refills=connection.until != "once")
+        policy = self.job.policy.of(subscription)
         hung.ordered, hung.dead = subscription.ordered, policy.dead
         calls = LeasedCaller(
             caller=self.job.caller,

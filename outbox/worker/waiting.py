@@ -1,14 +1,12 @@
-"""Waits, looks and refills: a generator yields one instead of blocking, or asking, the thread that steps it."""
+"""Waits and looks: a generator of the worker yields one instead of blocking, or asking, the thread that steps it."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from outbox.model.message import Message
 from outbox.runtime.stop import Stop
 from outbox.worker.calls import Call
-from outbox.worker.outcome import Outcome
 
 #: A wait that lasts longer than this is long: what was handled before is settled meanwhile.
 SOON_SECONDS = 0.005
@@ -47,16 +45,3 @@ class Look:
     """
 
     others: bool = False
-
-
-@dataclass(slots=True)
-class Refill:
-    """Asks the stepping partition for further messages of the log, while calls for the batch are under way.
-
-    `part`: the outcomes since the last part. `left`: the messages without an outcome, in the order of the log.
-    `messages`: the answer, behind all others.
-    """
-
-    part: Outcome
-    left: list[Message]
-    messages: list[Message] = field(default_factory=list)

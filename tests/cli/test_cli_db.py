@@ -274,7 +274,8 @@ def test_status_is_a_table(sqlite_engine):
 
     header, row = (line.split() for line in ended.out.splitlines())
     assert (header[:2], row[:2], row[-1]) == (["SUBSCRIPTION", "BACKLOG"], ["relay", "3"], "nobody")
-    assert ended.err == "warning: relay: no worker has run yet: no message is purged before\n"
+    told = "no worker has run yet: no message is purged before the first run; to begin, run"
+    assert ended.err == f"warning: relay: {told}: outbox relay --name relay --to URL\n"
 
 
 def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlite_engine):
@@ -287,8 +288,8 @@ def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlit
     idle = outbox(sqlite_engine, "status").err
 
     told = (
-        "warning: relay: no worker has run yet: no message is purged before; if no worker is to, run: outbox"
-        " subscriptions drop relay\n"
+        "warning: relay: no worker has run yet: no message is purged before the first run; if no worker is to, run:"
+        " outbox subscriptions drop relay\n"
     )
     assert fresh == told
     stopped = r"warning: other: no worker runs \(since 2(\.\d)? min\): later messages are not purged; start .*\n"

@@ -5,6 +5,7 @@ Run by Spark in place of its own `pyspark.daemon`, with the module of the worker
 
 import gc
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 from pyspark.daemon import manager
@@ -17,7 +18,8 @@ _IMPORTED = (
 
 if __name__ == "__main__":
     for name in (sys.argv[1], *_IMPORTED):
-        import_module(name)
+        with suppress(ImportError):  # not everything is installed everywhere
+            import_module(name)
     # A worker collects garbage after each piece of work.
     gc.collect()
     gc.freeze()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any, TypeVar, cast
 
 from tenacity import wait_fixed
@@ -24,7 +23,7 @@ from outbox.worker.hung import HungCalls
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.waiting import Look, Refill, Wait
+from outbox.worker.waiting import Look, Wait
 
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)
@@ -195,19 +194,13 @@ class Stage:
         parked: bool = False,
         now: datetime | None = None,
         meanwhile: Callable[[], None] = lambda: None,
-        further: Sequence[Message] = (),
     ) -> Iterator[Outcome]:
-        """The parts of one batch; `meanwhile` is called in each of its waits. `further` messages join it one by one."""
-        joining = iter(further)
+        """The parts of one batch; `meanwhile` is called in each of its waits."""
         handling = self.batch_handler.run(list(messages), quota=quota, parked=parked, now=now)
         with closing(handling):
             for each in handling:
                 if isinstance(each, Look):
                     each.others = self._others
-                elif isinstance(each, Refill):
-                    if each.part.done or each.part.parked:
-                        yield each.part
-                    each.messages = [*islice(joining, 1)]
                 elif isinstance(each, Wait):
                     meanwhile()
                     # Without its stop, whose looks are counted.

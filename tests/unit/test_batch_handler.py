@@ -1,6 +1,7 @@
 """Handing over, without a database: how many messages a call holds, and who is to blame for what goes wrong."""
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from outbox import Message, Reject, Retry, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.telemetry.failure_log import FailureLog, Words
 from outbox.worker.calls import Call
+from outbox.worker.judging import Judge
+from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
 from tests.support.stage import DESTINATION, HASTY, Handler, Held, Stage, again, ids, messages, only, raising, seen
 
@@ -221,6 +224,45 @@ def test_a_destination_that_comes_back_gets_everything_in_order():
     assert seen(outcome)["parked"] == []
     assert [id for id in ids(outcome.done) if id % 2] == [1, 3]
     assert [id for id in ids(outcome.done) if not id % 2] == [2, 4]
+
+
+def through_an_outage(calls: int, *, everything: bool) -> Outcome:
+    """So many calls at once, for a destination that accepts 30 messages, refuses ten calls, and is back.
+
+    There are more keys than refused calls, so that the batch has another message to try all the time.
+    """
+    lock, accepted, refused = threading.Lock(), list[int](), 0
+
+    def handler(given: Sequence[Message]) -> Sequence[Verdict]:
+        nonlocal refused
+        with lock:
+            taken = given[: 30 - len(accepted)] if refused < 10 else given
+            refused += len(taken) < len(given)
+            accepted.extend(ids(taken))
+            away = Unavailable("away", everything=everything)
+            return [DONE] * len(taken) + [away] * (len(given) - len(taken))
+
+    outcome = Stage(handler, concurrency=calls, others=True).run(messages(*"abcdefghijklmnopqrst" * 10))
+
+    for key in range(20):
+        numbers = [id for id in accepted if id % 20 == key]
+        assert numbers == sorted(numbers)
+    return outcome
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("calls", [1, 3])
+def test_an_outage_that_begins_within_a_batch_parks_nothing(calls, everything):
+    """Whether other messages were accepted before, or in a call side by side, shows nothing about the present."""
+    outcome = through_an_outage(calls, everything=everything)
+
+    assert (outcome.parked, sorted(ids(outcome.done)), outcome.open) == ([], list(range(1, 201)), [])
+
+
+def test_a_judge_that_trusts_earlier_messages_would_park(monkeypatch):
+    monkeypatch.setattr(Judge, "_is_passed", lambda _judge, _message, _verdict, accepted_topics: bool(accepted_topics))
+
+    assert through_an_outage(3, everything=False).parked
 
 
 def test_some_unavailable_messages_wait_and_the_rest_goes_on():

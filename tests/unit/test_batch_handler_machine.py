@@ -29,7 +29,7 @@ from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import BLOCKED, HandlerPolicy
-from outbox.worker.waiting import Look, Refill, Wait
+from outbox.worker.waiting import Look, Wait
 from tests.support.stage import EARLIER, again, messages, outages_told_to
 
 POLICY = HandlerPolicy(
@@ -194,7 +194,7 @@ class Machine(RuleBasedStateMachine):
             cast("LeasedCaller", Line(self, lease)),
             POLICY,
             stop=self.stop,
-            most=4 * self.concurrency,
+            most=4,
             outages=outages_told_to(Listeners()),
             part_seconds=self.epoch % 2,
             hung=self.hung,
@@ -230,7 +230,6 @@ class Machine(RuleBasedStateMachine):
         self.of_parked = False
         self.given: list[Message] = []
         self.batch: list[Message] = []
-        self.joining, self.ahead = 0, False
         self.outcome = Outcome()
         self.at: Wait | None = None
 
@@ -241,34 +240,15 @@ class Machine(RuleBasedStateMachine):
         self._forget_run()
 
     @precondition(lambda self: self.run is None and self.settled < len(self.log))
-    @rule(size=st.integers(1, 6), joining=st.integers(0, 3), ahead=st.booleans())
-    def handle(self, size: int, joining: int = 0, *, ahead: bool = False) -> None:
-        """The next messages of the log. So many join them at each refill; `ahead`: others are settled before."""
-        self.batch, self.given, self.outcome = [], [], Outcome()
-        self.joining, self.ahead = joining, ahead
-        self._read(self.settled, size)
-        self._start(quota=3)
-
-    def _read(self, after: int, size: int) -> list[Message]:
-        """Read messages; return those whose key is not held back by a parked one."""
-        found = self.log[after : after + size]
+    @rule(size=st.integers(1, 6))
+    def handle(self, size: int) -> None:
+        """The next messages of the log, but those whose key is held back by a parked one."""
+        batch = self.log[self.settled : self.settled + size]
         blocked = {row.message.key for row in self.parked.values() if row.message.key is not None}
-        self.outcome.parked += [(each, BLOCKED) for each in found if each.key in blocked]
-        free = [each for each in found if each.key not in blocked]
-        self.batch += found
-        self.given += free
-        return free
-
-    def _refill(self, refill: Refill) -> None:
-        """Let messages join the batch. Those without an outcome are known, and so are those in front of them."""
-        self._note(refill.part)
-        known = {each.id for each in (*self.outcome.done, *(each for each, _ in self.outcome.parked))}
-        without = [each for each in self.batch if (each.id or 0) > self.settled and each.id not in known]
-        assert refill.left == without
-        assert without
-        if self.ahead:
-            self._settle((without[0].id or 0) - 1)
-        refill.messages = self._read(self.batch[-1].id or 0, self.joining)
+        self.outcome = Outcome(parked=[(each, BLOCKED) for each in batch if each.key in blocked])
+        self.given = [each for each in batch if each.key not in blocked]
+        self.batch = batch
+        self._start(quota=3)
 
     @precondition(lambda self: self.run is None and self.parked)
     @rule()
@@ -303,8 +283,6 @@ class Machine(RuleBasedStateMachine):
                     return
                 if isinstance(each, Look):
                     each.others = others
-                elif isinstance(each, Refill):
-                    self._refill(each)
                 else:
                     self._take(each)
         except LeaseLostError:
@@ -314,18 +292,7 @@ class Machine(RuleBasedStateMachine):
         self._end()
 
     def _take(self, part: Outcome) -> None:
-        """A part: what is before `next` has an outcome."""
-        with_outcome = self._note(part)
-        if part.next is not None and not self.of_parked:
-            before = {each.id for each in self.batch if self.settled < (each.id or 0) < (part.next.id or 0)}
-            assert before <= set(with_outcome)
-            self._settle((part.next.id or 0) - 1)
-        elif self.of_parked:
-            self._settle_parked()
-        self.outcome.open = part.open
-
-    def _note(self, part: Outcome) -> list[int | None]:
-        """Nothing has two outcomes; return what has one."""
+        """A part: nothing has two outcomes, and what is before `next` has one."""
         self.outcome.done += part.done
         self.outcome.parked += part.parked
         with_outcome = [each.id for each in (*self.outcome.done, *(each for each, _ in self.outcome.parked))]
@@ -340,7 +307,13 @@ class Machine(RuleBasedStateMachine):
                 assert self.some_late or self.accepted > last, (
                     "blamed while it hangs, although nothing else was accepted since"
                 )
-        return with_outcome
+        if part.next is not None and not self.of_parked:
+            before = {each.id for each in self.batch if self.settled < (each.id or 0) < (part.next.id or 0)}
+            assert before <= set(with_outcome)
+            self._settle((part.next.id or 0) - 1)
+        elif self.of_parked:
+            self._settle_parked()
+        self.outcome.open = part.open
 
     def _end(self) -> None:
         """All have an outcome, or are open after a stop or for a topic that is not accepted."""

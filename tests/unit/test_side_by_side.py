@@ -268,26 +268,6 @@ def test_a_lease_that_is_lost_holds_what_is_under_way():
         released.set()
 
 
-def test_messages_that_join_a_batch_go_behind_the_others_and_not_behind_a_failed_one_of_their_key():
-    """The first message joins at once, and waits for a free call. The second joins when one has come back."""
-    released = threading.Event()
-
-    def answer(message: Message) -> Verdict:
-        if message.id == 2:
-            assert released.wait(120)
-        return Retry("no") if message.id == 1 else DONE
-
-    handler = Handler(answer)
-    stage = Stage(handler, ONE, concurrency=2)
-    outcome = Outcome()
-    for part in stage.parts(messages("a", "b"), further=messages("c", "a", "d", first=3), meanwhile=released.set):
-        outcome = replace(part, done=outcome.done + part.done, parked=outcome.parked + part.parked)
-
-    assert sorted(handler.calls) == [[1], [2], [3], [5]]
-    assert sorted(ids(outcome.done)) == [2, 3, 5]
-    assert [(message.id, parking.state) for message, parking in outcome.parked] == [(1, "retry"), (4, "blocked")]
-
-
 @given(
     keys=st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=24),
     bad=st.sets(st.integers(1, 24), max_size=6),
@@ -295,21 +275,18 @@ def test_messages_that_join_a_batch_go_behind_the_others_and_not_behind_a_failed
     concurrency=st.integers(1, 4),
     ordered=st.booleans(),
     portion=st.sampled_from([1, None]),
-    first=st.integers(1, 6),
 )
 @settings(max_examples=60)
-def test_every_message_has_one_outcome_and_keys_keep_their_order(keys, bad, slow, concurrency, ordered, portion, first):
-    """Also of messages that join the batch behind the first ones."""
+def test_every_message_has_one_outcome_and_keys_keep_their_order(keys, bad, slow, concurrency, ordered, portion):
     given = messages(*keys)
     handler = Watched({id: Retry("no") for id in bad}, frozenset(slow))
     handler.in_order = ordered
     policy = replace(POLICY, ordered=ordered, portion=portion)
 
     stage = Stage(handler, policy, concurrency=concurrency, part_seconds=0.005)
-    outcome = stage.run(given[:first], further=given[first:])
+    outcome = stage.run(given)
 
     with_outcome = ids(outcome.done) + ids([message for message, _ in outcome.parked])
-    given = given[: max(first, len(with_outcome))]
     assert sorted(with_outcome) == ids(given)
     assert all(len(each) == len(set(each)) for each in handler.arrived.values())
     if ordered:

@@ -52,15 +52,6 @@ class Batch:
             return self.end
         return Progress(self.window.base, self.window.target, id)
 
-    def split(self, count: int) -> tuple[Batch, Batch]:
-        """Return the first `count` messages as a batch, and the rest as another; neither is empty."""
-        first, rest = self.messages[:count], self.messages[count:]
-        page, end = self.page, self.upto(first[-1].id or 0)
-        return (
-            replace(self, page=replace(page, rows=[], make=lambda _: first), end=end, seen=count),
-            replace(self, page=replace(page, rows=[], make=lambda _: rest), seen=max(1, self.seen - count)),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:

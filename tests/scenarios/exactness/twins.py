@@ -74,13 +74,12 @@ class OrderedByXid(Log):
 class MarksFirst(PartitionWorker):
     """Settles a batch, and hands it over then."""
 
-    def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, Batch]:
+    def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         if batch.messages:
             self._store(batch.end)
             for each in self._batch_handler.run(batch.messages, quota=0):
                 if isinstance(each, Wait):
                     yield each
-        return batch
 
 
 class RemembersItsBase(Prefetcher):
