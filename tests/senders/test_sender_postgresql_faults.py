@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
@@ -225,7 +225,8 @@ def crash(server: PostgresServer, *, times: int, stop: threading.Event) -> None:
             server.start()
         else:
             for pid in backend_pids(server, "shop")[:1]:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended by itself meanwhile
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.5)
 
 

@@ -123,7 +123,7 @@ def test_a_call_leaves_some_keys_to_the_others():
     """The keys alternate in the log."""
     stage = Stage(Watched({}, slow=frozenset(range(1, 17))), ONE, concurrency=2)
 
-    assert sorted(handed_over(stage, messages(*"ab" * 8))[:2]) == [[1, 3, 5, 7], [2, 4, 6, 8]]
+    assert sorted(handed_over(stage, messages(*"ab" * 8)))[:2] == [[1, 3, 5, 7], [2, 4, 6, 8]]
 
 
 def test_another_call_goes_on_while_what_one_had_is_unavailable():

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from tests.scenarios.soak.plan import PARTITIONS, Action
@@ -118,7 +118,8 @@ class Actions:
         with noted(self._world.troubles):
             found = backend_pids(self._world.postgresql, "shop")
             if found:
-                os.kill(random.choice(found), signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended by itself meanwhile
+                    os.kill(random.choice(found), signal.SIGKILL)
                 self._world.rows_at_last("SELECT 1")
 
     def _stop_postgresql(self, action: Action) -> None:

@@ -35,6 +35,8 @@ _PATIENCE = 300.0
 #: those who are restarted.
 _MEMORY_SHARE, _MEMORY_MORE = 0.05, 15.0
 _CONNECTIONS_SHARE, _CONNECTIONS_MORE = 0.25, 5.0
+#: In a shorter soak a restart of the database takes a large part of a quarter, and few connections are left in it.
+_CONNECTIONS_SECONDS = 300.0
 
 
 @dataclass(kw_only=True)
@@ -147,7 +149,7 @@ class Soak:
             discarded=self._actions.discarded,
         )
         memory = changes(self._figures, least_seconds=self._seconds * (1 - RESTARTING) * 0.8)
-        connections = changes({"connections": self._connections}, least_seconds=0)
+        connections = changes({"connections": self._connections}, least_seconds=_CONNECTIONS_SECONDS)
         grown = [name for name, each in memory.items() if each.is_growth(share=_MEMORY_SHARE, more=_MEMORY_MORE)]
         for name, each in connections.items():
             if each.is_growth(share=_CONNECTIONS_SHARE, more=_CONNECTIONS_MORE):

@@ -35,8 +35,8 @@ def test_a_soak(tmp_path: Path, full: bool) -> None:
         print(world.said())
 
     assert (report.findings.wrong, report.manual, report.grown) == ({}, [], [])
-    # Without a relay that lived on, there was nothing to compare.
-    assert any(name.startswith("relay") for name in report.changes)
+    # Without a relay that lived on, there was nothing to compare. In a short soak on a busy machine none may have.
+    assert not full or any(name.startswith("relay") for name in report.changes)
 
 
 def test_a_figure_that_rises_is_reported() -> None:
