@@ -36,7 +36,7 @@ class AdbcConnection:
 
     @staticmethod
     def errors() -> tuple[type[Exception], ...]:
-        """Return the errors of the driver, and those of a break in the middle of a stream: ADBC 1.6 raises ArrowInvalid."""
+        """Return the errors of the driver, and those of a break in a stream: ADBC 1.6 raises ArrowInvalid."""
         import pyarrow as pa
         from adbc_driver_manager import Error
 
