@@ -106,9 +106,9 @@ class _Diagnosis:
         told += self._of_blocked(standing) if has_cause else ()
         told += self._of_nobody(standing)
         yield from told
-        # Messages that wait for a known reason exceed no limit besides: here all behind a dead letter or a paused key.
+        # Messages that wait for a known reason exceed no limit besides.
         is_known = has_cause or any(each.key is not None for each in standing.subscription.pauses)
-        if is_known and standing.unsent.number == standing.parked["blocked"].number:
+        if is_known and standing.is_held:
             return
         if all(each.kind in ("dead", "given_up", "blocked") for each in told):
             yield from self._of_limits(standing)

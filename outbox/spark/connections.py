@@ -52,10 +52,13 @@ class AdbcConnection:
             cursor.execute(statement)
             with cursor.fetch_record_batch() as reader:
                 for batch in reader:
-                    arrays = [
-                        array if array.type == field.type else array.cast(field.type)
-                        for array, field in zip(batch.columns, schema, strict=True)
-                    ]
+                    try:
+                        arrays = [
+                            array if array.type == field.type else array.cast(field.type)
+                            for array, field in zip(batch.columns, schema, strict=True)
+                        ]
+                    except pa.ArrowInvalid as error:
+                        raise DatabaseError(f"a value of the database does not fit its column: {error}") from error
                     yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def row(self, statement: str) -> tuple[Any, ...]:

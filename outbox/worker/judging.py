@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
@@ -96,14 +96,13 @@ class Judge:
         failed_keys: set[str | None] = set()
         alone = len(messages) == 1 or self._policy.in_portions
         last_done = max((place for place, verdict in enumerate(verdicts) if verdict is DONE), default=-1)
-        accepted_topics = batch.accepted_topics(done)
         for place, (message, verdict) in enumerate(zip(messages, verdicts, strict=True)):
             if isinstance(verdict, Done) or message.key in failed_keys:
                 continue
             if self._policy.ordered and message.key is not None:
                 failed_keys.add(message.key)
             if isinstance(verdict, Unavailable):
-                passed = place < last_done or self._is_passed(message, verdict, accepted_topics)
+                passed = place < last_done or self._is_passed(batch, message, verdict)
                 parking = self._unavailable(batch, message, verdict, passed=passed, alone=alone)
             else:
                 parking = self._failed(message, verdict)
@@ -112,13 +111,13 @@ class Judge:
         batch.resolve(done, parked)
         return bool(done or parked)
 
-    def _is_passed(self, message: Message, verdict: Unavailable, accepted_topics: Collection[str]) -> bool:
+    def _is_passed(self, batch: Pending, message: Message, verdict: Unavailable) -> bool:
         """Return whether the destination accepts others while it does not accept a message.
 
-        An earlier message of the same topic proves nothing: an outage may have begun since, and parks no message.
+        If it accepts nothing at all, an earlier message proves nothing: an outage has begun since. That parks nothing.
         """
-        missing = not verdict.everything and bool(accepted_topics) and message.topic not in accepted_topics
-        return missing or self._blame.accepted_since_failure(message)
+        accepts = batch.findings.some_accepted and not verdict.everything
+        return accepts or self._blame.accepted_since_failure(message)
 
     def _unavailable(
         self, batch: Pending, message: Message, verdict: Unavailable, *, passed: bool, alone: bool

@@ -7,7 +7,6 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 from typing import Protocol
 
 from outbox.model.message import Message
@@ -66,8 +65,6 @@ class Pending:
         #: True when a message failed that is to be tried again.
         self.suspended = False
         self.outcome = Outcome()
-        #: Topics of which earlier parts have accepted messages.
-        self._accepted_topics: set[str] = set()
         self._part_began = time.monotonic()
 
     def has_part(self, *, after: float = 0.0) -> bool:
@@ -78,16 +75,10 @@ class Pending:
     def next_part(self, *, away: bool) -> Outcome:
         """Return the outcomes since the last part, and begin another part. `away`: nothing is accepted now."""
         part, self._part_began = self.outcome, time.monotonic()
-        if self.messages:
-            self._accepted_topics.update(message.topic for message in part.done)
         part.away = away
         part.next = self.messages[0] if self.messages else None
         self.outcome = Outcome(open=list(part.open), refused=set(part.refused))
         return part
-
-    def accepted_topics(self, further: Iterable[Message]) -> set[str]:
-        """Return the topics of the batch's accepted messages, and of `further` accepted messages."""
-        return self._accepted_topics.union(message.topic for message in chain(self.outcome.done, further))
 
     def in_turn(self, identities: Container[Identity], *, ordered: bool) -> list[Message]:
         """Return the messages with an identity among these; `ordered`: if no other message of the key is in front."""

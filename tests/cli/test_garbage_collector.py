@@ -52,10 +52,12 @@ def test_the_command_collects_rarely(tmp_path, monkeypatch, databases):
     urls = [f"sqlite:///{tmp_path / name}" for name in ("a.sqlite3", "b.sqlite3")[:databases]]
     for url in urls:
         assert command(None, "db", "upgrade", f"--database={url}").code == 0
+    thresholds.clear()
     ended = command(None, "relay", "--until-empty", "--to", "stdout:", *(f"--database={url}" for url in urls))
 
     assert ended.code == 0
-    assert (100_000, *gc.get_threshold()[1:]) in thresholds
+    # As any command, and once more as a relay, which has made its objects by then.
+    assert thresholds.count((100_000, *gc.get_threshold()[1:])) == 2
 
 
 def test_a_short_command_collects_rarely_and_not_at_its_end(sqlite_engine, monkeypatch):

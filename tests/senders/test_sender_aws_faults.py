@@ -19,6 +19,7 @@ class TestSqs(RemoteSenderContract):
     """FIFO queues drop second copies, so each message is there once."""
 
     at = "fifo_queues"
+    refuses = "SQS cannot carry it: "
     drops_copies = True
     big = 700_000
     unfit = UNFIT
@@ -29,5 +30,6 @@ class TestSns(RemoteSenderContract):
     """Standard topics: a message may be there twice. To SNS all is sent as to SQS, but for the form of a call."""
 
     at = "sns_topics"
+    refuses = "SNS cannot carry it: "
     big = 150_000
     unfit = UNFIT

@@ -34,6 +34,7 @@ class TestBadWeather(RemoteSenderContract):
     """A call that waits ends by its own deadline, half of which is for the disk."""
 
     at = "streams"
+    refuses = "Redis cannot carry it: "
     closing_ends_calls = False
     body = 5_000
     topics = ("alpha", "beta")

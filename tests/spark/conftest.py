@@ -90,7 +90,7 @@ def _leave_class_data(home: Path) -> None:
 
     That takes Java longer than some starts without them; so a session with much to do does not leave its own.
     """
-    classes, new = cache() / "classes.jsa", cache() / "new.jsa"
+    classes, new = cache() / "classes.jsa", cache() / f"{os.getpid()}.jsa"
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not classes.exists():
@@ -98,7 +98,9 @@ def _leave_class_data(home: Path) -> None:
             subprocess.run(
                 [sys.executable, "-m", "tests.spark.class_data", str(new)], cwd=ROOT, env=environment, check=True
             )
-            new.rename(classes)
+            # Not every Java can leave them.
+            if new.exists():
+                new.rename(classes)
 
 
 def cache() -> Path:

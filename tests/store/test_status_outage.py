@@ -208,6 +208,29 @@ def test_what_waits_behind_a_paused_key_is_no_finding(engine):
     assert (found, admin.statuses("relay")[0].lag_seconds > 300) == (set(), True)
 
 
+@pytest.mark.parametrize("key", ["other", None])
+def test_beside_a_paused_key_what_nothing_holds_back_is_behind(engine, key):
+    """A delayed message that fell due waits for its worker alone, which is slow or stands still."""
+    admin = Outbox(engine).admin
+    admin.pause("relay", key="k")
+    send(engine, "fine", key="k")
+    send(engine, "fine", key=key)
+    Relay(Outbox(engine), Destination()).until_empty()
+    age_by(engine, 600, state="blocked")
+    with engine.begin() as connection:
+        connection.execute(
+            text("""
+            INSERT INTO outbox_parked (subscription, id, message_id, topic, key, slot, body, created_at, state, blocks,
+                                       place, attempts, parked_at)
+            SELECT 'relay', id, message_id, topic, key, slot, body, created_at, 'blocked', key IS NOT NULL, id, 0,
+                   created_at
+            FROM outbox_message WHERE key IS NULL OR key <> 'k'
+        """)
+        )
+
+    assert {each.kind for each in admin.diagnosis()} - {"not_run"} == {"behind"}
+
+
 def test_a_dead_letter_alone_is_not_late(engine):
     """It is not to be sent, until somebody decides so."""
     send(engine, "bad")

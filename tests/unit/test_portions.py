@@ -288,8 +288,9 @@ def test_whoever_drops_a_call_under_way_keeps_its_answers_and_holds_only_its_por
     assert seen(outcome) == {"done": [1, 2, 4], "parked": [(3, "retry", 1), (5, "blocked", 0)], "open": []}
 
 
-def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass():
+def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass(monkeypatch):
     """The key goes on behind a dead letter, but not beside its call; the rest of the partition does not wait."""
+    monkeypatch.setattr("outbox.worker.calls._HOPELESS", 60)
     handler = Handler()
     policy = replace(HASTY_ONE, deadline=timedelta(seconds=2), retry=RetryPolicy(attempts=1), block_on_dead=False)
     stage = Stage(handler, policy)

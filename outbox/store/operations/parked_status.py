@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from outbox.model.parking import STATES, State
+from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
 
 #: Rows are counted up to this number; more are estimated.
@@ -60,12 +61,14 @@ class ParkedStatus:
 
     `counts`: numbers by state. `unsent_since`: the moment from which on the oldest unsent message could have been sent:
     the creation, or the due moment. Dead letters do not count, nor messages that are not due yet. `troubles`: messages
-    that wait for the destination, failed messages and dead letters, by error.
+    that wait for the destination, failed messages and dead letters, by error. `some_free`: nothing holds back some
+    message, blocked or delayed, that could have been sent.
     """
 
     counts: dict[str, Count]
     unsent_since: datetime | None
     troubles: tuple[Trouble, ...]
+    some_free: bool
 
 
 #: The ORDER BY keeps it on (subscription, state, id).
@@ -81,6 +84,16 @@ _OVERDUE = """
           WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now}
           ORDER BY due_at LIMIT :limit) AS d
 """
+#: A blocked message without a key, or with a key that no person has paused and whose other messages are all blocked.
+_FREE = """
+    SELECT 1
+    FROM (SELECT key FROM {parked} WHERE subscription = :subscription AND state = 'blocked'
+          ORDER BY id LIMIT :limit) AS b
+    WHERE b.key IS NULL
+       OR NOT ({paused} OR EXISTS (SELECT 1 FROM {parked} AS e WHERE e.subscription = :subscription AND e.key = b.key
+                                   AND e.blocks AND e.state <> 'blocked'))
+    LIMIT 1
+"""
 _BY_ERROR = """
     SELECT error, count(*), min(parked_at)
     FROM (SELECT substr(error, 1, :characters) AS error, parked_at FROM {parked}
@@ -89,19 +102,19 @@ _BY_ERROR = """
 """
 
 
-def status_of_parked(channel: Channel, subscription: str) -> ParkedStatus:
+def status_of_parked(channel: Channel, subscription: Subscription) -> ParkedStatus:
     """Return the status of what a subscription has parked, from looks at all states."""
-    looks = {state: _look(channel, subscription, state) for state in STATES}
-    unsent = [looks[state][1] for state in UNSENT]
+    name = subscription.name
+    looks = {state: _look(channel, name, state) for state in STATES}
+    unsent, overdue = [looks[state][1] for state in UNSENT], None
     if looks["delayed"][0]:
-        overdue = channel.rows(_OVERDUE, subscription=subscription, limit=MOST_COUNTED + 1)[0][0]
-        unsent.append(channel.database.dialect.clock.read(overdue))
+        found = channel.rows(_OVERDUE, subscription=name, limit=MOST_COUNTED + 1)[0][0]
+        overdue = channel.database.dialect.clock.read(found)
     return ParkedStatus(
         counts={state: Count.upto(number) for state, (number, _) in looks.items()},
-        unsent_since=min((each for each in unsent if each is not None), default=None),
-        troubles=tuple(
-            each for state in _FAILED if looks[state][0] for each in _by_error(channel, subscription, state)
-        ),
+        unsent_since=min((each for each in (*unsent, overdue) if each is not None), default=None),
+        troubles=tuple(each for state in _FAILED if looks[state][0] for each in _by_error(channel, name, state)),
+        some_free=overdue is not None or (looks["blocked"][0] > 0 and _some_blocked_are_free(channel, subscription)),
     )
 
 
@@ -114,6 +127,13 @@ def _look(channel: Channel, subscription: str, state: State) -> tuple[int, datet
     """Count the messages in a state, and find the moment from which on the first could have been sent."""
     number, due = channel.rows(_LOOK, subscription=subscription, state=state, limit=MOST_COUNTED + 1)[0]
     return int(number), channel.database.dialect.clock.read(due)
+
+
+def _some_blocked_are_free(channel: Channel, subscription: Subscription) -> bool:
+    database, keys = channel.database, [each.key for each in subscription.pauses if each.key is not None]
+    free = database.sql(_FREE, paused=database.among("b.key", texts="keys"))
+    found = channel.rows(free, subscription=subscription.name, limit=MOST_COUNTED + 1, keys=database.bind(keys))
+    return bool(found)
 
 
 def _by_error(channel: Channel, subscription: str, state: State) -> list[Trouble]:

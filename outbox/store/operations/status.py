@@ -55,11 +55,12 @@ class SubscriptionStatus:
     `backlog`: messages of the log that are not settled; for a check-back, messages without a verdict. `lag`: for how
     many seconds the oldest unsent message, parked ones included, could have been sent; 0 without any. If `lag_about`,
     the lag is at most that. A delayed message counts from the due moment; dead letters do not count, and for a
-    check-back only the backlog counts. `parked`: numbers by state. `troubles`: messages without success, since when and
-    why. `idle`: seconds since the last settle. `unread`: for a check-back, the messages of the backlog that were looked
-    at, by real topic: the number, and when the oldest was written. `hold`: for a reader outside of the database, until
-    when retention waits. `partitions`: in the order of their numbers. `holder` and `idle` are those of a partition that
-    nobody runs, if there is one; the lag of a partition leaves parked messages out.
+    check-back only the backlog counts. `parked`: numbers by state. `troubles`: messages without success, since when
+    and why. `some_free`: nothing holds back some blocked or delayed message that could have been sent. `idle`:
+    seconds since the last settle. `unread`: for a check-back, the messages of the backlog that were looked at, by
+    real topic: the number, and when the oldest was written. `hold`: for a reader outside of the database, until
+    when retention waits. `partitions`: in the order of their numbers. `holder` and `idle` are those of a partition
+    that nobody runs, if there is one; the lag of a partition leaves parked messages out.
     """
 
     subscription: Subscription
@@ -69,6 +70,7 @@ class SubscriptionStatus:
     parked: dict[str, Count]
     partitions: tuple[PartitionStatus, ...]
     troubles: tuple[Trouble, ...] = ()
+    some_free: bool = False
     unread: dict[str, tuple[int, datetime]] = field(default_factory=dict)
     hold: Hold | None = None
 
@@ -102,6 +104,11 @@ class SubscriptionStatus:
     def unsent(self) -> Count:
         """The messages that wait: in the log, and parked without need of a person or a later moment."""
         return Count.total([self.backlog, *(self.parked[state] for state in UNSENT)])
+
+    @property
+    def is_held(self) -> bool:
+        """True when each message that waits is behind an earlier one of its key, or a person has paused its key."""
+        return self.unsent == Count(self.parked["blocked"].number) and not self.some_free
 
     @property
     def behind(self) -> timedelta:
@@ -176,7 +183,7 @@ def places(first: int, end: int) -> Iterator[tuple[int, int]]:
 def _standing(channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:
     unsettled = [_Unsettled(channel, subscription, each) for each in subscription.all_partitions()]
     partitions = tuple(_of_partition(channel, each, now) for each in unsettled)
-    parked = status_of_parked(channel, subscription.name)
+    parked = status_of_parked(channel, subscription)
     found = [(moment, about) for moment, about in (each.oldest() for each in unsettled) if moment is not None]
     oldest, about = min(found, default=(None, False))
     # A parked transaction may have a verdict by now. The pending ones are counted by group, in `half_status`.
@@ -191,6 +198,7 @@ def _standing(channel: Channel, subscription: Subscription, now: datetime) -> Su
         parked=parked.counts,
         partitions=partitions,
         troubles=parked.troubles,
+        some_free=parked.some_free,
         unread=unsettled[0].by_topic() if subscription.kind == "check" else {},
         hold=hold_of(channel, subscription),
     )

@@ -76,6 +76,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("twin_kind", KINDS if metafunc.config.getoption("--full") else ["webhook"])
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("twin", "found", "plan"),
     [
