@@ -83,13 +83,13 @@ def run_probed(supervisor: Supervisor, probes: Probes, looks: Mapping[str, Calla
     from outbox.runtime.signals import stopping_on_signals
     from outbox.telemetry.events import EVERYWHERE
 
+    pulse = Pulse(supervisor, probes.heartbeat_file, os.environ)
     seen = Looks(looks)
     if "opentelemetry.trace" in sys.modules:
         # By opentelemetry-instrument, or by the module of a consumer.
         from outbox.telemetry.opentelemetry import export
 
         export(seen.samples)
-    pulse = Pulse(supervisor, probes.heartbeat_file, os.environ)
     with ExitStack() as open:
         EVERYWHERE.listen(supervisor.told)
         open.callback(EVERYWHERE.unlisten, supervisor.told)
