@@ -46,8 +46,9 @@ def secrets_in(name: str, value: str) -> list[Secret]:
         return secrets_of(value)
     from outbox.senders.opening import secrets_of_destination
 
-    url = value.partition("=")[2] if name == "route" else value
-    return [*secrets_of_destination(url), *(secrets_of(value, token=True) if url != value else ())]
+    pattern, _, url = value.partition("=") if name == "route" else ("", "", value)
+    # A colon is in no pattern: this = belongs to a URL without pattern.
+    return [*secrets_of_destination(url), *(secrets_of(value, token=True) if ":" in pattern else ())]
 
 
 def _in_file(name: str, ctx: click.Context) -> str:

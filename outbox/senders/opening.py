@@ -145,9 +145,12 @@ def is_offered(url: str) -> bool:
 
 
 def secrets_of_destination(url: str) -> list[Secret]:
-    """Return the secrets of a destination's URL, which may be malformed; a single name before the @ is a token."""
-    is_webhook = url.partition("://")[0].lower() in ("http", "https")
-    return secrets_of_endpoint(url) if is_webhook else secrets_of(url, token=True)
+    """Return the secrets of a destination's URL, which may be malformed; a single name before the @ is a token.
+
+    Not so of PostgreSQL: libpq looks for the password of a single name elsewhere.
+    """
+    scheme = url.partition("://")[0].lower()
+    return secrets_of_endpoint(url) if scheme in ("http", "https") else secrets_of(url, token=scheme != "postgresql")
 
 
 def _offered(url: str, name: str) -> Sender:

@@ -103,6 +103,14 @@ def test_the_options_of_a_webhook_are_no_secrets(sqlite_engine):
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.parametrize("destination", [("--to", ""), ("--route", "*=")])
+def test_a_user_of_another_postgresql_without_password_is_no_secret(sqlite_engine, destination):
+    option, before = destination
+    ended = outbox(sqlite_engine, "relay", "--until-empty", option, f"{before}postgresql://ann@127.0.0.1:1/billing")
+
+    assert ended.code == 0, ended.err
+
+
 def test_a_token_for_spark_connect_as_an_argument_is_refused(sqlite_engine, tmp_path):
     ended = outbox(sqlite_engine, "extract", str(tmp_path), "--remote", f"sc://localhost:1/;token={ENCODED}")
 
