@@ -282,8 +282,7 @@ def hanging(handler: Handler, *bad: int, hopeless: Callable[[], bool] = lambda: 
         hangs = any(message.id in hang for message in call.messages)
         return call.started + call.deadline if hangs else max(call.started + call.deadline, time.monotonic() + 0.01)
 
-    handler.answer, hangs = answer, Call.hangs.fget
-    assert hangs is not None
+    handler.answer, hangs = answer, cast("property", Call.__dict__["hangs"]).__get__
     try:
         # A call that does not hang is looked at every few milliseconds.
         with (
