@@ -200,13 +200,18 @@ def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
         calls, gave_up = len(handler.calls), stage.batch_handler.gave_up
     arrived = eventually(lambda: stage.batch_handler.hung.held() == HeldParked(ids=set(), keys=set(), but=set()))
     second = stage.run([again(message, 1) for message, _ in outcome.parked], parked=True, quota=0)
+    third = stage.run(outcome.open)
 
     assert (calls, gave_up) == (HASTY.max_hung, True)
-    assert seen(outcome)["parked"] == [(id, "waiting", 0) for id in range(1, 9)]
-    assert ids(outcome.open) == [9, 10, 11, 12]
+    parked = seen(outcome)["parked"]
+    # All that hang, except for those whose third deadline passed between the last two looks.
+    assert 1 <= len(parked) <= 8
+    assert parked == [(id, "waiting", 0) for id in range(1, len(parked) + 1)]
+    assert ids(outcome.open) == list(range(len(parked) + 1, 13))
     unanswered = stage.batch_handler.hung.unanswered([message for message, _ in outcome.parked], parked=True)
     assert (arrived, unanswered) == (True, set())
-    assert (ids(second.done), len(handler.calls)) == (list(range(1, 9)), 8)
+    assert [*ids(second.done), *ids(third.done)] == list(range(1, 13))
+    assert sorted(id for call in handler.calls for id in call) == list(range(1, 13))
 
 
 def test_calls_that_came_back_are_not_held_against_the_destination():
