@@ -195,6 +195,7 @@ DIALECT = Dialect(
         read_on_fresh=_READ_ON,
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
+        page_filtered=_PAGE,
         page_late=_PAGE,
         extent=_EXTENT,
         late=None,
