@@ -33,7 +33,7 @@ from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
 from outbox.model.lease import Partition
 from outbox.model.message import Message
-from outbox.model.subscription import Start, Subscription, require_start
+from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding as Defect
@@ -424,7 +424,8 @@ def _numbers(parked: Mapping[str, Count]) -> dict[str, int]:
 
 def _look(channel: Channel, thresholds: Thresholds) -> Look:
     for name in thresholds.named:
-        Subscriptions(channel).get_all(name)  # a name that is not there is an error
+        # A name that is not there is an error; a backfill ends by itself, and the limit of a monitor stays.
+        Subscriptions(channel).get_all(subscription_of(name) or name)
     now, found = standings(channel)
     facts = Facts(
         now=now,

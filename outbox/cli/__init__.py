@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import click
 
 from outbox.cli.groups import Group
-from outbox.cli.output import scrubbed
+from outbox.cli.output import fail, scrubbed
 from outbox.runtime.garbage import begin_command
 
 #: The object of each verb, and its purpose in a sentence.
@@ -84,6 +84,9 @@ def _ended(run: Callable[[], Any]) -> int:
         code = run()
         sys.stdout.flush()
     except click.ClickException as error:
+        if not isinstance(error, click.UsageError):
+            fail(error.format_message())
+            return error.exit_code
         text = io.StringIO()
         error.show(text)
         click.echo(scrubbed(text.getvalue()), err=True, nl=False)

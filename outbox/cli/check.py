@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.options import DURATION, Target, a_business_database, about_a_database, as_value, option
-from outbox.cli.output import age, counted, say, warn
+from outbox.cli.output import age, counted, fail, say, warn
 from outbox.cli.probes import Probes, probed, run_probed
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _require_nobody(channel: Channel, group: str) -> None:
     known = _stored(channel, group)
     holder = None if known is None else Leases(channel).look(known.partition(0))
     if holder is not None and holder.live:
-        say(f"Error: worker {holder.owner} checks back on group {group} already")
+        fail(f"worker {holder.owner} checks back on group {group} already")
         click.get_current_context().exit(UNFINISHED)
 
 

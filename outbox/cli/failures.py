@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from outbox.cli.output import say
+from outbox.cli.output import fail, say
 from outbox.errors import (
     DatabaseError,
     FilterError,
@@ -40,22 +40,22 @@ def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> in
         if isinstance(error, FilterError):
             # The filter, with a caret below.
             told = str(error).split("\n")
-        say(f"Error: {labelled(told[0])}")
+        fail(labelled(told[0]))
         for line in told[1:]:
             say(line)
         return _code_of(error)
     if isinstance(error, AssertionError) and (named := _OTHER_SERVER.search(str(error))):
         text = f"{named[1]:.80} only speaks as PostgreSQL does; its snapshots cannot tell which messages are new"
-        say(f"Error: {labelled(f'{text}; use PostgreSQL itself')}")
+        fail(labelled(f"{text}; use PostgreSQL itself"))
         return USAGE
     driver = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     if not isinstance(driver, psycopg.Error | sqlite3.Error):
         return None
     line = " ".join(str(driver).split()) or type(driver).__name__
     if _unreachable(driver):
-        say(f"Error: {labelled(f'the database cannot be reached: {line}')}")
+        fail(labelled(f"the database cannot be reached: {line}"))
         return UNREACHABLE
-    say(f"Error: {labelled(with_fix(f'the database refused: {line}', driver))}")
+    fail(labelled(with_fix(f"the database refused: {line}", driver)))
     return FAILURE
 
 

@@ -56,8 +56,13 @@ def warn(text: str) -> None:
     _write(logging.WARNING, f"{click.style('warning:', fg='yellow', bold=True)} ", text)
 
 
+def fail(text: str) -> None:
+    """Say an error."""
+    _write(logging.ERROR, "Error: ", text)
+
+
 def write_as(form: logging.Formatter | None) -> None:
-    """Give the lines of `say` and `warn` the form of the log, for programs that collect all of standard error."""
+    """Give the lines of `say`, `warn` and `fail` the form of the log, for programs that collect standard error."""
     global _form
     _form = form
 

@@ -15,7 +15,7 @@ from outbox.admin.results import Look
 from outbox.cli.connection import checked_label, open_channel_of, open_database, open_outbox
 from outbox.cli.failures import UNFINISHED, report_failure
 from outbox.cli.options import Target
-from outbox.cli.output import age, say
+from outbox.cli.output import age, fail, say
 from outbox.cli.probes import Probes, run_probed
 from outbox.cli.standings import selected
 from outbox.errors import DatabaseError
@@ -220,7 +220,7 @@ class Relaying:
 
     def _say(self, text: str, code: int = 0) -> None:
         self.code = code
-        say(f"{'Error: ' if code else ''}{self._labelled(text)}")
+        (fail if code else say)(self._labelled(text))
 
     def _labelled(self, text: str) -> str:
         return labelled(self.label, self.name, text) if self.label else text

@@ -128,6 +128,7 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
         properties: Properties = {**asdict(change), "destination": to}  # type: ignore[typeddict-item]  # the same names
         altered = Admin(channel).alter(name, wait=wait, **properties)
     told = f"{_described(altered)}, a dead letter: {altered.on_dead}"
+    told += ", only the newest message of a key" if altered.compact else ""
     told += f", {age(altered.grace_seconds)} after the commit" if altered.grace_seconds else ""
     told += "" if altered.partitions == 1 else f", {altered.partitions} partitions"
     if altered.next_partitions is not None:

@@ -42,6 +42,8 @@ SCHEMES = {
     "stdout": "outbox.senders.stdout:StdoutSender.from_url",
     "file": "outbox.senders.stdout:FileSender.from_url",
 }
+#: A single name before the @ is a user: libpq looks for the password elsewhere.
+_WITH_USER = ("postgresql",)
 #: Other packages offer senders in this group of entry points: the name is a scheme that we do not have.
 ENTRY_POINTS = "outbox.senders"
 
@@ -145,12 +147,9 @@ def is_offered(url: str) -> bool:
 
 
 def secrets_of_destination(url: str) -> list[Secret]:
-    """Return the secrets of a destination's URL, which may be malformed; a single name before the @ is a token.
-
-    Not so of PostgreSQL: libpq looks for the password of a single name elsewhere.
-    """
+    """Return the secrets of a destination's URL, which may be malformed; a single name before the @ is a token."""
     scheme = url.partition("://")[0].lower()
-    return secrets_of_endpoint(url) if scheme in ("http", "https") else secrets_of(url, token=scheme != "postgresql")
+    return secrets_of_endpoint(url) if scheme in ("http", "https") else secrets_of(url, token=scheme not in _WITH_USER)
 
 
 def _offered(url: str, name: str) -> Sender:

@@ -341,3 +341,10 @@ def test_logs_are_lines_of_json_when_asked_for(sqlite_engine, tmp_path):
     assert (begun["level"], begun["message"], begun["subscription"]) == (
         "info", "subscription relay begins at earliest", "relay",
     )  # fmt: skip
+
+
+def test_a_line_of_json_tells_an_error_as_such():
+    ended = outbox("sqlite:///nowhere.db", "status", "--log-format", "json")
+
+    (line,) = [json.loads(each) for each in ended.err.splitlines()]
+    assert (ended.code, line["level"], line["message"][:20]) == (3, "error", "there is no file now")

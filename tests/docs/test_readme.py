@@ -60,8 +60,6 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
 
     if arguments[:2] == ["subscriptions", "resume"]:
         invoked(["subscriptions", "pause", *arguments[2:]])
-    if "reports=1h" in arguments:
-        Relay(Outbox(engine), "stdout:", name="reports").once()
     if arguments[0] == "consumers":
         consumer = Outbox(engine).consumer("billing")
         consumer.on("orders")(print)

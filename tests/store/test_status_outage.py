@@ -356,6 +356,7 @@ def test_a_worker_that_is_too_slow_is_told_by_how_far_it_is_behind(engine, secon
     ("limit", "says"),
     [
         ("nobody=1m", "there is no subscription 'nobody'"),
+        ("nobody:backfill=1m", "there is no subscription 'nobody'"),
         ("relay=soon", "'soon' is not a duration"),
         ("relay=", "'' is not a duration"),
     ],
@@ -364,6 +365,12 @@ def test_a_limit_of_a_subscription_that_is_not_there_is_an_error(sqlite_engine, 
     ended = outbox(sqlite_engine, "status", "--check", "--max-lag", limit)
 
     assert (ended.code, says in ended.err) == (2, True), ended.err
+
+
+def test_a_limit_of_a_backfill_stays_when_the_backfill_has_ended(sqlite_engine):
+    ended = outbox(sqlite_engine, "status", "--max-lag", "relay:backfill=30d")
+
+    assert ended.code == 0, ended.err
 
 
 def test_a_lag_is_told_with_its_limit(engine):
