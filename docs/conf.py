@@ -1,7 +1,8 @@
 """The site: Sphinx, MyST and Furo over the pages of this folder; `make docs` builds it into `build/site`.
 
 A comment such as `<!-- commands -->` in a page stands for text that is made here: from the command line, from
-docstrings, or from the changelog. Beside each page the site has its Markdown, and `llms.txt` lists all pages.
+docstrings, or from the changelog. Beside each page the site has its Markdown, with the pictures and the examples that
+the Markdown links to, and `llms.txt` lists all pages.
 """
 
 import re
@@ -55,10 +56,12 @@ def _write_markdown(app: Any, failure: Exception | None) -> None:
         return
     out = Path(app.outdir)
     shutil.copytree(HERE / "img", out / "img", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py"))
+    made = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(HERE.parent / "examples", out / "examples", dirs_exist_ok=True, ignore=made)
     lines = [f"# {project}", "", f"> {_PROJECT['description']}", ""]
     for name in _in_order(app.env):
         page = _with_made_texts((HERE / f"{name}.md").read_text())
-        (out / f"{name}.md").write_text(page)
+        (out / f"{name}.md").write_text(page.replace("](../examples/", "](examples/"))
         lines.append(f"- [{_title(page)}]({html_baseurl}{name}.md): {_first_sentence(page)}")
     (out / "llms.txt").write_text("\n".join(lines) + "\n")
 

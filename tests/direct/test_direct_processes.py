@@ -38,7 +38,6 @@ def arrived(path: Path) -> list[str]:
         ("returns", 0, ["1", "2"]),
         ("exits", 3, ["1", "2"]),
         ("raises", 1, ["1", "2"]),
-        ("leaves_a_thread", 0, ["1"]),  # when the main thread has ended, all goes by the relay
         ("forks", 0, ["child", "parent", "parent-again"]),
         ("is_a_process_of_multiprocessing", 0, ["child"]),
     ],
@@ -53,6 +52,15 @@ def test_a_program_that_ends_has_sent_what_it_committed(engine, tmp_path, way, c
     by_process = {line.split()[1]: line.split()[0] for line in path.read_text().splitlines()}
     if way == "forks":
         assert by_process["parent"] == by_process["parent-again"] != by_process["child"]
+
+
+def test_what_a_thread_commits_after_the_end_of_the_main_thread_comes_once(engine, tmp_path):
+    """Direct sends have ended by then; they may have begun anew."""
+    path = tmp_path / "arrived"
+
+    assert program(engine, path, "leaves_a_thread").wait(120) == 0
+    assert sorted(map(bytes.decode, marked(engine))) == sorted(sent := arrived(path))
+    assert sorted([*sent, *map(bytes.decode, relayed(engine, "file"))]) == ["1", "2"]
 
 
 def test_a_program_whose_sender_hangs_ends_nevertheless(engine, tmp_path):
@@ -110,7 +118,7 @@ def test_a_call_that_begins_at_the_last_moment_is_over_before_the_grace_is(engin
     destination = Destination()
     if deadline is not None:
         destination.deadline = timedelta(seconds=deadline)
-    with writing_directly(engine, destination) as outbox:
+    with writing_directly(engine, destination, patient=False) as outbox:
         assert (stored_grace(engine), right_of(outbox)) == (timedelta(seconds=grace), right)
 
     assert right + (deadline or 5) + delivery.FLUSH_SECONDS <= grace

@@ -24,7 +24,7 @@ from outbox.model import limits
 from outbox.senders import aws_message, headers, nats, redis, webhook_format, webhook_signature
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox
-from tests.support.pages import TOP, blocks, run
+from tests.support.pages import TOP, blocks, broken_links, run
 from tests.support.site_search import SiteSearch
 
 DOCS = TOP / "docs"
@@ -238,6 +238,7 @@ def test_the_site_has_each_page_as_html_and_as_markdown(site):
 
     assert pages - {path.stem for path in site.glob("*.html")} == set()
     assert {path.stem for path in site.glob("*.md")} == pages
+    assert {path.stem: broken for path in site.glob("*.md") if (broken := broken_links(path))} == {}
 
 
 def test_the_list_for_machines_has_each_page_with_a_sentence(site):

@@ -72,6 +72,22 @@ def test_what_the_application_does_to_each_connection_is_done_to_ours(pg_engine,
     assert seen == ["dialled"]
 
 
+def test_a_connection_for_hints_leaves_the_settings_of_its_session(pg_engine):
+    """A pooler in transaction mode gives the session to an application next."""
+    engine = sqlalchemy.create_engine(pg_engine.url)
+    drivers = []
+    event.listen(engine, "connect", lambda driver, _record: drivers.append(driver))
+
+    hints = Outbox(engine).database.open_for_hints()
+    assert hints is not None
+    with closing(hints):
+        hints.notify()
+        hints.notify(0.05)
+        changed = drivers[0].execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
+
+    assert changed == []
+
+
 def test_a_network_that_is_gone_is_noticed_from_the_first_statement_on(pg_engine, monkeypatch):
     did = []
     execute = psycopg.Connection.execute

@@ -387,8 +387,8 @@ class RemoteSenderContract:
             waiting = [pool.submit(sender.send, [a_message("alpha", n)]) for n in range(self.calls)]
             verdicts = [verdict for verdicts in ended(sender, waiting) for verdict in verdicts]
 
+        # A client that found out by itself, before the close, that nobody answers says that.
         assert {type(verdict) for verdict in verdicts} == {Unavailable}
-        assert all("the sender was closed" in verdict.error for verdict in verdicts if isinstance(verdict, Unavailable))
 
     def test_a_closed_sender_leaves_no_thread_behind_and_begins_anew(self, place: Place) -> None:
         """Closing is no end."""

@@ -126,9 +126,7 @@ def test_without_order_a_replay_blocks_nothing_before_a_worker_comes(engine):
     send(engine, "a")
     group(Outbox(engine), Listener(a=[Reject("no")]), ordered=False).until_empty()
 
-    request(engine, "replay")
-    with closing(Outbox(engine).database.open()) as channel:
-        commands.carry_out_without_worker(channel, "group")
+    Outbox(engine).admin.replay(all=True, name="group")
 
     with engine.connect() as connection:
         found = connection.execute(text("SELECT state, blocks FROM outbox_parked")).all()
