@@ -61,7 +61,7 @@ class Outbox(BareOutbox):
         direct: the subscription whose messages this process sends itself right after its commits, if a message has no
             key and no times. The relay of that name sends all others. Does not apply to drivers' own connections.
         worker_engine: the engine for threads of our own. Needed only beside an `AsyncEngine` whose URL alone does not
-            say how to connect.
+            say how to connect, or where `bind` leads to a pooler in transaction mode.
         dumps: a function that encodes bodies of `send` and `asend` that are neither bytes nor text. Replaces the
             encoder of `Message`, which knows no types of yours. The content type is `application/json` unless given.
     """

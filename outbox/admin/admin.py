@@ -31,6 +31,7 @@ from outbox.admin.results import (
 from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
+from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.subscription import Start, Subscription, require_start
 from outbox.runtime.process import user_and_host
@@ -44,6 +45,7 @@ from outbox.store.operations.log_status import log_status
 from outbox.store.operations.parked_status import Count
 from outbox.store.operations.purge import Purge, Purged
 from outbox.store.operations.status import standings, unread
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.parked_messages import ParkedMessage
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -158,6 +160,7 @@ class Admin:
         Raises:
             SubscriptionError: neither ids nor `all`; an id that is not parked, or that several subscriptions have
                 parked; or a state that cannot be replayed. Nothing was done.
+            LeaseLostError: a worker took the lease of a subscription meanwhile. Nothing was done there.
         """
         with self._channel() as channel:
             return tuple(decisions.decide(channel, "replay", ids, reason, order))
@@ -189,7 +192,7 @@ class Admin:
         Raises:
             SubscriptionError: a subscription of this name has other properties, or a route has the topics.
         """
-        with self._channel() as channel:
+        with self._ordering() as channel:
             return self._details(channel, subscriptions.create(channel, name, start, properties))
 
     def alter(self, name: str, *, wait: timedelta = WAIT, **properties: Unpack[Properties]) -> SubscriptionDetails:
@@ -241,7 +244,7 @@ class Admin:
         Raises:
             SubscriptionError: another backfill is under way, or the subscription cannot have one.
         """
-        with self._channel() as channel:
+        with self._ordering() as channel:
             return self._details(channel, backfill(channel, name, topics, start))
 
     def pause(
@@ -266,7 +269,7 @@ class Admin:
             SubscriptionError: the subscription cannot be paused, or the rate is wrong.
             InvalidMessageError: no message can have the key.
         """
-        with self._channel() as channel:
+        with self._ordering() as channel:
             found = pausing.pause(channel, name, key=key, rate=rate, by=by or user_and_host(), reason=reason)
             return subscriptions.details(channel, found)
 
@@ -276,7 +279,7 @@ class Admin:
         Raises:
             SubscriptionError: there is no such pause.
         """
-        with self._channel() as channel:
+        with self._ordering() as channel:
             return subscriptions.details(channel, pausing.resume(channel, name, key=key))
 
     def reset(self, name: str, start: Start, *, wait: timedelta = NO_WAIT, rehearsal: bool = False) -> Removal:
@@ -395,6 +398,16 @@ class Admin:
     def _details(channel: Channel, found: Subscription) -> SubscriptionDetails:
         (known,) = subscriptions.details(channel, [found])
         return known
+
+    @contextmanager
+    def _ordering(self) -> Iterator[Channel]:
+        """Do as `_channel`, for an order that takes no lease and is answered with details.
+
+        The leases are read first, so that a role without the right has ordered nothing.
+        """
+        with self._channel() as channel:
+            Leases(channel).look_all([Partition("relay")])
+            yield channel
 
     @contextmanager
     def _channel(self) -> Iterator[Channel]:

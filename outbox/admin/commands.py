@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 
-from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, WorkerAliveError, borrowed, changing
-from outbox.errors import LeaseLostError, SubscriptionError
+from outbox.admin.borrowing import NO_WAIT, WAIT, WorkerAliveError, changing
+from outbox.errors import SubscriptionError
 from outbox.model.parking import STATES
 from outbox.model.position import Position
 from outbox.model.subscription import Start, Subscription, backfill_of, compensation_of
 from outbox.store import identity
 from outbox.store.database import Channel
-from outbox.store.log.log import Log
-from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import taken_topics
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import MOST_REQUESTS, carry_out
-from outbox.worker.settle import Settlement
 
 
-def carry_out_without_worker(channel: Channel, name: str) -> str | None:
-    """Carry out the requests on parked messages of a subscription; if a worker is alive and will, return its name."""
+def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], int]) -> tuple[int, str | None]:
+    """Write a request on parked messages of a subscription, and carry it out; or leave that to a live worker.
+
+    Without a worker both are one transaction, so that an error changes nothing. Return what `request` returns, the
+    number of messages, and the name of the worker.
+    """
     identity.verify(channel)
-    incarnation = Log().now(channel).incarnation
+    subscription = Subscriptions(channel).get(name)
     try:
-        subscription = Subscriptions(channel).get(name)
-        with borrowed(channel, [subscription]) as leases:
-            for lease in leases:
-                parked = Parked(channel, name, lease.partition, ordered=subscription.ordered)
-                settlement = Settlement(channel, lease, incarnation)
+        with changing(channel, [subscription]):
+            number = request()
+            for partition in subscription.all_partitions():
+                parked = Parked(channel, name, partition, ordered=subscription.ordered)
                 while requests := parked.requests(MOST_REQUESTS):
-                    carry_out(requests, parked, settlement)
-                    if not all(Leases(channel).renew(each, LENGTH) for each in leases):
-                        raise LeaseLostError(f"{name}: a worker took the lease; it carries out the rest")
+                    carry_out(requests, parked, nullcontext())
     except WorkerAliveError as error:
-        return error.holder.owner
-    return None
+        return request(), error.holder.owner
+    return number, None
 
 
 def alter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from shlex import quote
 from typing import TypedDict
 
@@ -106,8 +107,8 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None,
             continue
         behind = each.behind(chosen)
         if not order.get("rehearsal"):
-            number = each.request(chosen, verb, order.get("by") or user_and_host(), reason)
-            worker = carry_out_without_worker(channel, name)
+            request = partial(each.request, chosen, verb, order.get("by") or user_and_host(), reason)
+            number, worker = carry_out_without_worker(channel, name, request)
         decisions.append(Decision(name=name, messages=number, behind=behind, worker=worker))
     return decisions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from uuid import UUID
 
 from outbox.admin.commands import carry_out_without_worker
@@ -44,8 +45,8 @@ def erase(
         for name, ids in dead.items():
             chosen = ParkedFilter(ids=tuple(ids), states=("dead",))
             # Fewer than were found, if a worker has replayed a letter meanwhile.
-            letters += ParkedMessages(channel, name).request(chosen, "discard", by, "outbox erase")
-            carry_out_without_worker(channel, name)
+            request = partial(ParkedMessages(channel, name).request, chosen, "discard", by, "outbox erase")
+            letters += carry_out_without_worker(channel, name, request)[0]
     waiting: dict[str, set[int]] = defaultdict(set)
 
     def note_copies() -> None:

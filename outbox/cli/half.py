@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -313,8 +314,9 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
             when = "" if due is None else f", the next one at {moment(due)}"
             raise click.ClickException(f"transaction {id} was not given up; its checks go on{when}")
         group, chosen = transaction.group, ParkedFilter(ids=transaction.given_up_ids, states=("dead",))
-        ParkedMessages(channel, check_of(group)).request(chosen, "replay", by or user_and_host(), reason)
-        worker = carry_out_without_worker(channel, check_of(group))
+        messages = ParkedMessages(channel, check_of(group))
+        request = partial(messages.request, chosen, "replay", by or user_and_host(), reason)
+        _, worker = carry_out_without_worker(channel, check_of(group), request)
         who = _who_could_ask(channel.database, group, [transaction.verdict])
     tell(
         f"transaction {id} will be asked about again when somebody checks back on group {group}: {who}"

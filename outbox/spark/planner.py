@@ -250,10 +250,6 @@ def _divided(part: Extraction, partitions: int | None, rows: int) -> list[Extrac
 
 def _spans(channel: Channel, window: Window) -> list[Span]:
     """Return the ids between which the late and the fresh rows of a window lie."""
-    if window.base == EARLIEST:
-        # Read only the two ends of the log, not every row between them.
-        first, last = channel.rows(Sql(extraction.ends(channel.database.schema)))[0]
-        return [] if first is None else [Span(window, first, last)]
     extent = Log().extent(channel, window)
     late = [] if extent.late is None else [Span(window, *extent.late, late=True)]
     return late + ([] if extent.fresh is None else [Span(window, *extent.fresh)])

@@ -135,6 +135,11 @@ class Database:
         self.require_independent_connections()
         return Channel(self, self.dialect.driving.connect(self.engine, self.wake_up_name))
 
+    def open_plainly(self) -> Channel:
+        """Do as `open`, and change no setting of the session, which a pooler may share with the application."""
+        self.require_independent_connections()
+        return Channel(self, self.dialect.driving.connect_plainly(self.engine, self.wake_up_name))
+
     def execute(self, connection: Any, script: Script[R]) -> R:
         """Run a script in the transaction of a connection: of SQLAlchemy, or of a driver, which blocks.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from tenacity.wait import wait_exponential
@@ -100,9 +101,9 @@ class _Round:
     refused: set[str] = field(default_factory=set)
 
 
-def carry_out(requests: Sequence[Request], parked: Parked, settlement: Settlement) -> None:
-    """Carry out the requests of people on parked messages."""
-    with settlement.held():
+def carry_out(requests: Sequence[Request], parked: Parked, held: AbstractContextManager[None]) -> None:
+    """Carry out the requests of people on parked messages; `held`: a transaction that holds the lease."""
+    with held:
         parked.discard([request.id for request in requests if request.verb == "discard"])
         parked.replay([request.id for request in requests if request.verb == "replay"])
     for request in requests:
@@ -251,7 +252,7 @@ class ParkedQueue:
         if requests:
             # Before the requests are written, because the answer to that may be lost as well.
             self._hung.known.forget({request.id for request in requests})
-            carry_out(requests, self._parked, self._settlement)
+            carry_out(requests, self._parked, self._settlement.held())
             self.keys.hold(request.key for request in requests if request.verb == "replay")
             self.keys.reconsider({request.key for request in requests if request.key is not None})
         return len(requests)

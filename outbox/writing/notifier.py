@@ -96,7 +96,7 @@ class Notifier:
 
     def _open_channel(self) -> Channel | None:
         """Open a channel, if the database can notify other processes."""
-        return self._database.open() if self._database.dialect.driving.notifies else None
+        return self._database.open_plainly() if self._database.dialect.driving.notifies else None
 
 
 def _notify_for_ever(reference: weakref.ref[Notifier], rung: SimpleQueue[None], stop: Stop) -> None:

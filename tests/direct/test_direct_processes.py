@@ -118,7 +118,7 @@ def test_a_call_that_begins_at_the_last_moment_is_over_before_the_grace_is(engin
     destination = Destination()
     if deadline is not None:
         destination.deadline = timedelta(seconds=deadline)
-    with writing_directly(engine, destination) as outbox:
+    with writing_directly(engine, destination, patient=False) as outbox:
         assert (stored_grace(engine), right_of(outbox)) == (timedelta(seconds=grace), right)
 
     assert right + (deadline or 5) + delivery.FLUSH_SECONDS <= grace

@@ -55,8 +55,9 @@ class ListChannel:
             return [_columns(), *self._page(late if statement == "page_late" else (), **bound)]
         if statement == "extent":
             return [self._extent(**bound)]
+        first, last = _ends([row.id for row in self._server.rows])
         assert "max(id)" in statement
-        return [(max((row.id for row in self._server.rows), default=None),)]
+        return [(first, last) if "min(id)" in statement else (last,)]
 
     def _capture(self) -> Any:
         return _columns(state=(str(self._server.position()), str(self._server.incarnation)))

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from outbox.model.message import Message
 from outbox.model.position import EARLIEST, Window
+from outbox.model.subscription import Selection
 from outbox.outbox import Outbox
 from outbox.store.database import Channel
 from outbox.store.log.log import Extent, Limits, Log
@@ -130,10 +131,10 @@ class Schedule:
         assert extent == expected, f"the extent of {window} is {extent}, not {expected}"
 
     def _check_pages(self, window: Window, expected: list[int]) -> None:
-        for rows in (1, 2, 3, 1_000):
-            log = Log(Limits(rows=rows))
+        for rows, filter in ((1, None), (2, None), (3, None), (1_000, None), (2, "TRUE")):
+            log = Log(Limits(rows=rows), Selection(filter=filter))
             brought = paged(log, self._channel, window, most=len(expected) + 2)
-            assert brought == expected, f"pages of {rows} rows brought {brought}; {window} holds {expected}"
+            assert brought == expected, f"pages of {rows} rows, {filter=}: {brought}; {window} holds {expected}"
 
 
 def _ends(ids: Iterable[int]) -> tuple[int, int] | None:

@@ -464,7 +464,7 @@ def test_a_pooler_that_changes_the_session_is_found(pg_engine):
             (finding,) = findings(channel)
         assert (finding.where, finding.problem, evidence in str(finding.evidence)) == (
             "connections",
-            "go through a pooler in transaction mode, where LISTEN and settings do not last",
+            "go through a pooler in transaction mode, which loses LISTEN and hands settings to other sessions",
             True,
         )
 

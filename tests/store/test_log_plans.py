@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 
 from outbox import create_engine
 from outbox.model.lease import Partition
-from outbox.model.position import Position, Progress, Window
+from outbox.model.position import EARLIEST, Position, Progress, Window
 from outbox.model.subscription import EVERYTHING, Selection
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
@@ -112,7 +112,7 @@ def cases(rows: int) -> dict[str, Case]:
             POSTGRESQL.reads.read_on_chosen, OBVIOUS_FILTER, {**near_head, "head": rows // 2}, RARE_HEADER
         ),
         "page of a rare header": Case(
-            POSTGRESQL.reads.page,
+            POSTGRESQL.reads.page_filtered,
             OBVIOUS_PAGE,
             {**backlog, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
             RARE_HEADER,
@@ -408,16 +408,18 @@ def test_a_backlog_is_paged_at_the_same_price_from_the_first_page_to_the_last(lo
     assert median(price_of_pages) <= most, price_of_pages
 
 
-def test_a_window_that_was_begun_is_read_on_without_a_pass_over_its_index(logs, rows):
-    """A consumer that asks again and again takes the lease each time."""
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_window_is_read_without_a_pass_over_its_index(logs, rows, begun):
+    """A consumer that asks again and again takes the lease each time; a new one reads the log from its beginning."""
     database = Database(logs["fresh"])
-    base, target, after = Position(rows - 40_000), Position(rows + 1), rows - 20_000
+    base, after = (Position(rows - 40_000), rows - 20_000) if begun else (EARLIEST, -1)
     with closing(database.open()) as channel:
-        cursor = Cursor(Log(Limits(rows=1000)), Progress(base, target, after))
+        cursor = Cursor(Log(Limits(rows=1000)), Progress(base, Position(rows + 1), after))
 
         before = pages_of_the_log(channel)
         batch = cursor.read(channel)
         touched_pages = pages_of_the_log(channel) - before
 
-    assert [message.id for message in batch.messages] == list(range(after + 1, after + 1001))
+    first = after + 1 if begun else 1
+    assert [message.id for message in batch.messages] == list(range(first, first + 1000))
     assert touched_pages <= MOST_PAGES / 3

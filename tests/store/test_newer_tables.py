@@ -11,7 +11,8 @@ from tests.support.destination import Destination
 
 COMMANDS = (
     "status", "parked replay --all --yes", "relay --name look --to stdout: --until-empty", "doctor", "db upgrade",
-    "purge --older-than 1h",
+    "purge --older-than 1h", "subscriptions pause look", "subscriptions resume look",
+    "subscriptions alter look --partitions 2", "erase --key z", "subscriptions backfill look --topics orders",
 )  # fmt: skip
 
 

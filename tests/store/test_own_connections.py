@@ -11,6 +11,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from outbox import Outbox
 from outbox.store.dialects.statements import Statement
+from outbox.store.idempotency import inbox
 
 
 def backends_of(engine, transactions):
@@ -70,6 +71,21 @@ def test_what_the_application_does_to_each_connection_is_done_to_ours(pg_engine,
     with closing(outbox.database.open()) as channel:
         assert channel.rows("SELECT current_setting('application_name')") == [("shop",)]
     assert seen == ["dialled"]
+
+
+def test_a_plain_connection_leaves_the_settings_of_its_session(pg_engine):
+    """A pooler in transaction mode gives the session to an application next."""
+    engine = sqlalchemy.create_engine(pg_engine.url)
+    drivers = []
+    event.listen(engine, "connect", lambda driver, _record: drivers.append(driver))
+
+    with closing(Outbox(engine).database.open_plainly()) as channel:
+        inbox.prune(channel)
+        channel.notify()
+        channel.notify(0.05)
+        changed = drivers[0].execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
+
+    assert changed == []
 
 
 def test_a_network_that_is_gone_is_noticed_from_the_first_statement_on(pg_engine, monkeypatch):

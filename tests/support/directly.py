@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -16,16 +17,23 @@ from outbox.senders.opening import OpenedSender, open_sender
 from tests.support.destination import Destination, relay_to
 from tests.support.waiting import eventually
 
+_GRACE_SECONDS = delivery.GRACE_SECONDS
+
 
 @contextmanager
-def writing_directly(engine: Any, destination: Any, **options: Any) -> Iterator[Outbox]:
-    """An outbox whose writer sends by itself from now on."""
-    outbox = Outbox(engine, sender=destination, direct="relay", **options)
-    try:
-        assert eventually(lambda: promises(outbox)), "direct sends did not begin"
-        yield outbox
-    finally:
-        outbox.close()
+def writing_directly(engine: Any, destination: Any, *, patient: bool = True, **options: Any) -> Iterator[Outbox]:
+    """An outbox whose writer sends by itself from now on.
+
+    `patient`: the writer has minutes to send, unless the test has less for it: its thread may stand still for seconds.
+    """
+    grace = delivery.GRACE_SECONDS
+    with patch.object(delivery, "GRACE_SECONDS", 600.0 if patient and grace == _GRACE_SECONDS else grace):
+        outbox = Outbox(engine, sender=destination, direct="relay", **options)
+        try:
+            assert eventually(lambda: promises(outbox)), "direct sends did not begin"
+            yield outbox
+        finally:
+            outbox.close()
 
 
 def promises(outbox: Outbox) -> bool:

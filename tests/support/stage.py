@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
+from unittest.mock import patch
 
 from tenacity import wait_fixed
 
@@ -17,7 +18,7 @@ from outbox.model.verdict import DONE
 from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
 from outbox.telemetry.events import HandedOver, Listeners, Teller
-from outbox.worker.calls import Caller, HeldLease
+from outbox.worker.calls import Call, Caller, HeldLease
 from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outages import Outages
@@ -26,7 +27,7 @@ from outbox.worker.policy import HandlerPolicy
 from outbox.worker.waiting import Look, Wait
 
 POLICY = HandlerPolicy(
-    retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)
+    retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=60), pause=wait_fixed(0.001)
 )
 DESTINATION = "nats://h:4222"
 #: In place of the one that events name, which nobody asks for.
@@ -154,7 +155,7 @@ class Stage:
         *,
         most: int = 100,
         looks: int = 1_000_000,
-        part_seconds: float = 1.0,
+        part_seconds: float = 60.0,
         held: Held | None = None,
         hung: HungCalls | None = None,
         others: bool = False,
@@ -260,18 +261,34 @@ def raising(*bad: int) -> Callable[[Message], Verdict]:
 
 
 @contextmanager
-def hanging(handler: Handler, *bad: int) -> Iterator[threading.Event]:
-    """Calls with these messages hang until released."""
-    released = threading.Event()
+def hanging(handler: Handler, *bad: int, hopeless: Callable[[], bool] = lambda: True) -> Iterator[threading.Event]:
+    """Calls with these messages hang until released. No other call is past its deadline, however slow the machine is.
+
+    `hopeless`: whether a call may hang for too long by now, however long the other calls take.
+    """
+    released, hang = threading.Event(), set[int | None]()
     former = handler.answer
 
     def answer(message: Message) -> Verdict:
         if message.id in bad:
+            hang.add(message.id)
             released.wait(60)
+            hang.discard(message.id)
         return former(message)
 
-    handler.answer = answer
+    def due(call: Call) -> float:
+        if call.started is None:
+            return math.inf
+        hangs = any(message.id in hang for message in call.messages)
+        return call.started + call.deadline if hangs else max(call.started + call.deadline, time.monotonic() + 0.01)
+
+    handler.answer, hangs = answer, cast("property", Call.__dict__["hangs"]).__get__
     try:
-        yield released
+        # A call that does not hang is looked at every few milliseconds.
+        with (
+            patch.object(Call, "due", property(due)),
+            patch.object(Call, "hangs", property(lambda call: hopeless() and hangs(call))),
+        ):
+            yield released
     finally:
         released.set()

@@ -121,9 +121,10 @@ def test_whoever_asks_again_comes_after_those_who_wait():
 def test_a_call_past_its_deadline_gives_its_turn_up_and_takes_no_other_when_it_comes_back():
     handler = Held()
     caller = Caller()
-    hangs, second, third = asked(caller, handler, 3, deadline=0.3)
-    beside = eventually(lambda: caller.look(second) and second.started is not None)
-    overdue, second.deadline = caller.overdue, 60.0
+    hangs, second, third = asked(caller, handler, 3)
+    hangs.deadline = 0.3
+    beside = eventually(lambda: caller.look(second) and handler.begun == [1, 2])
+    overdue = caller.overdue
     handler.release(1)
     assert after(lambda: hangs.finished)
     begun = list(handler.begun)

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
@@ -36,8 +36,10 @@ from tests.support.waiting import eventually
 class Watched:
     """A handler that knows which messages are with it at once."""
 
-    def __init__(self, verdicts: dict[int, Verdict], slow: frozenset[int] = frozenset()) -> None:
+    def __init__(self, verdicts: dict[int, Verdict], slow: frozenset[int] = frozenset(), meeting: int = 0) -> None:
+        """`meeting`: the first so many calls wait for each other."""
         self.verdicts = verdicts
+        self.awaited, self.met = meeting, threading.Event()
         self.slow = slow
         self.lock = threading.Lock()
         self.present: list[set[str]] = []
@@ -53,6 +55,9 @@ class Watched:
             self.together |= keys & {key for call in self.present for key in call}
             self.present.append(keys)
             self.most = max(self.most, len(self.present))
+            if self.most >= self.awaited:
+                self.met.set()
+        assert self.met.wait(60)
         time.sleep(0.02 if self.slow & {message.id for message in given} else 0.0002)
         verdicts, stopped = list[Verdict](), set[str | None]()
         with self.lock:
@@ -69,7 +74,7 @@ class Watched:
 
 
 def test_several_are_handled_at_once_and_never_two_of_a_key():
-    handler = Watched({}, slow=frozenset(range(1, 13)))
+    handler = Watched({}, meeting=4)
 
     outcome = Stage(handler, ONE, concurrency=4).run(messages(*"abcdabcdabcd"))
 
@@ -92,7 +97,7 @@ def test_messages_without_a_key_are_handled_at_once():
 
 def test_whole_calls_of_a_sender_are_made_at_once_with_different_keys():
     """Each call takes its share of the keys, with all that is there of a key."""
-    handler = Watched({}, slow=frozenset(range(1, 25)))
+    handler = Watched({}, meeting=3)
     stage = Stage(handler, replace(POLICY, least=24), concurrency=3)
 
     calls = handed_over(stage, messages(*"abcabcabcdef" * 2))
@@ -112,7 +117,7 @@ def test_whole_calls_share_what_has_no_key():
 
 
 def test_without_order_messages_of_a_key_are_handled_at_once():
-    handler = Watched({}, slow=frozenset(range(1, 9)))
+    handler = Watched({}, meeting=4)
 
     Stage(handler, replace(ONE, ordered=False), concurrency=4).run(messages(*"aaaaaaaa"))
 
@@ -128,20 +133,21 @@ def test_a_call_leaves_some_keys_to_the_others():
 
 def test_another_call_goes_on_while_what_one_had_is_unavailable():
     """Only when none is under way is there a pause."""
-    away = {1}
+    away, first = [Unavailable("away")], list[Call]()
 
     def answer(message: Message) -> Verdict:
-        time.sleep(0.3 if message.id == 2 else 0)
-        verdict: Verdict = Unavailable("away") if message.id in away else DONE
-        away.discard(message.id or 0)
-        return verdict
+        if message.id == 1 and away:
+            first.extend(call for call in stage.caller._under_way if ids(call.messages) == [1])
+            return away.pop()
+        assert message.id == 1 or eventually(lambda: first and first[0].finished)
+        return DONE
 
-    stage = Stage(Handler(answer), replace(ONE, pause=wait_fixed(30)), concurrency=2)
+    stage = Stage(Handler(answer), replace(ONE, pause=wait_fixed(60)), concurrency=2)
     began = time.monotonic()
     outcome = stage.run(messages("a", "b"), quota=0)
 
     assert ids(outcome.done) == [2, 1]
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 def test_too_many_portions_that_hang_end_it_and_what_they_have_is_parked():
@@ -237,16 +243,22 @@ def test_calls_under_way_are_looked_after_while_the_lease_is_too_short_for_anoth
 
 def test_a_message_does_not_expire_while_a_call_has_it():
     """The call beside comes back when its time is over."""
-    found = messages("a", "b")
-    found[0].expires_at = datetime.now(UTC) + timedelta(seconds=3)
+    found, now = messages("a", "b"), datetime.now(UTC)
+    both, released = threading.Barrier(2), threading.Event()
 
     def slow(message: Message) -> Verdict:
-        time.sleep(3.6 if message.id == 1 else 3.2)
+        if message.id == 1:
+            message.expires_at = now
+        both.wait(60)
+        assert message.id == 2 or released.wait(60)
         return DONE
 
-    outcome = Stage(Handler(slow), ONE, concurrency=2).run(found, now=datetime.now(UTC))
+    parts = Stage(Handler(slow), ONE, concurrency=2, part_seconds=0.0).parts(found, now=now)
+    first = next(parts)
+    released.set()
+    second = next(parts)
 
-    assert (sorted(ids(outcome.done)), outcome.parked) == ([1, 2], [])
+    assert (ids(first.done), ids(second.done), second.parked) == ([2], [1], [])
 
 
 def test_a_lease_that_is_lost_holds_what_is_under_way():

@@ -88,7 +88,7 @@ def test_a_call_within_its_deadline_does_not_look_hung(sqlite_engine, caplog):
     caplog.set_level(logging.WARNING, "outbox")
     destination = patient(20)
     destination.hanging = late(LONG)
-    with writing_directly(sqlite_engine, destination) as outbox, outbox.running():
+    with writing_directly(sqlite_engine, destination, patient=False) as outbox, outbox.running():
         with outbox.begin() as session:
             outbox.send(session, "orders", b"relayed", key="k")
         assert eventually(lambda: destination.calls == 1)
@@ -156,7 +156,8 @@ def test_a_compensation_waits_for_the_longest_call(pg_engine, monkeypatch):
 @pytest.mark.parametrize("as_url", [True, False])
 def test_the_timeout_of_a_nats_url_reaches_the_grace(engine, nats, as_url):
     url = f"{nats.url}?timeout=30"
-    with writing_directly(engine, url if as_url else open_sender(url)), engine.connect() as connection:
+    opened = url if as_url else open_sender(url)
+    with writing_directly(engine, opened, patient=False), engine.connect() as connection:
         graces = connection.execute(text("SELECT name, grace_ms FROM outbox_subscription ORDER BY name")).all()
 
     assert graces == [("relay", 0), ("relay:compensation", 35_000)]

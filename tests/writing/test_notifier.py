@@ -375,7 +375,7 @@ def test_closed_hints_end_their_thread_however_long_it_takes_to_connect(pg_engin
         answered.wait(60)
         raise ConnectionError
 
-    monkeypatch.setattr(outbox.database, "open", away)
+    monkeypatch.setattr(outbox.database, "open_plainly", away)
     for _ in range(3):
         outbox.notifier.hint()
         time.sleep(0.1)

@@ -170,8 +170,10 @@ class Reads:
     read_on: str
     read_on_fresh: str
     read_on_chosen: str
-    #: One page of a window; `page_late` also looks for transactions that finished late.
+    #: One page of a window; `page_filtered` is for a selection with a filter; `page_late` also looks for transactions
+    #: that finished late.
     page: str
+    page_filtered: str
     page_late: str
     #: First and last id of a window's fresh part, then of its late part.
     extent: str
@@ -251,6 +253,8 @@ class Driving:
     commit: Callable[[Callable[[], None], Any], bool]
     #: Opens a channel, given an engine and the name of the wake-ups.
     connect: Callable[[Engine, str], DriverChannel]
+    #: Opens a channel that changes no setting of its session, because a pooler may share the session with applications.
+    connect_plainly: Callable[[Engine, str], DriverChannel]
     #: True if the statements of `rows_of_last` are sent at once, and are a transaction of their own.
     sends_together: bool
     #: True if hints reach other processes.

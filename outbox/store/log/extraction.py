@@ -201,12 +201,6 @@ def page(parts: Sequence[Extraction], limit: int) -> str:
     return f"SELECT count(*), max(CASE WHEN nth <= {int(limit)} THEN id END) FROM ({numbered}) AS n"
 
 
-def ends(schema: str | None) -> str:
-    """Return the statement that reads the first and the last id of the log, by the primary key."""
-    table = _qualified(schema, _stored(MESSAGES))
-    return f"SELECT (SELECT min(id) FROM {table}), (SELECT max(id) FROM {table})"
-
-
 def purged(schema: str | None) -> str:
     """Return the statement that reads the position of what purge has ever deleted."""
     return f"SELECT purged FROM {_meta(schema)}"

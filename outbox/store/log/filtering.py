@@ -81,13 +81,14 @@ def value(text: str, filtering: Filtering, bind: Callable[[str], str]) -> str:
 def _needed(found: Expression) -> tuple[str, ...] | None:
     """Return texts of which the headers of each selected message hold one, as they are; None where nothing is known.
 
-    JSON may write any character as an escape, so a text surely stands there as it is only without a backslash.
+    JSON may write any character as an escape, so a text surely stands there as it is only without a backslash. A whole
+    value is looked for with its quotes: fewer other headers hold that, and a longer text is found in less time.
     """
     match found:
         case Equal(Property(name), Literal(str(text))) | Equal(Literal(str(text)), Property(name)):
-            needed: tuple[str, ...] = (text,)
+            needed: tuple[str, ...] = (f'"{text}"',)
         case Among(Property(name), texts):
-            needed = texts
+            needed = tuple(f'"{text}"' for text in texts)
         case Holds(Property(name), text, negated=False):
             needed = (text,)
         case Logic(every, operands):

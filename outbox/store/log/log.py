@@ -14,7 +14,7 @@ from outbox.errors import DatabaseError, StandbyError
 from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
-from outbox.model.position import Capture, Position, Window
+from outbox.model.position import EARLIEST, Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
@@ -73,7 +73,10 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The first and the last id of a window's fresh part, and of the late part; None: no rows."""
+    """The first and the last id of a window's fresh part, and of the late part; None: no rows.
+
+    The last id of the fresh part may be that of the log, which may lie behind the end of the window.
+    """
 
     fresh: tuple[int, int] | None
     late: tuple[int, int] | None
@@ -82,18 +85,18 @@ class Extent:
     def behind(cls, after: int, last: int) -> Extent:
         """Return an extent of a window without late rows, of which the rows up to the id `after` were read.
 
-        `last`: the last id of the log, which may lie behind the end of the window.
+        `last`: the last id of the log.
         """
         return cls((after + 1, last) if last > after else None, None)
 
     @property
     def last(self) -> int:
-        """The last id of the window; 0 when it holds no rows."""
+        """The last id of the extent; 0 without rows."""
         return max(part[1] for part in (self.fresh, self.late, (0, 0)) if part)
 
     @property
     def first(self) -> int:
-        """The first id of the window; 0 when it holds no rows."""
+        """The first id of the extent; 0 without rows."""
         return min((part[0] for part in (self.fresh, self.late) if part), default=0)
 
 
@@ -156,7 +159,13 @@ class Log:
         return _page(channel, part, datetime.now(UTC), complete=part.whole, seen=len(rows))
 
     def extent(self, channel: Channel, window: Window) -> Extent:
-        """Find out where the rows of a window lie, by one pass over index entries."""
+        """Find out where the rows of a window lie, by one pass over index entries.
+
+        A window from the beginning of the log on takes two probes; its last id may lie behind the end of the window.
+        """
+        if window.base == EARLIEST:
+            first, last = channel.rows(_ENDS)[0]
+            return Extent(None if first is None else (first, last), None)
         first, last, late_first, late_last = channel.rows(channel.database.dialect.reads.extent, **_bounds(window))[0]
         fresh = None if first is None else (first, last)
         return Extent(fresh, None if late_first is None else (late_first, late_last))
@@ -171,7 +180,8 @@ class Log:
         late = extent.late is not None and after < extent.late[1]
         first = extent.fresh[0] if extent.fresh else upto + 1
         bounds = {**_bounds(window), "after": after, "upto": upto, "first": first, "limit": limit}
-        clock, rows = _split(self._chosen(channel, reads.page_late if late else reads.page, bounds))
+        fresh = reads.page if self._selection.filter is None else reads.page_filtered
+        clock, rows = _split(self._chosen(channel, reads.page_late if late else fresh, bounds))
         part = self._fitting(channel, rows)
         complete = part.whole and len(rows) < limit
         return _page(channel, part, channel.database.moment(clock[8]), complete=complete, seen=len(rows))
@@ -218,7 +228,7 @@ def selected(values: Values, selection: Selection, slots: Mapping[str, int] | No
     """
     topics, parts = Topics.of(selection.topics), list[str]()
     parameters: dict[str, Any] = {"hidden": HALF_TOPIC, "skips": selection.skips, "only": selection.only}
-    if not topics.halves:
+    if topics.patterns and not topics.halves:
         parts.append("topic <> :hidden")
     if not topics.everything:
         parts.append(f"({values.of_topics})")

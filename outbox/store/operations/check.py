@@ -260,7 +260,7 @@ def _of_clock(channel: Channel) -> Iterator[Finding]:
 
 
 def _of_pooler(channel: Channel) -> Iterator[Finding]:
-    """Find a pooler that gives each transaction another session, where LISTEN and settings do not last."""
+    """Find a pooler that gives each transaction another session, where LISTEN is lost and settings reach others."""
     backend = channel.database.dialect.home.backend
     if backend is None:
         return
@@ -272,7 +272,9 @@ def _of_pooler(channel: Channel) -> Iterator[Finding]:
                 # Another session has the process now, or this one has another: the process is not the session's own.
                 now = mine if mine == its else channel.rows(backend)[0][0]
             if mine == its or now != mine:
-                problem = "go through a pooler in transaction mode, where LISTEN and settings do not last"
+                problem = (
+                    "go through a pooler in transaction mode, which loses LISTEN and hands settings to other sessions"
+                )
                 fix = "give workers and commands the URL of the server itself, or of a pooler in session mode"
                 evidence = f"two connections had process {mine} of the server" if mine == its else f"{mine}, then {now}"
                 yield Finding("connections", problem, fix, evidence)

@@ -99,7 +99,7 @@ class Load:
 
     def _write(self, writer: int) -> None:
         n = 0
-        while not self._over.wait(0.01):
+        while not self._over.wait(0.03):
             n += 1
             try:
                 self._place(writer, n)
@@ -130,7 +130,7 @@ def working(engine: Engine, behind: Engine, faults: int) -> Iterator[Destination
     load.start()
     relay.start()
     try:
-        assert eventually(lambda: len(destination.messages) > 200), "it did not begin"
+        assert eventually(lambda: len(destination.messages) > 60), "it did not begin"
         yield destination
     finally:
         load.stop()
@@ -146,7 +146,7 @@ def working(engine: Engine, behind: Engine, faults: int) -> Iterator[Destination
 def recovers(destination: Destination, seconds: float = 30.0) -> None:
     """Fresh messages arrive again."""
     before = len(destination.messages)
-    assert eventually(lambda: len(destination.messages) > before + 100, seconds), "the worker did not come back"
+    assert eventually(lambda: len(destination.messages) > before + 30, seconds), "the worker did not come back"
 
 
 def backend_of(engine: Engine, name: str, query: str = "%") -> int:

@@ -1,24 +1,27 @@
-"""A log goes to another server for real: by a dump, logical replication, pg_upgrade, the promotion of a standby."""
+"""A log goes to another server for real, or to an earlier moment.
+
+By a dump, logical replication, pg_upgrade, the promotion of a standby, a recovery to a point in time.
+"""
 
 import importlib.util
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 import sqlalchemy
 from sqlalchemy import Engine, text
 
-from outbox import DatabaseError, Outbox, Relay, create_engine, migrate
+from outbox import DatabaseError, Message, Outbox, Relay, create_engine, migrate
 from outbox.store.dialects.postgresql.server import check_server
 from outbox.testing.servers import PostgresServer
 from outbox.testing.servers.postgresql import postgres_programs
 from outbox.testing.servers.process import run_to_end, scratch_folder, unprivileged
 from tests.support.command_line import outbox as typed
-from tests.support.servers.postgresql import Standby
+from tests.support.servers.postgresql import Recovered, Standby
 from tests.support.waiting import eventually
 
 _LOG = "SELECT key, convert_from(body, 'UTF8') FROM outbox_message ORDER BY id"
@@ -60,13 +63,18 @@ class Shop:
         self.engine.dispose()
 
 
-def made(server: PostgresServer, name: str, *, burn: int = 0) -> Shop:
+def burn(engine: Engine, ids: int) -> None:
+    """Draw ids of transactions that write nothing."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for _ in range(ids):
+            connection.exec_driver_sql("SELECT pg_current_xact_id()")
+
+
+def made(server: PostgresServer, name: str, *, ids: int = 0) -> Shop:
     """A shop of which `relay` has sent two messages, `other` one, and nobody the third."""
     shop = Shop(server.create_database(name))
     migrate.upgrade(shop.engine)
-    with shop.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for _ in range(burn):
-            connection.exec_driver_sql("SELECT pg_current_xact_id()")
+    burn(shop.engine, ids)
     shop.send("1")
     shop.relay("relay", "other")
     shop.send("2")
@@ -85,7 +93,7 @@ def servers() -> Iterator[tuple[PostgresServer, PostgresServer]]:
 def test_a_dump_in_a_cluster_with_lower_ids(servers, tmp_path):
     """What was written there before the restore is sent, too, although its ids are lower than the positions."""
     far, fresh = servers
-    source = made(far, "dumped", burn=3_000)
+    source = made(far, "dumped", ids=3_000)
     target = Shop(fresh.create_database("loaded"))
     programs = postgres_programs(unprivileged())
     dumped = source.url.replace("+psycopg", ""), target.url.replace("+psycopg", "")
@@ -212,6 +220,53 @@ def test_a_promoted_standby_goes_on_by_itself():
         written = [body for of, body in log if of == key]
         first = dict.fromkeys(body for of, body in sent if of == key)
         assert [body for body in first if body in set(written)] == written
+
+
+def test_a_recovery_to_an_earlier_moment():
+    """The relay goes on by itself, also with messages whose ids the lost server has given to others."""
+    sent: list[str] = []
+    # More of them than the ids that a sequence skips in a recovery.
+    gone = [f"gone {number}" for number in range(50)]
+    with PostgresServer(settings={"wal_keep_size": "256MB"}) as lost:
+        shop = Shop(lost.create_database("shop"))
+        migrate.upgrade(shop.engine)
+        with closing(Recovered(lost)) as recovered, shop.engine.connect() as naming:
+
+            def deliver(message: Message) -> None:
+                if message.text() == "2" and "2" not in sent:
+                    naming.execute(text("SELECT pg_create_restore_point('while 2 is sent')"))
+                sent.append(message.text())
+
+            with shop.outbox.running(deliver):
+                shop.send("1", "2")
+                assert eventually(lambda: "2" in sent, 120)
+                shop.send(*gone)
+                burn(shop.engine, 1_000)
+                shop.send("gone last")
+                assert eventually(lambda: "gone last" in sent, 120)
+                passed = numbers(shop, "gone last")
+                naming.close()
+                lost.stop()
+                shop.engine.dispose()
+                recovered.recover("while 2 is sent")
+                with shop.engine.connect() as connection:
+                    assert eventually(lambda: not connection.scalar(text("SELECT pg_is_in_recovery()")), 120)
+                shop.send("3")
+                assert eventually(lambda: "3" in sent, 240)
+            drawn, checked, later = numbers(shop, "3"), typed(shop.engine, "doctor"), shop.relay("later")
+            shop.close()
+
+    assert list(dict.fromkeys(sent)) == ["1", "2", *gone, "gone last", "3"]
+    assert "2" in sent[sent.index("gone last") :]
+    assert (later, checked.code) == ({"later": ["1", "2", "3"]}, 0), checked.out
+    assert all(again <= before for again, before in zip(drawn, passed, strict=True)), (drawn, passed)
+
+
+def numbers(shop: Shop, body: str) -> tuple[int, ...]:
+    """The ids that the server has drawn for a message: of the log, and of the transaction."""
+    with shop.engine.connect() as connection:
+        query = text("SELECT id, xact_id FROM outbox_message WHERE body = :body")
+        return tuple(connection.execute(query, {"body": body.encode()}).one())
 
 
 def check_who_pins(primary: Engine, standby: str) -> None:

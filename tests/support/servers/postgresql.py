@@ -19,6 +19,31 @@ class Standby(PostgresServer):
         self._run("pg_basebackup", "-D", self.data, *source, "-R", "-X", "stream", "-c", "fast", "--no-sync")
 
 
+class Recovered(PostgresServer):
+    """A server that takes the place of a lost one as of an earlier moment: a base backup, and the WAL up to a name.
+
+    The base backup is made by the constructor, while the other server runs with a `wal_keep_size` for all its WAL.
+    """
+
+    def __init__(self, lost: PostgresServer) -> None:
+        super().__init__(durable=lost._durable, settings=lost._settings)
+        self._lost = lost
+        self._prepare_folder()
+        source = ["-h", "127.0.0.1", "-p", str(lost.port), "-U", "postgres"]
+        self._run("pg_basebackup", "-D", self.data, *source, "-X", "none", "-c", "fast", "--no-sync")
+
+    def recover(self, name: str) -> None:
+        """Start on the port of the lost server, which has ended; `name`: given to `pg_create_restore_point` before."""
+        (self.data / "recovery.signal").touch()
+        self._settings |= {
+            "restore_command": f"cp {self._lost.data}/pg_wal/%f %p",
+            "recovery_target_name": name,
+            "recovery_target_action": "promote",
+        }
+        self.port = self._lost.port
+        self.start()
+
+
 def postmaster_pid(server: PostgresServer) -> int:
     """The process id of a running server."""
     assert server._program is not None, "the server is not running"

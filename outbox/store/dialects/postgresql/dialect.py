@@ -93,14 +93,14 @@ class PostgresChannel:
         # Before the first statement, which would wait for a network that is gone as long as the system's own settings.
         _watch_over(driver.fileno())
         self._name = sql.Identifier(name)
-        self._notify = sql.SQL("NOTIFY {}").format(self._name).as_bytes(driver)
-        self._announces = False
+        # A hint need not be durable, and a durable commit would wait for the disk.
+        notify = sql.SQL("SET LOCAL synchronous_commit = off; NOTIFY {}").format(self._name)
+        self._notify = notify.as_bytes(driver)
         driver.rollback()
         # An engine with an isolation_level has set it on the driver, which would repeat it in every BEGIN.
         driver.isolation_level = driver.read_only = driver.deferrable = None
         driver.autocommit = True
         letters = _letters_of(driver)
-        driver.execute(_SETTINGS)
         # A handler keeps psycopg from hoarding the notifications that come along with other answers.
         self._hint: Hint | None = None
         driver.add_notify_handler(self._notice)
@@ -164,15 +164,9 @@ class PostgresChannel:
         self._hint = Hint(max(pause, self._hint.pause if self._hint else 0.0))
 
     def notify(self, pause: float = 0.0) -> None:
-        """Execute NOTIFY on this connection, which writes nothing else.
-
-        Inside a business transaction NOTIFY would take a global lock at the commit.
-        """
-        if not self._announces:
-            # A hint need not be durable, and a durable commit would wait for the disk.
-            self._driver.execute("SET synchronous_commit = off")
-            self._announces = True
-        # Called on libpq itself, which takes a tenth of the interpreter's time that a cursor takes.
+        """Execute NOTIFY, outside of the business transaction, where NOTIFY would take a global lock at the commit."""
+        # Called on libpq itself, which takes a tenth of the interpreter's time that a cursor takes. The server takes
+        # statements that are sent together for one transaction, so the setting ends with it.
         answer = self._driver.pgconn.exec_(self._notify + (b", '%d'" % round(1000 * pause) if pause else b""))
         if answer.status != psycopg.pq.ExecStatus.COMMAND_OK:
             raise psycopg.OperationalError(answer.get_error_message())
@@ -182,6 +176,14 @@ class PostgresChannel:
         with suppress(Exception):
             self._driver.close()
             self._owner.invalidate()
+
+
+class WorkerChannel(PostgresChannel):
+    """A channel with our settings, for the session of a worker or a command."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        super().__init__(engine, name)
+        self._driver.execute(_SETTINGS)
 
 
 def _letters_of(driver: psycopg.Connection[Any]) -> str | None:
@@ -298,11 +300,21 @@ _READ_ON_CHOSEN = f"""
     UNION ALL SELECT {READ_COLUMNS} FROM raw WHERE {{chosen}}
 """
 
-#: A page walks the primary key; `+ 0` keeps the planner off the other index, which would sort the whole window.
+_IN_SPAN = "id > CAST(:after AS bigint) AND id >= CAST(:first AS bigint) AND id <= CAST(:upto AS bigint)"
+
+#: `+ 0` keeps the planner off the other index, which would sort the whole window.
+_IN_WINDOW = """xact_id + 0 >= CAST(:head AS bigint) AND xact_id + 0 < CAST(:target AS bigint)
+          AND xact_id + 0 <> ALL (CAST(:open AS bigint[]))"""
+
+#: A page walks the primary key.
 _PAGE_FRESH = f"""SELECT {LOG_COLUMNS} FROM {{message}}
-        WHERE id > CAST(:after AS bigint) AND id >= CAST(:first AS bigint) AND id <= CAST(:upto AS bigint)
-          AND xact_id + 0 >= CAST(:head AS bigint) AND xact_id + 0 < CAST(:target AS bigint)
-          AND xact_id + 0 <> ALL (CAST(:open AS bigint[])) AND {{chosen}}
+        WHERE {_IN_SPAN} AND {_IN_WINDOW} AND {{chosen}}
+        ORDER BY id LIMIT :limit"""
+
+#: First the condition of the selection: most rows fail by a filter, and of these no column behind the headers is read.
+_PAGE_FRESH_FILTERED = f"""SELECT {LOG_COLUMNS}
+        FROM (SELECT * FROM {{message}} WHERE {_IN_SPAN} AND {{chosen}} ORDER BY id OFFSET 0) AS m
+        WHERE {_IN_WINDOW}
         ORDER BY id LIMIT :limit"""
 
 _PAGE_LATE = f"""SELECT l.* FROM unnest(CAST(:late AS bigint[])) AS o(x) CROSS JOIN LATERAL (
@@ -315,6 +327,7 @@ _CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, NULL, NULL, NULL, N
     NULL::timestamptz, NULL::timestamptz, NULL"""
 
 _PAGE = f"{_CLOCK_ROW} UNION ALL ({_PAGE_FRESH})"
+_PAGE_FILTERED = f"{_CLOCK_ROW} UNION ALL ({_PAGE_FRESH_FILTERED})"
 
 _PAGE_WITH_LATE = f"""
     {_CLOCK_ROW} UNION ALL (
@@ -405,6 +418,7 @@ DIALECT = Dialect(
         read_on_fresh=_READ_ON_FRESH,
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
+        page_filtered=_PAGE_FILTERED,
         page_late=_PAGE_WITH_LATE,
         extent=_EXTENT,
         late=_LATE.replace(RAW_COLUMNS, "{columns}"),
@@ -451,7 +465,8 @@ DIALECT = Dialect(
         commits_every_statement=drivers.commits_every_statement,
         is_aborted=drivers.is_aborted,
         commit=drivers.commit,
-        connect=PostgresChannel,
+        connect=WorkerChannel,
+        connect_plainly=PostgresChannel,
         sends_together=True,
         notifies=True,
         location=_location,
