@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 from outbox.model.message import Message
@@ -121,6 +121,10 @@ class Chains:
         self._bytes += len(self._messages[index].body)
         return index
 
+    def take_all(self) -> list[int]:
+        """Return the indexes of all messages to send now, as `take` offers them."""
+        return list(iter(self.take, None))
+
     def settle(self, index: int, verdict: Verdict) -> None:
         """Store the verdict on a message under way. A second answer changes nothing."""
         if index not in self._under_way:
@@ -140,6 +144,19 @@ class Chains:
             self._verdicts[follower] = EARLIER
             self.left -= 1
             followers += self._followers.pop(follower, ())
+
+    def settle_all(self, indexes: Iterable[int], verdict: Verdict) -> None:
+        """Store the same verdict on several messages under way."""
+        if verdict is not DONE or self._followers:
+            for index in indexes:
+                self.settle(index, verdict)
+            return
+        done = self._under_way.intersection(indexes)
+        self._under_way -= done
+        self.left -= len(done)
+        for index in done:
+            self._verdicts[index] = DONE
+            self._bytes -= len(self._messages[index].body)
 
     def give_up(self, error: str, *, everything: bool = True) -> None:
         """Settle all messages without a verdict as `Unavailable`, because the destination is away, or a part of it."""

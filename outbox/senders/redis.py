@@ -44,6 +44,7 @@ try:
         ASKING,
         EXEC,
         MULTI,
+        REFUSED,
         Abilities,
         Connecting,
         Server,
@@ -65,6 +66,9 @@ BODY = "Outbox-Body"
 _ENTRY_ID = re.compile(rb"[0-9]+-[0-9]+")
 
 _MOST_UNDER_WAY = 1_000
+#: About so many messages are in a transaction, if a call has more: while the server carries out a transaction, the
+#: next one is packed.
+_IN_TRANSACTION = 128
 _MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: So often messages follow a stream in one round. Two nodes that send them to each other have not heard the news yet.
 _MOST_REDIRECTS = 5
@@ -158,8 +162,7 @@ class RedisSender:
                 break
         for part in parts:
             now.away = Unavailable(f"Redis on stream {part.stream!r}: the nodes send it to each other")
-            for index in part.indexes:
-                now.chains.settle(index, now.away)
+            now.chains.settle_all(part.indexes, now.away)
         if now.away is not None and (now.away.everything or now.chains.overlap):
             # The next round might be taken, and with it messages of the same keys.
             now.chains.give_up(now.away.error, everything=now.away.everything)
@@ -167,25 +170,31 @@ class RedisSender:
             raise _AbortedError
 
     def _parts(self, now: _Round) -> list[_Part]:
-        """Return the messages that may be sent now, by the servers of their streams."""
-        parts: dict[str, _Part] = {}
-        while (index := now.chains.take()) is not None:
-            stream = self._stream_of(now.messages[index]) if self._topology.is_cluster else ""
-            part = parts.get(stream)
+        """Return the messages that may be sent now, by the servers of their streams.
+
+        All messages of a key and a stream are in one part, which is a transaction if a key has several messages.
+        """
+        indexes = now.chains.take_all()
+        number = 1 + len(indexes) // _IN_TRANSACTION if now.chains.overlap else 1
+        if number == 1 and not self._topology.is_cluster:
+            return [_Part(self._topology.server_of(""), "", indexes)]
+        parts: dict[tuple[str, int], _Part] = {}
+        for index in indexes:
+            message = now.messages[index]
+            stream = self._stream_of(message) if self._topology.is_cluster else ""
+            place = stream, hash(message.key) % number
+            part = parts.get(place)
             if part is None:
-                part = parts[stream] = _Part(self._topology.server_of(stream), stream)
+                part = parts[place] = _Part(self._topology.server_of(stream), stream)
             part.indexes.append(index)
         return list(parts.values())
 
     def _pack(self, server: Server, parts: Sequence[_Part], now: _Round) -> bool:
         """Give a server's parts their commands; return False if the server does not answer.
 
-        Only the commands of a transaction are packed before the first command is sent.
-
         Raises:
             _AbortedError: messages of a key cannot be sent together.
         """
-        atomic = now.chains.overlap
         try:
             abilities = server.abilities or server.ask()  # another thread may forget it meanwhile
         except (RedisError, OSError) as error:
@@ -193,15 +202,17 @@ class RedisSender:
             return False
         without = "" if abilities.has_transactions else ", without MULTI: the messages of a key wait for each other"
         self._log.connected(self._where + without)
-        if atomic and not abilities.has_transactions:
+        if now.chains.overlap and not abilities.has_transactions:
             raise _AbortedError
         for part in parts:
-            commands = self._packed(part, abilities, now)
-            part.commands = list(commands) if atomic else commands
+            part.commands = self._packed(part, abilities, now)
         return True
 
     def _packed(self, part: _Part, abilities: Abilities, now: _Round) -> Iterator[bytes]:
-        """Yield the commands of a part, and leave only the messages in the part that Redis can carry."""
+        """Yield the commands of a part, and leave only the messages in the part that Redis can carry.
+
+        A transaction ends with the first other message, and the server is made to refuse the transaction.
+        """
         fit: list[int] = []
         for index in part.indexes:
             message = now.messages[index]
@@ -210,12 +221,14 @@ class RedisSender:
                     raise ValueError(_too_large(message, abilities.largest))
                 command = pack(self._command(message, abilities))
             except (InvalidMessageError, ValueError) as unfit:
-                if now.chains.overlap:
-                    raise _AbortedError from unfit
-                now.chains.settle(index, Reject(f"Redis cannot carry it: {unfit}"))
-                continue
+                if not now.chains.overlap:
+                    now.chains.settle(index, Reject(f"Redis cannot carry it: {unfit}"))
+                    continue
+                command = REFUSED
             fit.append(index)
             yield command
+            if command is REFUSED:
+                break
         part.indexes = fit
 
     def _exchange(self, to_servers: Mapping[Server, Sequence[_Part]], *, atomic: bool) -> None:
@@ -256,8 +269,10 @@ class RedisSender:
         if part.error is not None:
             lost = self._log.lost(f"{part.server.where}: {reason_of(part.error)}")
             now.away = Unavailable(lost, everything=not in_cluster)
-            for index in part.indexes:
-                now.chains.settle(index, now.away)
+            now.chains.settle_all(part.indexes, now.away)
+        if part.is_stored:
+            now.chains.settle_all(part.indexes, DONE)
+            return None
         redirect: AskError | None = None
         following: list[int] = []
         for index, answer in zip(part.indexes, part.answers, strict=False):
@@ -288,7 +303,7 @@ class RedisSender:
         """Return the command that appends a message; raise if Redis cannot carry the message."""
         once = ("IDMP", "outbox", message.id_text) if server.is_idempotent else ()
         fields = chain.from_iterable(wire_headers(message).items())
-        return ("XADD", self._stream_of(message).encode(), *once, "*", *fields, BODY, message.body)
+        return ("XADD", self._stream_of(message), *once, "*", *fields, BODY, message.body)
 
     def _refusal(self, answer: Any, message: Message) -> str:
         """Return an error of the server in words for people."""
@@ -360,10 +375,16 @@ class _Part:
     #: Why nobody knows what was carried out.
     error: Exception | None = None
 
+    @property
+    def is_stored(self) -> bool:
+        """True when the server has all messages, and enough replicas have them."""
+        known = self.error is None and self.short is None
+        return known and all(isinstance(answer, bytes) for answer in self.answers or ())
+
     def wire(self, *, atomic: bool) -> Iterable[bytes]:
         """Return all that is sent, packed."""
         if atomic:
-            return [*([ASKING] if self.is_asking else []), MULTI, *self.commands, EXEC]
+            return chain([ASKING] if self.is_asking else [], [MULTI], self.commands, [EXEC])
         return chain.from_iterable((ASKING, each) for each in self.commands) if self.is_asking else self.commands
 
     def read(self, connection: Any, *, atomic: bool) -> None:

@@ -21,8 +21,8 @@ from outbox.store.operations.status import standings
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
-from tests.support.destination import Destination
-from tests.support.direct import BRIEFLY, acked, declare_compensation, relay_of, stored_acks, write
+from tests.support.destination import LONG_LEASE, Destination
+from tests.support.direct import BRIEFLY, BRISK, acked, declare_compensation, relay_of, stored_acks, write
 from tests.support.readers import delivered
 from tests.support.waiting import eventually
 
@@ -258,7 +258,8 @@ def test_a_stop_ends_both_workers_and_gives_both_leases_back(engine):
 def test_another_relay_takes_both_over(engine):
     """It stands by for both, and need not have been the one to find the compensation."""
     first, second = Destination(), Destination()
-    relays = [relay_of(engine, first), relay_of(engine, second)]
+    settings = replace(BRISK, lease=LONG_LEASE)
+    relays = [relay_of(engine, each, settings=settings) for each in (first, second)]
     relays[0].start()
     time.sleep(0.5)
     relays[1].start()

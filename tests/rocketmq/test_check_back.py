@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
 from types import SimpleNamespace
@@ -36,6 +37,8 @@ from tests.rocketmq.parts import (
     service_of,
     verdicts,
 )
+from tests.support.destination import LONG_LEASE
+from tests.support.leases import step_clock
 from tests.support.readers import QUICK
 from tests.support.waiting import eventually
 
@@ -197,7 +200,8 @@ def test_an_answer_that_does_not_come_in_time_is_unknown(engine, outbox, produce
             let_go.wait(60)
         return COMMIT
 
-    check_back(outbox, answer, check_timeout=timedelta(seconds=0.3))
+    # Others may stand still for a while.
+    check_back(outbox, answer, check_timeout=timedelta(seconds=1.2))
     let_go.set()
     time.sleep(0.1)
 
@@ -224,31 +228,31 @@ def test_a_transaction_whose_question_hangs_takes_no_second_thread(engine, outbo
     time.sleep(1)
     begun(producer, "other")
     found = eventually(lambda: arrived(outbox) == ["other"])
-    before = (list(asked), parked(engine))
+    before = (asked.count(b"hangs"), parked(engine))
     let_go.set()
     ended = eventually(lambda: arrived(outbox) == ["hangs"])
     end(service)
 
-    assert (found, before, ended) == (True, ([b"hangs", b"other"], [("retry", 1)]), True)
+    assert (found, before, ended) == (True, (1, [("retry", 1)]), True)
 
 
 @ONE_DATABASE
 def test_so_many_questions_are_asked_at_once_and_no_more(engine, outbox, producer):
     for number in range(12):
         begun(producer, str(number))
-    lock, open_now, most = threading.Lock(), 0, 0
+    lock, open_now, most, three = threading.Lock(), 0, 0, threading.Barrier(3)
 
     def answer(message):
         nonlocal open_now, most
         with lock:
             open_now += 1
             most = max(most, open_now)
-        time.sleep(0.05)
+        three.wait(60)
         with lock:
             open_now -= 1
         return COMMIT
 
-    asked = check_back(outbox, answer, threads=3, check_timeout=timedelta(seconds=30))
+    asked = check_back(outbox, answer, threads=3, check_timeout=timedelta(seconds=120))
 
     assert (most, len(asked), len(verdicts(engine))) == (3, 12, 12)
 
@@ -260,9 +264,9 @@ def test_every_process_goes_on_counting(engine, outbox, producer):
     begun(producer)
     found = []
     for _ in range(4):
-        asked = check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=100), check_max=3)
+        asked = check_back(outbox, UNKNOW, check_max=3)
         found.append(([message.headers["TRANSACTION_CHECK_TIMES"] for message in asked], parked(engine)))
-        time.sleep(0.3)
+        step_clock(engine, 2 * HOUR, "outbox_parked.due_at")
 
     assert found == [
         (["1"], [("retry", 1)]),
@@ -343,7 +347,8 @@ def test_questions_are_spread_over_a_tenth_of_the_interval(outbox, producer):
 def test_two_checkers_ask_once(engine, outbox, producer):
     """Whoever has the lease; the other takes over when the first one stops."""
     listeners = [Listener(answer=UNKNOW), Listener(answer=UNKNOW)]
-    services = [service_of(outbox, each.check_local_transaction, settings=QUICK) for each in listeners]
+    settings = replace(QUICK, lease=LONG_LEASE)
+    services = [service_of(outbox, each.check_local_transaction, settings=settings) for each in listeners]
     for service in services:
         service.start()
     for number in range(10):

@@ -306,7 +306,8 @@ def test_a_slow_listener_is_asked_four_questions_at_once_however_slow_it_is(outb
 
     check_back(outbox, answer, check_timeout=timedelta(seconds=1.5), check_interval=timedelta(milliseconds=1))
 
-    assert (max(most), len(most)) == (4, 8)
+    # On a busy machine a question may be asked again.
+    assert (max(most), len(most) >= 8, len(verdicts(outbox.engine))) == (4, True, 8)
 
 
 # Transactions that cannot be decided

@@ -130,6 +130,10 @@ def test_redis_py():
     assert list(inspect.signature(parser["on_connect"]).parameters)[:2] == ["self", "connection"]
     assert callable(AbstractConnection.send_packed_command)
     assert callable(AbstractConnection.read_response)
+    assert "_parser" in vars(Connection())
+    reading = inspect.getsource(parser["on_connect"])
+    assert "self._reader = hiredis.Reader(**kwargs)" in reading
+    assert '"notEnoughData": NOT_ENOUGH_DATA' in reading
     assert "inuse_connections" in inspect.signature(client.connection_pool.disconnect).parameters
 
 

@@ -75,6 +75,19 @@ def test_messages_of_a_key_overlap_only_where_they_need_not_wait(order, overlap)
     assert not Chains(messages("t/a", "t/b", "t/"), most=9, most_bytes=9, order=order).overlap
 
 
+@pytest.mark.parametrize("verdict", [DONE, BAD])
+def test_many_verdicts_at_once_count_as_one_by_one(verdict):
+    sent = messages("t/a", "t/b", "t/", "t/a", "other/b")
+    chains = Chains(sent, most=100, most_bytes=1_000, order="none")
+
+    chains.settle_all(chains.take_all(), verdict)
+
+    assert chains.take_all() == ([4] if verdict is DONE else [])
+    chains.settle_all([0, 4], DONE)
+    assert (chains.left, chains.under_way()) == (0, [])
+    assert chains.verdicts() == [verdict] * 4 + [DONE if verdict is DONE else EARLIER]
+
+
 def test_what_is_not_done_is_sent_again_and_keeps_its_place():
     sent = messages("t/a", "t/b", "t/c", "t/d")
     again: list[list[Message]] = []

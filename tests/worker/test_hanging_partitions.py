@@ -18,7 +18,7 @@ from outbox.worker.job import Job
 from outbox.worker.subscription import SubscriptionWorker
 from outbox.worker.turn import Turn
 from outbox.worker.worker import Worker
-from tests.support.destination import Destination, relay_to
+from tests.support.destination import LONG_LEASE, Destination, relay_to
 from tests.support.partitions import KEYS, apart
 from tests.support.readers import Collector, declared
 from tests.support.waiting import eventually
@@ -106,7 +106,7 @@ def test_a_change_behind_a_call_that_hangs_is_taken_back_and_the_others_go_on(en
         ordered = repartition(channel, "relay", 3, wait=timedelta(seconds=0.1))
         destination = hanging(b"x")
         destination.destination = declared().destination or ""
-        relay = relay_to(destination, outbox, lease=LEASE)
+        relay = relay_to(destination, outbox, lease=LONG_LEASE)
         relay.start()
         assert eventually(lambda: destination.calls > 0)
         write(outbox, *(Message("orders", b"later", key=f"other-{number}") for number in range(40)))

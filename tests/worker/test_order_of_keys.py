@@ -31,6 +31,7 @@ from outbox.store.log.log import Limits
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
+from tests.support.leases import step_clock
 from tests.support.parked import request, states
 from tests.support.readers import Worker, at_work, worker
 from tests.support.waiting import eventually
@@ -72,6 +73,11 @@ def alter(engine: Engine, **changes: Any) -> None:
 def send(engine: Engine, *bodies: str, key: str | None = "k", **fields: Any) -> None:
     with Outbox(engine).begin() as session:
         Outbox(engine).send_all(session, [Message("orders", body, key=key, **fields) for body in bodies])
+
+
+def fall_due(engine: Engine) -> None:
+    """What is due within the next hour is due now."""
+    step_clock(engine, timedelta(hours=1), "outbox_parked.due_at")
 
 
 # Without order
@@ -134,11 +140,13 @@ def test_without_order_a_replay_blocks_nothing_before_a_worker_comes(engine):
 
 
 def test_without_order_a_message_that_falls_due_comes_when_it_is_due_and_blocks_nothing(engine):
-    send(engine, "late", delay=timedelta(seconds=0.5))
+    send(engine, "late", delay=timedelta(hours=1))
     send(engine, *"ab")
     listener = Listener(late=[Retry("no", timedelta(hours=1))])
 
     with at_work(group(Outbox(engine), listener, ordered=False)):
+        assert eventually(lambda: listener.got == ["a", "b"] and states(engine) == {"delayed": 1})
+        fall_due(engine)
         assert eventually(lambda: "late" in listener.got)
         send(engine, "c")
         assert eventually(lambda: "c" in listener.got)
@@ -252,13 +260,15 @@ SUSPENDS = HandlerPolicy(retry=LATER.retry, portion=1, suspend=True)
 def test_a_suspended_queue_hands_over_nothing_else_that_is_parked(engine):
     """A message falls due, and a person releases what a dead letter holds back."""
     send(engine, *"dx", key="other")
-    send(engine, "late", delay=timedelta(seconds=3))
+    send(engine, "late", delay=timedelta(hours=1))
     send(engine, "a")
-    listener = Listener(d=[Reject("no")], a=[Retry("no", timedelta(seconds=8))])
+    listener = Listener(d=[Reject("no")], a=[Retry("no", timedelta(hours=1))])
 
     with at_work(group(Outbox(engine), listener, SUSPENDS)):
         assert eventually(lambda: states(engine) == {"dead": 1, "delayed": 1, "blocked": 1, "retry": 1})
         request(engine, "discard")
+        assert eventually(lambda: states(engine) == {"delayed": 1, "blocked": 1, "retry": 1})
+        fall_due(engine)
         assert eventually(lambda: {"late", "x"} <= set(listener.got))
 
     assert listener.got[:3] == ["d", "a", "a"]
@@ -302,12 +312,14 @@ def test_each_partition_is_suspended_by_itself(engine):
     """Messages of the other partition are handled meanwhile."""
     keys = [next(f"{n}" for n in range(99) if slot_of(f"{n}", 256) % 2 == part) for part in (0, 1)]
     send(engine, "a", key=keys[0])
-    listener = Listener(a=[Retry("no", timedelta(seconds=2))])
+    listener = Listener(a=[Retry("no", timedelta(hours=1))])
 
     with at_work(group(Outbox(engine), listener, SUSPENDS, partitions=2)):
         assert eventually(lambda: states(engine) == {"retry": 1})
         send(engine, "c", key=keys[0])
         send(engine, "b", key=keys[1])
+        assert eventually(lambda: "b" in listener.got)
+        fall_due(engine)
         assert eventually(lambda: len(listener.got) == 4)
 
     assert listener.got == ["a", "b", "a", "c"]
@@ -391,10 +403,12 @@ def test_the_newest_message_stands_for_the_earlier_ones_also_when_it_fails(engin
 
 def test_what_waits_behind_a_parked_message_is_not_compacted(engine):
     send(engine, *"ab")
-    listener = Listener(b=[Retry("no")])
+    listener = Listener(b=[Retry("no", timedelta(hours=1))])
     with at_work(group(Outbox(engine), listener, LATER, compact=True)):
         assert eventually(lambda: states(engine) == {"retry": 1})
         send(engine, *"cd")
+        assert eventually(lambda: states(engine) == {"retry": 1, "blocked": 2})
+        fall_due(engine)
         assert eventually(lambda: "d" in listener.got)
 
     assert listener.got == ["b", "b", "c", "d"]
@@ -402,10 +416,12 @@ def test_what_waits_behind_a_parked_message_is_not_compacted(engine):
 
 def test_a_delayed_message_is_not_the_newest_before_it_is_due(engine):
     send(engine, *"ab")
-    send(engine, "late", delay=timedelta(seconds=0.5))
+    send(engine, "late", delay=timedelta(hours=1))
     listener = Listener()
 
     with at_work(group(Outbox(engine), listener, compact=True)):
+        assert eventually(lambda: listener.got == ["b"] and states(engine) == {"delayed": 1})
+        fall_due(engine)
         assert eventually(lambda: "late" in listener.got)
 
     assert listener.got == ["b", "late"]

@@ -24,13 +24,15 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from tests.scenarios.moving.arrivals import arrivals, arrived
+from tests.support.destination import LONG_LEASE
 from tests.support.partitions import KEYS, apart
 from tests.support.programs import Program
 from tests.support.readers import QUICK, Collector, Worker, at_work, declared, worker
 from tests.support.waiting import eventually
 
 KEY_COUNT = 40
-SMALL = Settings(limits=Limits(rows=7), lease=QUICK.lease, renew_every=QUICK.renew_every)
+#: No worker loses such a lease by itself, however busy the machine is.
+SMALL = Settings(limits=Limits(rows=7), lease=LONG_LEASE, renew_every=QUICK.renew_every)
 
 
 class Destination(Collector):

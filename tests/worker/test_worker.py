@@ -17,6 +17,7 @@ from outbox.model.position import Capture
 from outbox.runtime import failpoints
 from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.leases import Leases
+from outbox.worker.calls import HeldLease
 from outbox.worker.connection import Heartbeat
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, failing, fill, relay_to
@@ -76,16 +77,23 @@ def test_a_lease_that_nobody_renews_is_taken_although_the_clock_went_back(engine
 def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out(pg_engine, monkeypatch):
     """Each call finds the lease good for its whole deadline, and goes on under the next one."""
     outbox, left = Outbox(pg_engine), []
+    found, until = threading.local(), HeldLease.__dict__["until"].__get__
+
+    def looked(held):
+        found.at = time.monotonic()
+        return until(held)
 
     def renew(*arguments, **options):
         raise PoolTimeout
 
     def slow(messages):
-        left.append(lease_left(pg_engine))
+        # The call's thread found the lease good, and may have stood still since then.
+        left.append(lease_left(pg_engine) + time.monotonic() - found.at)
         time.sleep(0.1)
         return False
 
     monkeypatch.setattr(Leases, "renew_all", renew)
+    monkeypatch.setattr(HeldLease, "until", property(looked))
     destination = Destination()
     destination.hanging = slow
     fill(outbox, 60)
@@ -95,7 +103,7 @@ def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out
     relay = relay_to(destination, outbox, settings=BRISK, deadline=deadline)
 
     relay.start()
-    arrived = eventually(lambda: len(set(destination.bodies)) == 60)
+    arrived = eventually(lambda: len(set(destination.bodies)) == 60, 240)
     relay.stop()
     relay.join(60)
 
@@ -198,7 +206,7 @@ def test_a_signal_may_come_at_any_moment(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=240,
         check=False,
     )
 
