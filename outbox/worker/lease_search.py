@@ -144,11 +144,9 @@ class LeaseSearch:
         """Log that this worker stands by; only once, over any number of lost connections."""
         if not self._stands_by:
             self._stands_by = True
-            watched = (holder.length or self._length).total_seconds()
-            held = "another worker holds the lease; standing by"
-            left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
             about = named("lease_awaited", subscription=self._subscription)
-            lease_logger.info("%s: %s", self._subscription, held if holder.live else left, extra=about)
+            why = standing_by(holder, holder.length or self._length)
+            lease_logger.info("%s: %s", self._subscription, why, extra=about)
         # A lease that a command has borrowed is soon given back, mostly before a renewal.
         theirs, ours = ((each or self._length).total_seconds() for each in (holder.length, self._length))
         # Stored in milliseconds.
@@ -156,3 +154,13 @@ class LeaseSearch:
             self._lengths_differ = True
             text = "%s: the lease of the other worker is %g s long, that of this worker %g s; give both the same length"
             lease_logger.warning(text, self._subscription, theirs, ours)
+
+
+def standing_by(holder: Holder, watched: timedelta) -> str:
+    """Return in words why a worker stands by; `watched`: the time until a lease that was not given back is taken."""
+    if holder.live:
+        return "another worker holds the lease; standing by"
+    if holder.wanted:
+        return "a command wants the lease; standing by"
+    seconds = watched.total_seconds()
+    return f"the lease has run out and was not given back; standing by until nobody renews it for {seconds:g} s"

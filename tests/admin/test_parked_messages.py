@@ -147,7 +147,7 @@ def test_a_message_behind_two_others_does_not_go_on_when_one_is_gone(engine):
     [
         ((), {}, "give ids, or all=True with a choice; not both"),
         ((1,), {"all": True}, "give ids, or all=True with a choice; not both"),
-        ((4,), {}, "no dead messages of relay: 4; nothing was done"),
+        ((4,), {}, "no dead messages of relay: 4; nothing was done; to see its state, run: outbox parked show 4"),
         ((2,), {"state": "blocked"}, "a blocked message goes on as soon as the message before it is done"),
     ],
 )

@@ -264,7 +264,8 @@ def test_an_id_that_is_nobodys_is_told_with_all_that_were_searched(engine, dead)
 
     ended = outbox(engine, "parked", "replay", "4711")
 
-    assert (ended.code, ended.err) == (2, "Error: no dead messages of other, relay: 4711; nothing was done\n")
+    told = "no dead messages of other, relay: 4711; nothing was done; to see its state, run: outbox parked show 4711"
+    assert (ended.code, ended.err) == (2, f"Error: {told}\n")
 
 
 @ONE_DATABASE

@@ -3,6 +3,7 @@
 Pages about a destination, Spark, RocketMQ, events, routes and consumers have tests of their own.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -184,11 +185,11 @@ def test_the_settings_file_is_read_by_the_commands_that_it_names(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     Path("outbox.toml").write_text(file)
 
-    told = [outbox(None, *command.split(), NATS_HOST="nats").err for command in (
+    told = [json.loads(outbox(None, *command.split(), NATS_HOST="nats").err)["message"] for command in (
         "relay --database x --schema x", "purge --database x", "subscriptions list --database x",
     )]  # fmt: skip
 
-    assert {each.partition(";")[0] for each in told} == {"Error: the database is not given as a URL"}, told
+    assert {each.partition(";")[0] for each in told} == {"the database is not given as a URL"}, told
 
 
 def test_every_error_is_on_its_page():
