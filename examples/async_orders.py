@@ -1,6 +1,6 @@
 """Coroutines in a transaction: each gets an AsyncSession, and those that it calls join what it has begun.
 
-    export OUTBOX_DATABASE=sqlite:///shop.db
+    export OUTBOX_DATABASE=sqlite:///async.db
     outbox db upgrade
     python async_orders.py ann 42 7
     outbox relay --to stdout: --until-empty
@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from outbox import Outbox
 
-database = os.environ.get("OUTBOX_DATABASE", "sqlite:///shop.db")
+database = os.environ.get("OUTBOX_DATABASE", "sqlite:///async.db")
 engine = create_async_engine(database.replace("sqlite://", "sqlite+aiosqlite://"))
 outbox = Outbox(engine)
 

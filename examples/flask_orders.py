@@ -1,6 +1,6 @@
 """Orders over HTTP with Flask-SQLAlchemy: the message joins the transaction of `db.session`.
 
-    export OUTBOX_DATABASE=sqlite:///$PWD/shop.db
+    export OUTBOX_DATABASE=sqlite:///$PWD/flask.db
     outbox db upgrade
     outbox relay --to stdout: &
     flask --app flask_orders run

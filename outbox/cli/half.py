@@ -264,7 +264,7 @@ def _write_verdict(channel: Channel, id: str, op: Op, by: str) -> bool:
     finally:
         broker.close()
         outbox.notifier.close()
-    if is_new and op == "commit" and database.dialect.driving.connect_for_hints:
+    if is_new and op == "commit" and database.dialect.driving.notifies:
         # Notify by this connection, because that of the outbox is closed before its notifier's thread comes to it.
         channel.notify()
     return is_new

@@ -202,7 +202,7 @@ class Inbox:
         method uses small transactions on a connection of its own, and blocks: in an event loop use `asyncio.to_thread`.
         """
         pruned = 0
-        with closing(self._database.open()) as channel, self._database.explained():
+        with closing(self._database.open_plainly()) as channel, self._database.explained():
             while True:
                 portion = prune(channel)
                 pruned += portion

@@ -128,7 +128,7 @@ class _Watch:
     def committed(self) -> None:
         """Wake workers by Django's own connection, because one of ours would keep a test database in use."""
         database = self.outbox.database
-        if database.dialect.driving.connect_for_hints:
+        if database.dialect.driving.notifies:
             with self._connection.cursor() as cursor:
                 cursor.execute(f'NOTIFY "{database.wake_up_name}"')
         else:

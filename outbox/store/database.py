@@ -17,7 +17,7 @@ from sqlalchemy.pool import StaticPool
 from outbox.errors import DatabaseError, SchemaError, TransactionAbortedError
 from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
-from outbox.store.dialects.dialect import Dialect, DriverChannel, DriverHints
+from outbox.store.dialects.dialect import Dialect, DriverChannel
 from outbox.store.dialects.statements import Row, Script, Sql, Statement, Telling, arun, executor, run
 from outbox.store.label import label_of
 
@@ -135,11 +135,10 @@ class Database:
         self.require_independent_connections()
         return Channel(self, self.dialect.driving.connect(self.engine, self.wake_up_name))
 
-    def open_for_hints(self) -> DriverHints | None:
-        """Open a connection that wakes workers of other processes, and nothing else; None: no hint reaches those."""
+    def open_plainly(self) -> Channel:
+        """Do as `open`, and change no setting of the session, which a pooler may share with the application."""
         self.require_independent_connections()
-        connect = self.dialect.driving.connect_for_hints
-        return None if connect is None else connect(self.engine, self.wake_up_name)
+        return Channel(self, self.dialect.driving.connect_plainly(self.engine, self.wake_up_name))
 
     def execute(self, connection: Any, script: Script[R]) -> R:
         """Run a script in the transaction of a connection: of SQLAlchemy, or of a driver, which blocks.

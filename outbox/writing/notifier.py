@@ -14,8 +14,7 @@ from queue import Empty, SimpleQueue
 from outbox.runtime.fork import in_child
 from outbox.runtime.linger import Linger
 from outbox.runtime.stop import Stop
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import DriverHints
+from outbox.store.database import Channel, Database
 from outbox.writing.sent import Sent
 
 logger = logging.getLogger("outbox")
@@ -95,13 +94,14 @@ class Notifier:
             finally:
                 self._starting = False
 
-    def _open(self) -> DriverHints | None:
-        return self._database.open_for_hints()
+    def _open_channel(self) -> Channel | None:
+        """Open a channel, if the database can notify other processes."""
+        return self._database.open_plainly() if self._database.dialect.driving.notifies else None
 
 
 def _notify_for_ever(reference: weakref.ref[Notifier], rung: SimpleQueue[None], stop: Stop) -> None:
     """Run the thread until the notifier is closed or garbage-collected; keep neither the notifier nor its engine."""
-    hints: DriverHints | None = None
+    channel: Channel | None = None
     linger = Linger(_BUSY_PAUSE_SECONDS, shortest=0)
     while not stop.asked and reference() is not None:
         times = _heard(rung)
@@ -109,19 +109,19 @@ def _notify_for_ever(reference: weakref.ref[Notifier], rung: SimpleQueue[None], 
         if notifier is None:
             continue
         try:
-            hints = hints or notifier._open()
+            channel = channel or notifier._open_channel()
             pause = linger.after(times)
-            if hints is not None:
-                hints.notify(pause)
+            if channel is not None:
+                channel.notify(pause)
         except Exception as error:
             logger.debug("a wake-up was lost: %s", type(error).__name__)
-            if hints is not None:
-                hints.close()
-            hints, pause = None, notifier.reconnect_seconds
+            if channel is not None:
+                channel.close()
+            channel, pause = None, notifier.reconnect_seconds
         del notifier
         stop.rest(pause)
-    if hints is not None:
-        hints.close()
+    if channel is not None:
+        channel.close()
 
 
 def _heard(rung: SimpleQueue[None]) -> int:

@@ -146,8 +146,8 @@ class Scopes:
         session = running.session if running is not None and _is_here(running) else None
         if propagation == "mandatory" and session is None:
             raise NoTransactionError(
-                "propagation='mandatory', and no transaction of this outbox is running here; call the function inside"
-                " of outbox.begin() or of a transactional function, or pass a session"
+                "no transaction of this outbox is running here, and none is opened (propagation='mandatory'); call the"
+                " function inside of outbox.begin() or of a transactional function, or pass a session"
             )
         if propagation == "requires_new":
             if session is not None and self._one_writer:

@@ -16,7 +16,7 @@ PAGE, CHECK_BACK, CONSUMERS = (
 def test_the_code_runs_from_top_to_bottom_and_its_messages_are_delivered(tmp_path, monkeypatch):
     """One namespace, on SQLite, in a folder with nothing in it but the tables that `outbox db upgrade` makes."""
     monkeypatch.chdir(tmp_path)
-    migrate.upgrade(create_engine("sqlite:///shop.db"))
+    migrate.upgrade(create_engine("sqlite:///rocketmq.db"))
 
     page = run(PAGE + CONSUMERS, "the pages about RocketMQ")
 

@@ -118,4 +118,5 @@ PLAIN = varied(
     insert_once="INSERT OR IGNORE INTO",
     unless_there="",
     connect=PlainChannel,
+    connect_plainly=PlainChannel,
 )

@@ -11,6 +11,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from outbox import Outbox
 from outbox.store.dialects.statements import Statement
+from outbox.store.idempotency import inbox
 
 
 def backends_of(engine, transactions):
@@ -72,17 +73,16 @@ def test_what_the_application_does_to_each_connection_is_done_to_ours(pg_engine,
     assert seen == ["dialled"]
 
 
-def test_a_connection_for_hints_leaves_the_settings_of_its_session(pg_engine):
+def test_a_plain_connection_leaves_the_settings_of_its_session(pg_engine):
     """A pooler in transaction mode gives the session to an application next."""
     engine = sqlalchemy.create_engine(pg_engine.url)
     drivers = []
     event.listen(engine, "connect", lambda driver, _record: drivers.append(driver))
 
-    hints = Outbox(engine).database.open_for_hints()
-    assert hints is not None
-    with closing(hints):
-        hints.notify()
-        hints.notify(0.05)
+    with closing(Outbox(engine).database.open_plainly()) as channel:
+        inbox.prune(channel)
+        channel.notify()
+        channel.notify(0.05)
         changed = drivers[0].execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
 
     assert changed == []

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, create_engine, migrate
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import DriverHints, Hint
+from outbox.store.dialects.dialect import Hint
 from outbox.worker.settings import Settings
 from outbox.writing.notifier import Notifier
 from tests.support.destination import Destination
@@ -268,7 +268,7 @@ def test_a_commit_succeeds_where_no_thread_can_be_started(engine, monkeypatch):
         assert moments
     with listening(outbox) as ear:
         send(outbox, "2")
-        assert not outbox.database.dialect.driving.connect_for_hints or eventually(ear.hinted)
+        assert not outbox.database.dialect.driving.notifies or eventually(ear.hinted)
 
     assert bodies(engine) == [b"1", b"2"]
 
@@ -371,11 +371,11 @@ def test_closed_hints_end_their_thread_however_long_it_takes_to_connect(pg_engin
     monkeypatch.setattr(Notifier, "reconnect_seconds", 0.05)
     outbox, answered, others = Outbox(pg_engine), Event(), set(enumerate_threads())
 
-    def away() -> DriverHints:
+    def away() -> Channel:
         answered.wait(60)
         raise ConnectionError
 
-    monkeypatch.setattr(outbox.database, "open_for_hints", away)
+    monkeypatch.setattr(outbox.database, "open_plainly", away)
     for _ in range(3):
         outbox.notifier.hint()
         time.sleep(0.1)

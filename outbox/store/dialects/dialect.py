@@ -48,17 +48,7 @@ class Hint(NamedTuple):
     pause: float = 0.0
 
 
-class DriverHints(Protocol):
-    """A connection of our own that tells other processes of commits."""
-
-    def notify(self, pause: float = 0.0) -> None:
-        """Wake the listeners of every process. `pause`: for how many seconds this process will not do so again."""
-
-    def close(self) -> None:
-        """Close the connection, whatever state it is in. Never raises."""
-
-
-class DriverChannel(DriverHints, Protocol):
+class DriverChannel(Protocol):
     """A connection of our own, in the way of one driver; `Channel` fills in the statements."""
 
     def rows(self, statement: str, parameters: Parameters) -> list[Row]:
@@ -84,6 +74,12 @@ class DriverChannel(DriverHints, Protocol):
 
     def hinted(self) -> Hint | None:
         """Return the hint of the wake-ups that have arrived since the last call; None: there were none."""
+
+    def notify(self, pause: float = 0.0) -> None:
+        """Wake the listeners of every process. `pause`: for how many seconds this process will not do so again."""
+
+    def close(self) -> None:
+        """Close the connection, whatever state it is in. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +253,12 @@ class Driving:
     commit: Callable[[Callable[[], None], Any], bool]
     #: Opens a channel, given an engine and the name of the wake-ups.
     connect: Callable[[Engine, str], DriverChannel]
-    #: Opens a connection for hints alone, which changes no setting of its session, because a pooler may share the
-    #: session with applications; None where hints do not reach other processes.
-    connect_for_hints: Callable[[Engine, str], DriverHints] | None
+    #: Opens a channel that changes no setting of its session, because a pooler may share the session with applications.
+    connect_plainly: Callable[[Engine, str], DriverChannel]
     #: True if the statements of `rows_of_last` are sent at once, and are a transaction of their own.
     sends_together: bool
+    #: True if hints reach other processes.
+    notifies: bool
     #: The place to which an engine, or a driver's own connection, leads; None where it cannot be told. Opens no
     #: connection.
     location: Callable[[Any], Location | None]

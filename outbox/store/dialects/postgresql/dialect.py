@@ -77,8 +77,8 @@ _MILLISECONDS = re.compile(r"[0-9]{1,6}")
 _PATIENCE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
 
 
-class PostgresHints:
-    """A psycopg connection in autocommit, made as the engine makes its own, which sends NOTIFY."""
+class PostgresChannel:
+    """A psycopg connection in autocommit, made as the engine makes its own."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         # A connection of the engine's own pool would take a place there. Detached, it would leave a place to be filled
@@ -100,30 +100,7 @@ class PostgresHints:
         # An engine with an isolation_level has set it on the driver, which would repeat it in every BEGIN.
         driver.isolation_level = driver.read_only = driver.deferrable = None
         driver.autocommit = True
-
-    def notify(self, pause: float = 0.0) -> None:
-        """Execute NOTIFY, outside of the business transaction, where NOTIFY would take a global lock at the commit."""
-        # Called on libpq itself, which takes a tenth of the interpreter's time that a cursor takes. The server takes
-        # statements that are sent together for one transaction, so the setting ends with it.
-        answer = self._driver.pgconn.exec_(self._notify + (b", '%d'" % round(1000 * pause) if pause else b""))
-        if answer.status != psycopg.pq.ExecStatus.COMMAND_OK:
-            raise psycopg.OperationalError(answer.get_error_message())
-
-    def close(self) -> None:
-        """Close the socket without the pool, which would roll back first, and log an error for a lost connection."""
-        with suppress(Exception):
-            self._driver.close()
-            self._owner.invalidate()
-
-
-class PostgresChannel(PostgresHints):
-    """A connection with our own settings, for all statements."""
-
-    def __init__(self, engine: Engine, name: str) -> None:
-        super().__init__(engine, name)
-        driver = self._driver
         letters = _letters_of(driver)
-        driver.execute(_SETTINGS)
         # A handler keeps psycopg from hoarding the notifications that come along with other answers.
         self._hint: Hint | None = None
         driver.add_notify_handler(self._notice)
@@ -185,6 +162,28 @@ class PostgresChannel(PostgresHints):
         # Any client of the database may notify on this name, with any payload.
         pause = int(milliseconds) / 1000 if _MILLISECONDS.fullmatch(milliseconds) else 0.0
         self._hint = Hint(max(pause, self._hint.pause if self._hint else 0.0))
+
+    def notify(self, pause: float = 0.0) -> None:
+        """Execute NOTIFY, outside of the business transaction, where NOTIFY would take a global lock at the commit."""
+        # Called on libpq itself, which takes a tenth of the interpreter's time that a cursor takes. The server takes
+        # statements that are sent together for one transaction, so the setting ends with it.
+        answer = self._driver.pgconn.exec_(self._notify + (b", '%d'" % round(1000 * pause) if pause else b""))
+        if answer.status != psycopg.pq.ExecStatus.COMMAND_OK:
+            raise psycopg.OperationalError(answer.get_error_message())
+
+    def close(self) -> None:
+        """Close the socket without the pool, which would roll back first, and log an error for a lost connection."""
+        with suppress(Exception):
+            self._driver.close()
+            self._owner.invalidate()
+
+
+class WorkerChannel(PostgresChannel):
+    """A channel with our settings, for the session of a worker or a command."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        super().__init__(engine, name)
+        self._driver.execute(_SETTINGS)
 
 
 def _letters_of(driver: psycopg.Connection[Any]) -> str | None:
@@ -466,9 +465,10 @@ DIALECT = Dialect(
         commits_every_statement=drivers.commits_every_statement,
         is_aborted=drivers.is_aborted,
         commit=drivers.commit,
-        connect=PostgresChannel,
-        connect_for_hints=PostgresHints,
+        connect=WorkerChannel,
+        connect_plainly=PostgresChannel,
         sends_together=True,
+        notifies=True,
         location=_location,
         prepare=None,
         configure=None,
