@@ -66,8 +66,8 @@ BODY = "Outbox-Body"
 _ENTRY_ID = re.compile(rb"[0-9]+-[0-9]+")
 
 _MOST_UNDER_WAY = 1_000
-#: About so many messages are in a transaction, if a call has more: while the server carries out a transaction, the
-#: next one is packed.
+#: About so many messages are in a transaction, if a call has more: while a server carries out a transaction, the next
+#: one is packed. In a cluster there is a transaction for each stream.
 _IN_TRANSACTION = 128
 _MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: So often messages follow a stream in one round. Two nodes that send them to each other have not heard the news yet.
@@ -174,15 +174,15 @@ class RedisSender:
 
         All messages of a key and a stream are in one part, which is a transaction if a key has several messages.
         """
-        indexes = now.chains.take_all()
+        indexes, in_cluster = now.chains.take_all(), self._topology.is_cluster
         number = 1 + len(indexes) // _IN_TRANSACTION if now.chains.overlap else 1
-        if number == 1 and not self._topology.is_cluster:
+        if number == 1 and not in_cluster:
             return [_Part(self._topology.server_of(""), "", indexes)]
-        parts: dict[tuple[str, int], _Part] = {}
+        parts: dict[str | int, _Part] = {}
         for index in indexes:
             message = now.messages[index]
-            stream = self._stream_of(message) if self._topology.is_cluster else ""
-            place = stream, hash(message.key) % number
+            stream = self._stream_of(message) if in_cluster else ""
+            place = stream if in_cluster else hash(message.key) % number
             part = parts.get(place)
             if part is None:
                 part = parts[place] = _Part(self._topology.server_of(stream), stream)

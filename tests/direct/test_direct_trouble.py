@@ -271,7 +271,8 @@ def test_what_a_closed_outbox_writes_is_the_relay_s(engine, destination):
     assert (destination.bodies, relayed(engine)) == ([b"1"], [b"2"])
 
 
-def test_close_sends_what_waits(engine, destination):
+def test_close_sends_what_waits(engine, destination, monkeypatch):
+    monkeypatch.setattr(DirectSends.close, "__defaults__", (120.0,))
     before_each_call(destination, lambda _: time.sleep(0.05))
     with writing_directly(engine, destination) as outbox:
         write(outbox, *range(30))

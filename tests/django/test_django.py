@@ -169,7 +169,7 @@ def test_a_commit_with_messages_wakes_workers_and_no_other_does(pg_shop):
         assert list(listening.notifies(timeout=0.3)) == []
 
         commit()
-        assert len(list(listening.notifies(timeout=5, stop_after=1))) == 1
+        assert len(list(listening.notifies(timeout=60, stop_after=1))) == 1
 
 
 def test_a_capture_sees_what_a_test_rolls_back_at_its_end(shop):

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from outbox.senders import remote
 from outbox.senders.webhook import WebhookSender
 from tests.support import aws_queues
 from tests.support.kafka_topics import FarKafka, Topics
@@ -46,6 +47,12 @@ def endpoint() -> Iterator[Endpoint]:
     """A web server of this test."""
     with Endpoint() as endpoint:
         yield endpoint
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call ends by itself after a tenth of its time: its loop is not taken for stuck on a busy machine."""
+    monkeypatch.setattr(remote, "_SHARE", 0.1)
 
 
 @pytest.fixture

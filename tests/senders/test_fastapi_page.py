@@ -31,7 +31,7 @@ async def answers(app) -> list[int]:
 def is_created(admin: AdminClient) -> bool:
     """Create the topic, unless that of another test is still being deleted."""
     try:
-        admin.create_topics([NewTopic("shop.orders", 4, 1)])["shop.orders"].result(10)
+        admin.create_topics([NewTopic("shop.orders", 4, 1)])["shop.orders"].result(60)
     except KafkaException:
         return False
     return True
@@ -65,5 +65,5 @@ def test_each_order_gets_one_invoice(kafka, pg_engine, tmp_path, monkeypatch):
     assert invoices() == [1, 3]
     consumer.close()
     billing["engine"].dispose()
-    admin.delete_topics(["shop.orders"])["shop.orders"].result(10)
+    admin.delete_topics(["shop.orders"])["shop.orders"].result(60)
     assert eventually(lambda: "shop.orders" not in admin.list_topics(timeout=10).topics, seconds=60)

@@ -107,7 +107,7 @@ def test_a_call_hangs_until_an_event_is_set(by_rule):
     call.join(0.1)
     assert (call.is_alive(), sender.stored) == (True, [])
     event.set()
-    call.join(10)
+    call.join(60)
     assert (outcome, texts(sender.stored)) == ([Done()], ["0"])
     assert not sender.wait_for_calls(2, seconds=0.01)
 

@@ -222,11 +222,15 @@ def test_two_commands_at_once_undo_nothing_of_each_other(outbox):
 def test_a_wish_whose_command_died_ends_by_itself(outbox, channel, monkeypatch):
     monkeypatch.setattr(leases, "BID_SECONDS", 1.0)
     destination = Destination()
+
+    def asked_and_given() -> bool:
+        Leases(channel).ask(PARTITION, "command")
+        return not holds(channel)
+
     with running(relay_to(destination, outbox)):
         fill(outbox, 20)
         assert eventually(lambda: len(destination.messages) == 20)
-        Leases(channel).ask(PARTITION, "command")
-        assert eventually(lambda: not holds(channel))
+        assert eventually(asked_and_given)
         fill(outbox, 20, first=20)
         assert eventually(lambda: len(destination.messages) == 40)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import timedelta
 from threading import current_thread
 
 import pytest
@@ -13,6 +14,7 @@ from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.log import Limits, Log
 from outbox.worker.fetch import AHEAD, Prefetcher
+from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from tests.support.readers import Collector, send, texts, worker
 from tests.support.waiting import eventually
@@ -126,12 +128,13 @@ def test_while_a_batch_of_a_backlog_is_handled_the_next_are_read(engine, monkeyp
 
         def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
             if not self.batches:
-                self.in_time = eventually(lambda: readers.count("outbox-reader") >= AHEAD, 3)
+                self.in_time = eventually(lambda: readers.count("outbox-reader") >= AHEAD)
             return super().__call__(messages)
 
     monkeypatch.setattr(Cursor, "read", told)
     handler = Patient()
-    worker(outbox.database, handler, settings=Settings(limits=Limits(rows=1))).until_empty()
+    patient = HandlerPolicy(deadline=timedelta(minutes=2))
+    worker(outbox.database, handler, settings=Settings(limits=Limits(rows=1)), policy=patient).until_empty()
 
     assert handler.in_time
     assert texts(handler.messages) == list("0123456789")

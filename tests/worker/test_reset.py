@@ -109,7 +109,7 @@ def test_after_a_forced_reset_under_load_everything_comes_again_once_and_in_orde
         with when("command.before_alter", lambda: before.append(len(destination.messages))):
             reset(channel, "relay", "earliest", wait=PATIENCE)
         writer.join()
-        complete = eventually(lambda: len(destination.messages) - before[0] >= 3_000 and not states(engine))
+        complete = eventually(lambda: len(destination.messages) - before[0] >= 3_000 and not states(engine), 240)
 
     again = [(message.key, message.body) for message in destination.messages[before[0] :]]
     assert complete

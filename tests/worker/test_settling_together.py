@@ -126,11 +126,12 @@ def test_they_are_settled_while_a_call_takes_long(engine, outbox):
     handler, meanwhile = Handler(), list[bool]()
 
     def slow() -> Verdict:
-        meanwhile.append(eventually(lambda: settles(engine) == 1, 4))
+        meanwhile.append(eventually(lambda: settles(engine) == 1))
         return DONE
 
     handler.instead[b"2"] = slow
-    with at_work(worker(outbox.database, handler, settings=BRISK)):
+    patient = HandlerPolicy(deadline=timedelta(minutes=2))
+    with at_work(worker(outbox.database, handler, settings=BRISK, policy=patient)):
         handled(outbox, handler, "1")
         send(outbox, "2")
         assert eventually(lambda: meanwhile)

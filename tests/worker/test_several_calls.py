@@ -23,6 +23,8 @@ from outbox.worker.choosing import Chooser
 from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.policy import HandlerPolicy
+from outbox.worker.settings import Settings
+from tests.support.destination import LONG_LEASE
 from tests.support.parked import states
 from tests.support.readers import QUICK, Worker, at_work, declared, job
 from tests.support.waiting import eventually
@@ -33,10 +35,10 @@ CHOOSE = Chooser.next
 POLICY = HandlerPolicy(deadline=timedelta(minutes=5), retry=RetryPolicy(attempts=1_000_000, wait=wait_fixed(0)))
 
 
-def side_by_side(engine: Engine, handler: Handler, calls: int = 2) -> Worker:
+def side_by_side(engine: Engine, handler: Handler, calls: int = 2, settings: Settings = SETTINGS) -> Worker:
     """A worker that makes so many calls at once."""
     only = job(declared(), handler, caller=Caller(calls), policy=POLICY)
-    return Worker(Outbox(engine).database, [only], SETTINGS)
+    return Worker(Outbox(engine).database, [only], settings)
 
 
 class Killed(BaseException):
@@ -163,7 +165,8 @@ def storm(engine: Engine, seed: int, turns: int = 6) -> None:
 def stopped_meanwhile(engine: Engine, destination: Destination) -> None:
     """Let a worker handle some messages, and stop it."""
     had = len(destination.done)
-    with at_work(side_by_side(engine, destination, calls=3)):
+    # A busy machine takes no lease from it: after that, what came is known to it alone.
+    with at_work(side_by_side(engine, destination, calls=3, settings=replace(SETTINGS, lease=LONG_LEASE))):
         eventually(lambda: len(destination.done) > had + 20, 1)
 
 

@@ -103,14 +103,14 @@ def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[t
 def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog):
     """A roll-out that changes the length has both at the same time; the log says so once."""
     outbox = Outbox(engine)
-    with two_at_work(engine, settings(6, 2), settings(1, 0.3)) as (destination, _, _):
+    with two_at_work(engine, settings(20, 2), settings(1, 0.3)) as (destination, _, _):
         for n in range(60):
             fill(outbox, 1, first=n)
             threading.Event().wait(0.1)
         arrived = eventually(lambda: len(destination.messages) >= 60)
         taken = epoch(engine)
 
-    differ = "the lease of the other worker is 6 s long, that of this worker 1 s; give both the same length"
+    differ = "the lease of the other worker is 20 s long, that of this worker 1 s; give both the same length"
     assert (arrived, taken, caplog.text.count(differ)) == (True, 1, 1)
     assert sorted(map(int, destination.bodies)) == list(range(60))
 
@@ -118,7 +118,7 @@ def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog):
 def test_a_clock_that_steps_forward_takes_no_lease_from_its_holder(engine):
     """For a moment it has expired, by that clock."""
     outbox = Outbox(engine)
-    with two_at_work(engine, settings(3, 0.9), settings(3, 0.9)) as (destination, _, _):
+    with two_at_work(engine, settings(5, 0.9), settings(5, 0.9)) as (destination, _, _):
         threading.Event().wait(2)
         for n in range(20):
             step_clock(engine, timedelta(hours=1))

@@ -135,7 +135,7 @@ def working(engine: Engine, behind: Engine, faults: int) -> Iterator[Destination
     finally:
         load.stop()
         wanted = load.committed()
-        eventually(lambda: delivered(destination) == wanted)
+        eventually(lambda: delivered(destination) == wanted, 240)
         relay.stop()
         relay.join(60)
     assert delivered(destination) == wanted
@@ -143,7 +143,7 @@ def working(engine: Engine, behind: Engine, faults: int) -> Iterator[Destination
     assert repeated <= faults * BATCH, f"{repeated} came twice"
 
 
-def recovers(destination: Destination, seconds: float = 30.0) -> None:
+def recovers(destination: Destination, seconds: float = 240.0) -> None:
     """Fresh messages arrive again."""
     before = len(destination.messages)
     assert eventually(lambda: len(destination.messages) > before + 30, seconds), "the worker did not come back"

@@ -90,7 +90,7 @@ class TcpProxy:
         self._do(self._reset_all())
 
     def _do(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _redirect(self, port: int) -> None:
         self._target = (self._target[0], port)
