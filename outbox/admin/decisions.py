@@ -154,7 +154,8 @@ def _require_each(
     if missing:
         states = " or ".join(chosen.states or STATES)
         shown = ", ".join(map(str, missing))
-        look = f"to see its state, run: outbox parked show {missing[0]}"
+        id = missing[0]
+        look = f"to see its state, run: outbox parked show {id}"
         raise SubscriptionError(f"no {states} messages of {', '.join(names)}: {shown}; nothing was done; {look}")
     if len(found) > len(set(ids)):
         holders = ", ".join(sorted({each.subscription for each in found}))
