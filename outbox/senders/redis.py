@@ -68,7 +68,7 @@ _ENTRY_ID = re.compile(rb"[0-9]+-[0-9]+")
 _MOST_UNDER_WAY = 1_000
 #: About so many messages are in a transaction, if a call has more: while a server carries out a transaction, the next
 #: one is packed. In a cluster there is a transaction for each stream.
-_IN_TRANSACTION = 128
+_IN_TRANSACTION = 400
 _MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: So often messages follow a stream in one round. Two nodes that send them to each other have not heard the news yet.
 _MOST_REDIRECTS = 5

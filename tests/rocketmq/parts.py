@@ -120,10 +120,14 @@ def end(service: Supervisor, seconds: float = 60) -> None:
 
 
 def check_back(outbox: Outbox, answer: Any = None, **options: Any) -> list[Message]:
-    """Ask about every transaction that is due, and return what was asked; without an answer there is no listener."""
+    """Ask about every transaction that is due, and return what was asked; without an answer there is no listener.
+
+    A question may take a minute, unless told otherwise.
+    """
     listener = Listener(answer=answer)
     # By the clock of the database, which may know milliseconds only, an age must be more than the immunity.
     time.sleep(0.02)
+    options = {"check_timeout": timedelta(minutes=1), **options}
     service_of(outbox, None if answer is None else listener.check_local_transaction, **options).until_empty()
     return listener.asked
 

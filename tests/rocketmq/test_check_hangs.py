@@ -111,7 +111,8 @@ def test_while_a_business_database_hangs_transactions_of_other_ways_go_on(outbox
     end(service)
 
     assert (decided, put_off, all_decided) == (True, True, True)
-    assert (len(looked), arrived(outbox)) == (1, [name for name in begun_ if name.startswith("listener")])
+    # On a busy machine a question may be asked again, and its answer come later.
+    assert (len(looked), sorted(arrived(outbox))) == (1, sorted(n for n in begun_ if n.startswith("listener")))
 
 
 @ONE_DATABASE

@@ -131,7 +131,8 @@ def test_no_setting_changes_a_message(pg_engine, case, handle):
     relay_to(destination, outbox).until_empty()
 
     assert {"delayed", "retry"} <= set(parked)
-    assert waits == {3600}
+    # Some seconds more on a busy machine; a time zone is wrong by a quarter of an hour at least.
+    assert waits and waits <= {*range(3600, 3900)}
     assert states(pg_engine) == {}
     require_same(destination.messages, given)
 

@@ -1,7 +1,6 @@
 """Status in an outage: how long the oldest message has not been sent, what waits, for what, since when and why."""
 
 import os
-import re
 import shlex
 import socket
 import time
@@ -52,6 +51,10 @@ def send(engine: Engine, *topics: str, **fields) -> None:
             sender.send(session, topic, b"1", **fields)
 
 
+#: Long enough to be told without minutes, which may pass on a busy machine.
+TEN_HOURS = 36_000
+
+
 def age_by(engine: Engine, seconds: int, **columns: str) -> None:
     """Make parked messages older, as if the time had passed."""
     later = {
@@ -87,21 +90,22 @@ def test_what_waits_for_the_destination_is_told_with_since_when_and_why(engine):
     """The position is past all of it: nothing is left in the log."""
     send(engine, "fine", "orders", "orders", "orders")
     Relay(Outbox(engine), Destination()).until_empty()
-    age_by(engine, 52)
+    age_by(engine, TEN_HOURS)
 
     found, shown = status(engine), outbox(engine, "status")
 
     (trouble,) = found["troubles"]
     said = (
-        f"relay: 3 messages wait for nats://h:4222 (since 52 s): connection refused; to see them, run: {LIST} waiting"
+        f"relay: 3 messages wait for nats://h:4222 (since 10 h): connection refused; to see them, run: {LIST} waiting"
     )
-    assert (found["backlog"], 52 <= found["lag_seconds"] < 60, found["lag_is_estimate"]) == (0, True, False)
+    assert (found["backlog"], 0 <= found["lag_seconds"] - TEN_HOURS < 1000, found["lag_is_estimate"]) == (
+        0,
+        True,
+        False,
+    )
     assert (trouble["state"], trouble["messages"], trouble["error"]) == ("waiting", 3, "connection refused")
-    assert [re.sub(r"5\d s", "52 s", each) for each in told(engine)] == [said]
-    assert ("warning: relay: 3 messages wait for nats://h:4222 (since 5" in shown.err, " 5" in shown.out) == (
-        True,
-        True,
-    )
+    assert told(engine) == [said]
+    assert (f"warning: {said}\n" in shown.err, " 10 h" in shown.out) == (True, True)
 
 
 def test_what_is_blocked_behind_them_is_told(engine):
@@ -133,15 +137,15 @@ def test_one_message_is_told_as_one(engine):
         (
             ["fine", "bad"],
             1,
-            f"1 dead letter (since 2 min): too long; to decide, run: {LIST} dead",
+            f"1 dead letter (since 10 h): too long; to decide, run: {LIST} dead",
         ),
-        (["fine", "shy"], 1, "1 message failed and is tried again (since 2 min): not now"),
+        (["fine", "shy"], 1, "1 message failed and is tried again (since 10 h): not now"),
     ],
 )
 def test_a_check_ends_with_a_code_that_says_whether_anything_is_wrong(engine, topics, code, said):
     send(engine, *topics)
     Relay(Outbox(engine), Destination()).until_empty()
-    age_by(engine, 120)
+    age_by(engine, TEN_HOURS)
 
     checked, looked = outbox(engine, "status", "--check"), outbox(engine, "status")
     as_json = outbox(engine, "status", "--check", "--json")
@@ -289,8 +293,8 @@ def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
     send(engine, "fine")
     Relay(Outbox(engine), Destination()).until_empty()
     age = {
-        "postgresql": "settled_at - interval '2 minutes'",
-        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', settled_at, '-120 seconds')",
+        "postgresql": "settled_at - interval '10 hours'",
+        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', settled_at, '-10 hours')",
     }[engine.dialect.name]
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE outbox_progress SET settled_at = {age}"))
@@ -300,7 +304,7 @@ def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
 
     waits = "2 messages wait; later messages are not purged"
     run = "start the relay with the same options as before: outbox relay --name relay --to nats://h:4222"
-    assert (said.code, said.err) == (1, f"warning: relay: no worker runs (since 2 min): {waits}; {run}\n")
+    assert (said.code, said.err) == (1, f"warning: relay: no worker runs (since 10 h): {waits}; {run}\n")
 
 
 def write_long_ago(engine: Engine, seconds: int, number: int = 1) -> None:
@@ -375,13 +379,13 @@ def test_a_limit_of_a_backfill_stays_when_the_backfill_has_ended(sqlite_engine):
 
 def test_a_lag_is_told_with_its_limit(engine):
     with at_work(engine):
-        write_long_ago(engine, 360)
+        write_long_ago(engine, TEN_HOURS)
 
         said = outbox(engine, "status", "--max-backlog", "0").err
 
-    oldest = "the oldest for 6 min, which is more than 5 min; more than 0 messages"
+    oldest = "the oldest for 10 h, which is more than 5 min; more than 0 messages"
     watch = "to see whether the worker catches up, run: outbox status --watch"
-    assert said == f"warning: relay: 1 message waits for nats://h:4222 (since 6 min): {oldest}; {watch}\n"
+    assert said == f"warning: relay: 1 message waits for nats://h:4222 (since 10 h): {oldest}; {watch}\n"
 
 
 def test_parked_messages_that_wait_are_behind(engine):
@@ -389,12 +393,12 @@ def test_parked_messages_that_wait_are_behind(engine):
     send(engine, "shy")
     Relay(Outbox(engine), Destination()).until_empty()
     with engine.begin() as connection:
-        ago = {"postgresql": "created_at - interval '6 minutes'", "sqlite": "datetime(created_at, '-6 minutes')"}
+        ago = {"postgresql": "created_at - interval '10 hours'", "sqlite": "datetime(created_at, '-10 hours')"}
         connection.execute(text(f"UPDATE outbox_parked SET created_at = {ago[engine.dialect.name]}"))
 
     late, many = (outbox(engine, "status", "--check", *options) for options in ((), ("--max-backlog", "0")))
 
-    assert (late.code, "the oldest for 6 min" in late.err, "more than 0 messages" in many.err) == (1, True, True)
+    assert (late.code, "the oldest for 10 h" in late.err, "more than 0 messages" in many.err) == (1, True, True)
 
 
 def test_a_grace_is_not_behind(engine):
@@ -439,8 +443,8 @@ def declared_in_vain(engine: Engine) -> list[Relay]:
     """The relays of routes that cannot begin, because one subscription has had all topics so far."""
     Relay(Outbox(engine), Destination()).until_empty()
     age = {
-        "postgresql": "settled_at - interval '2 minutes'",
-        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', settled_at, '-120 seconds')",
+        "postgresql": "settled_at - interval '10 hours'",
+        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', settled_at, '-10 hours')",
     }[engine.dialect.name]
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE outbox_progress SET settled_at = {age}"))
