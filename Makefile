@@ -34,7 +34,7 @@ IN_MEMORY = $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 6000000 {
 # They are collected once before: each worker that begins with nothing compiled would compile all of them.
 test: .venv/.dev
 	@$(BIN)/python -m pytest --collect-only -q $(ARGS) >/dev/null || true
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 10 --dist loadscope --no-loadscope-reorder $(ARGS)
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 8 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-unit: .venv/.dev
 	$(BIN)/python -m pytest tests/unit tests/model/test_explorer.py tests/model/test_worlds.py -m 'not large' $(ARGS)

@@ -160,7 +160,7 @@ class Admin:
         Raises:
             SubscriptionError: neither ids nor `all`; an id that is not parked, or that several subscriptions have
                 parked; or a state that cannot be replayed. Nothing was done.
-            LeaseLostError: a worker took the lease of a subscription meanwhile. Nothing was done there.
+            LeaseLostError: a worker took the lease of a subscription meanwhile. The error says what was done there.
         """
         with self._channel() as channel:
             return tuple(decisions.decide(channel, "replay", ids, reason, order))

@@ -9,34 +9,48 @@ from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 
-from outbox.admin.borrowing import NO_WAIT, WAIT, WorkerAliveError, changing
-from outbox.errors import SubscriptionError
+from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, WorkerAliveError, borrowed, changing
+from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.parking import STATES
 from outbox.model.position import Position
 from outbox.model.subscription import Start, Subscription, backfill_of, compensation_of
 from outbox.store import identity
 from outbox.store.database import Channel
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import taken_topics
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import MOST_REQUESTS, carry_out
+from outbox.worker.settle import Settlement
 
 
 def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], int]) -> tuple[int, str | None]:
     """Write a request on parked messages of a subscription, and carry it out; or leave that to a live worker.
 
-    Without a worker both are one transaction, so that an error changes nothing. Return what `request` returns, the
-    number of messages, and the name of the worker.
+    Without a worker the request and the first messages are one transaction, so that an error changes nothing. The other
+    messages follow in small transactions, which writers and other commands do not wait for. Return what `request`
+    returns, the number of messages, and the name of the worker.
     """
     identity.verify(channel)
     subscription = Subscriptions(channel).get(name)
+    incarnation = Log().now(channel).incarnation
     try:
-        with changing(channel, [subscription]):
-            number = request()
-            for partition in subscription.all_partitions():
-                parked = Parked(channel, name, partition, ordered=subscription.ordered)
+        with borrowed(channel, [subscription]) as leases:
+            work = [(lease, Parked(channel, name, lease.partition, ordered=subscription.ordered)) for lease in leases]
+            with channel.transaction():
+                if not all(Leases(channel).hold(lease, incarnation) for lease in leases):
+                    raise LeaseLostError(f"{name}: a worker took the lease meanwhile; nothing was done there")
+                number = request()
+                for _, parked in work:
+                    if requests := parked.requests(MOST_REQUESTS):
+                        carry_out(requests, parked, nullcontext())
+            for lease, parked in work:
+                settlement = Settlement(channel, lease, incarnation)
                 while requests := parked.requests(MOST_REQUESTS):
-                    carry_out(requests, parked, nullcontext())
+                    if not all(Leases(channel).renew(other, LENGTH) for other in leases):
+                        raise LeaseLostError(f"{name}: a worker took the lease; it carries out the rest")
+                    carry_out(requests, parked, settlement.held())
     except WorkerAliveError as error:
         return request(), error.holder.owner
     return number, None

@@ -224,7 +224,7 @@ class RedisSender:
                 if not now.chains.overlap:
                     now.chains.settle(index, Reject(f"Redis cannot carry it: {unfit}"))
                     continue
-                command = REFUSED
+                command, now.is_aborted = REFUSED, True
             fit.append(index)
             yield command
             if command is REFUSED:

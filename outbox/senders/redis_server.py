@@ -151,8 +151,11 @@ def send(connection: Any, commands: Iterable[bytes]) -> int:
     """
     packed, number = iter(commands), 0
     while some := list(islice(packed, _AT_ONCE)):
+        socket = connection._sock
+        if socket is None:
+            raise _closed()
         # The client's own timeout begins anew with each server of a cluster, and is set again with the next answer.
-        connection._sock.settimeout(_left(connection.socket_timeout))
+        socket.settimeout(_left(connection.socket_timeout))
         connection.send_packed_command([b"".join(some)])
         number += len(some)
     return number
@@ -208,6 +211,11 @@ def _answer(connection: Any) -> Any:
         return error
 
 
+def _closed() -> OSError:
+    """Return the error of a call whose connection another thread has closed."""
+    return ConnectionResetError("the connection was closed during the call")
+
+
 class _InTime:
     """Connects before the call is over, TLS included. The driver's own time-outs begin anew with each step."""
 
@@ -246,7 +254,10 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say
 
     def arrived(self, most: int) -> Iterator[Any]:
         """Return the answers that have arrived, at most so many."""
-        return islice(iter(self._reader.gets, NOT_ENOUGH_DATA), most)
+        reader = self._reader
+        if reader is None:
+            raise _closed()
+        return islice(iter(reader.gets, NOT_ENOUGH_DATA), most)
 
     def read_from_socket(self, *_: Any, **options: Any) -> Any:
         return super().read_from_socket(timeout=max(0.0, min(self._patience, end_of_call.get() - time.monotonic())))

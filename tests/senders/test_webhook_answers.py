@@ -400,7 +400,7 @@ def test_what_is_under_way_when_the_endpoint_asks_for_a_pause_may_still_be_done(
         return Answer()
 
     endpoint.judge = judge
-    verdicts = to_webhook(f"{endpoint.url}?most=2").send([a_message("orders", n) for n in range(5)])
+    verdicts = to_webhook(f"{endpoint.url}?most=2", seconds=60).send([a_message("orders", n) for n in range(5)])
 
     away = Unavailable(told(endpoint.url, "HTTP 503 Service Unavailable; Retry-After: 60 s"))
     assert verdicts == [away, DONE, away, away, away]
