@@ -21,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 from outbox import Outbox, create_engine, migrate
 from outbox.store.database import Channel
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
+from outbox.telemetry.events import EVERYWHERE
 from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
 from tests.support.destination import Destination
 from tests.support.handles import awaited
@@ -114,6 +115,15 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def process_as_it_was() -> Iterator[None]:
+    """A command has its process collect garbage rarely and tell of events. In the process of the tests this ends."""
+    functions, thresholds = EVERYWHERE._functions, gc.get_threshold()
+    yield
+    EVERYWHERE._functions = functions
+    gc.set_threshold(*thresholds)
 
 
 @pytest.fixture(autouse=True)
