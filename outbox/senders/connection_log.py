@@ -84,6 +84,8 @@ def _words_of_the_system(error: BaseException) -> str | None:
         name = f"{error.filename}: " if error.filename else ""
         return name + os.strerror(error.errno or 0).lower()
     if isinstance(error, TimeoutError):
+        if "handshake" in str(error):  # of `ssl`, behind the line of a file in C
+            return "no answer to the handshake of TLS; perhaps the port takes no TLS"
         return str(error) or "no answer"
     return "the server closed the connection" if isinstance(error, EOFError) else None
 

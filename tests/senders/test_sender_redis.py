@@ -309,6 +309,15 @@ def test_a_certificate_of_another_host_is_refused(safe):
     assert "certificate is not valid for 'localhost'" in verdict.error
 
 
+def test_a_port_without_tls_is_told_from_a_server_that_hangs(redis):
+    """The server waits for more of the strange command."""
+    with closing(RedisSender(f"rediss://127.0.0.1:{redis.port}?timeout=1&ca={CERTIFICATE}")) as sender:
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    why = "no answer to the handshake of TLS; perhaps the port takes no TLS"
+    assert verdict == Unavailable(f"Redis: rediss://127.0.0.1:{redis.port}: {why}", everything=True)
+
+
 def test_a_server_that_wants_a_certificate_takes_one_of_its_authority_alone(tmp_path):
     ours, port = Authority(tmp_path / "ours"), free_port()
     certificate, key = ours.issue("server")

@@ -16,13 +16,13 @@ class Authority:
         self.ca = folder / "ca.pem"
         _run("req", "-x509", "-days", "2", *_KEY, "/CN=authority", "-out", self.ca, "-keyout", folder / "ca.key")
 
-    def issue(self, name: str, days: int = 2) -> tuple[Path, Path]:
+    def issue(self, name: str, days: int = 2, *, host: str = "IP:127.0.0.1") -> tuple[Path, Path]:
         """Make a certificate of a name, and its key; return the paths. With `days=-1` it has expired yesterday.
 
-        It is good for 127.0.0.1 as a server, too.
+        It is good for a server on the host, too.
         """
         paths = request, key, certificate = [self._folder / f"{name}.{end}" for end in ("csr", "key", "pem")]
-        _run("req", *_KEY, f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-out", request, "-keyout", key)
+        _run("req", *_KEY, f"/CN={name}", "-addext", f"subjectAltName={host}", "-out", request, "-keyout", key)
         by: list[str | Path] = [
             "-CA",
             self.ca,

@@ -28,6 +28,7 @@ class Node(RedisServer):
 
     def __init__(self, proxy: TcpProxy, settings: Mapping[str, str]) -> None:
         self.proxy = proxy
+        self.safe_port = free_port() if "tls-cluster" in settings else None
         self.bus = free_port()
         self.id = secrets.token_hex(20)
         ours = {
@@ -35,13 +36,20 @@ class Node(RedisServer):
             "cluster-announce-ip": "127.0.0.1", "cluster-announce-port": str(proxy.port),
             "cluster-announce-bus-port": str(self.bus), "repl-diskless-sync-delay": "0",
         }  # fmt: skip
+        if self.safe_port is not None:
+            ours |= {"tls-port": str(self.safe_port), "cluster-announce-tls-port": str(proxy.port)}
         super().__init__(settings=ours | dict(settings))
 
     def start(self) -> Self:
         """Start, and lead the proxy to it."""
         super().start()
-        self.proxy.redirect(self.port)
+        self.proxy.redirect(self.served_port)
         return self
+
+    @property
+    def served_port(self) -> int:
+        """The port behind the proxy: the one with TLS, if there is one."""
+        return self.safe_port or self.port
 
     @property
     def is_ready(self) -> bool:
@@ -107,7 +115,7 @@ class RedisCluster:
         slot, source = key_slot(stream.encode()), self.owner(stream)
         target = self.begin_move(stream)
         while keys := source.run("CLUSTER GETKEYSINSLOT", slot, 100):
-            source.run("MIGRATE", "127.0.0.1", target.port, "", 0, 60_000, "KEYS", *keys)
+            source.run("MIGRATE", "127.0.0.1", target.served_port, "", 0, 60_000, "KEYS", *keys)
         self.end_move(stream, target)
 
     def begin_move(self, stream: str) -> Node:
