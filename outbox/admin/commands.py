@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
@@ -21,7 +21,7 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import taken_topics
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.parked import MOST_REQUESTS, carry_out
+from outbox.worker.parked import MOST_REQUESTS, carry_out, log_carried_out
 from outbox.worker.settle import Settlement
 
 
@@ -42,15 +42,19 @@ def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], 
                 if not all(Leases(channel).hold(lease, incarnation) for lease in leases):
                     raise LeaseLostError(f"{name}: a worker took the lease meanwhile; nothing was done there")
                 number = request()
-                for _, parked in work:
-                    if requests := parked.requests(MOST_REQUESTS):
-                        carry_out(requests, parked, nullcontext())
+                first = [(parked, parked.requests(MOST_REQUESTS)) for _, parked in work]
+                for parked, requests in first:
+                    carry_out(requests, parked)
+            for _, requests in first:
+                log_carried_out(name, requests)
             for lease, parked in work:
                 settlement = Settlement(channel, lease, incarnation)
                 while requests := parked.requests(MOST_REQUESTS):
                     if not all(Leases(channel).renew(other, LENGTH) for other in leases):
                         raise LeaseLostError(f"{name}: a worker took the lease; it carries out the rest")
-                    carry_out(requests, parked, settlement.held())
+                    with settlement.held():
+                        carry_out(requests, parked)
+                    log_carried_out(name, requests)
     except WorkerAliveError as error:
         return request(), error.holder.owner
     return number, None

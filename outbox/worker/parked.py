@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from tenacity.wait import wait_exponential
@@ -101,15 +100,18 @@ class _Round:
     refused: set[str] = field(default_factory=set)
 
 
-def carry_out(requests: Sequence[Request], parked: Parked, held: AbstractContextManager[None]) -> None:
-    """Carry out the requests of people on parked messages; `held`: a transaction that holds the lease."""
-    with held:
-        parked.discard([request.id for request in requests if request.verb == "discard"])
-        parked.replay([request.id for request in requests if request.verb == "replay"])
+def carry_out(requests: Sequence[Request], parked: Parked) -> None:
+    """Carry out the requests of people on parked messages, inside a transaction that holds the lease."""
+    parked.discard([request.id for request in requests if request.verb == "discard"])
+    parked.replay([request.id for request in requests if request.verb == "replay"])
+
+
+def log_carried_out(subscription: str, requests: Iterable[Request]) -> None:
+    """Log which requests of people were carried out; called after the commit."""
     for request in requests:
         by = one_line(request.by or "somebody")
         why = "" if request.reason is None else f" ({one_line(request.reason)})"
-        about = named(request.verb, subscription=parked.subscription, id=request.id)
+        about = named(request.verb, subscription=subscription, id=request.id)
         logger.info("parked message %d: %s by %s%s", request.id, request.verb, by, why, extra=about)
 
 
@@ -252,7 +254,9 @@ class ParkedQueue:
         if requests:
             # Before the requests are written, because the answer to that may be lost as well.
             self._hung.known.forget({request.id for request in requests})
-            carry_out(requests, self._parked, self._settlement.held())
+            with self._settlement.held():
+                carry_out(requests, self._parked)
+            log_carried_out(self._parked.subscription, requests)
             self.keys.hold(request.key for request in requests if request.verb == "replay")
             self.keys.reconsider({request.key for request in requests if request.key is not None})
         return len(requests)

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import text
 
 from outbox import (
     Admin,
@@ -174,6 +175,24 @@ def test_a_replay_of_a_delayed_message_sends_it_now(shop):
     Relay(shop, destination).until_empty()
 
     assert destination.got == [("later", None)]
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_a_decision_that_is_rolled_back_is_not_logged(engine, shop, caplog):
+    with engine.begin() as connection:
+        connection.execute(
+            text("""
+                CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+                    $$ BEGIN RAISE EXCEPTION 'not today'; END $$;
+                CREATE CONSTRAINT TRIGGER refuse AFTER DELETE ON outbox_parked DEFERRABLE INITIALLY DEFERRED
+                    FOR EACH ROW EXECUTE FUNCTION refuse()
+            """)
+        )
+
+    with caplog.at_level("INFO", "outbox"), pytest.raises(Exception, match="not today"):
+        shop.admin.discard(1, reason="seen")
+
+    assert [each.message for each in caplog.records if "discard" in each.message] == []
 
 
 def test_the_command_line_has_the_same_filters(shop):
