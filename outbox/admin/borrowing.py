@@ -29,25 +29,40 @@ NO_WAIT = timedelta(0)
 #: renewal, and finishes its calls.
 WAIT = timedelta(seconds=30)
 
+#: The names of commands begin with it; the names of workers begin with their host, and contain a colon.
+_COMMAND = "command-"
 _LOOK_SECONDS = 0.2
 _ASK_SECONDS = BID_SECONDS / 5
 
 
 class WorkerAliveError(SubscriptionError):
-    """Raised when a worker holds the lease; `holder` says until when.
+    """Raised when a worker holds the lease, or another command; `holder` says until when.
 
     `waited`: for how long the command has asked for the lease.
     """
 
     def __init__(self, subscription: str, holder: Holder, waited: timedelta = NO_WAIT) -> None:
         until = "" if holder.lease_until is None else f" until {holder.lease_until:%H:%M:%S} UTC"
-        held = f"worker {holder.owner} holds the lease of {subscription}{until}"
+        held = f"holds the lease of {subscription}{until}"
         if waited:
             held += f", and has not given it back within {waited.total_seconds():g} s"
-            held += f" ({holder.notice})" if holder.notice else ""
-            held += ": a call of its handler takes longer or hangs, or it has died, or is of an earlier version"
-        super().__init__(f"{held}; stop it first")
+        if _is_command(holder):
+            super().__init__(f"another command ({holder.owner}) {held}; try again when that command has ended")
+        else:
+            if waited:
+                held += f" ({holder.notice})" if holder.notice else ""
+                held += ": a call of its handler takes longer or hangs, or it has died, or is of an earlier version"
+            super().__init__(f"worker {holder.owner} {held}; stop it first")
         self.holder = holder
+
+    @property
+    def by_command(self) -> bool:
+        """True when no worker holds any of the leases, but another command does for a moment."""
+        return _is_command(self.holder)
+
+
+def _is_command(holder: Holder) -> bool:
+    return holder.owner is not None and holder.owner.startswith(_COMMAND)
 
 
 @contextmanager
@@ -111,7 +126,7 @@ class _Borrowing:
     def __init__(self, channel: Channel, subscriptions: Sequence[Subscription]) -> None:
         self._database = channel.database
         self._leases = Leases(channel)
-        self._command = f"command-{secrets.token_hex(4)}"
+        self._command = f"{_COMMAND}{secrets.token_hex(4)}"
         wanted = [partition for each in subscriptions for partition in each.all_partitions()]
         self._watches = {partition: LeaseWatch(LENGTH) for partition in wanted}
         self._taken: dict[Partition, Lease] = {}
@@ -129,7 +144,7 @@ class _Borrowing:
         while missing := self._try_each():
             alive = [each for each in missing if each[1].live]
             if alive and clock() >= until:
-                raise WorkerAliveError(*alive[0], wait)
+                raise WorkerAliveError(*min(alive, key=lambda each: _is_command(each[1])), wait)
             self._say_what_is_watched(missing)
             if clock() >= ask_at:
                 self._keep()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,34 +32,42 @@ def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], 
 
     Without a worker the request and the first messages are one transaction, so that an error changes nothing. The other
     messages follow in small transactions, which writers and other commands do not wait for. Return what `request`
-    returns, the number of messages, and the name of the worker.
+    returns, the number of messages, and the name of the worker. Another command that has the lease is waited for.
     """
     identity.verify(channel)
-    subscription = Subscriptions(channel).get(name)
-    incarnation = Log().now(channel).incarnation
-    try:
-        with borrowed(channel, [subscription]) as leases:
-            work = [(lease, Parked(channel, name, lease.partition, ordered=subscription.ordered)) for lease in leases]
-            with channel.transaction():
-                if not all(Leases(channel).hold(lease, incarnation) for lease in leases):
-                    raise LeaseLostError(f"{name}: a worker took the lease meanwhile; nothing was done there")
-                number = request()
-                first = [(parked, parked.requests(MOST_REQUESTS)) for _, parked in work]
-                for parked, requests in first:
+    while True:
+        try:
+            return _carry_out_here(channel, Subscriptions(channel).get(name), request), None
+        except WorkerAliveError as error:
+            if not error.by_command:
+                return request(), error.holder.owner
+        # The other command looks at no request that is written from now on. At random, because two commands may have
+        # kept each other from their leases.
+        time.sleep(random.uniform(0.1, 0.3))
+
+
+def _carry_out_here(channel: Channel, subscription: Subscription, request: Callable[[], int]) -> int:
+    name, incarnation = subscription.name, Log().now(channel).incarnation
+    with borrowed(channel, [subscription]) as leases:
+        work = [(lease, Parked(channel, name, lease.partition, ordered=subscription.ordered)) for lease in leases]
+        with channel.transaction():
+            if not all(Leases(channel).hold(lease, incarnation) for lease in leases):
+                raise LeaseLostError(f"{name}: a worker took the lease meanwhile; nothing was done there")
+            number = request()
+            first = [(parked, parked.requests(MOST_REQUESTS)) for _, parked in work]
+            for parked, requests in first:
+                carry_out(requests, parked)
+        for _, requests in first:
+            log_carried_out(name, requests)
+        for lease, parked in work:
+            settlement = Settlement(channel, lease, incarnation)
+            while requests := parked.requests(MOST_REQUESTS):
+                if not all(Leases(channel).renew(other, LENGTH) for other in leases):
+                    raise LeaseLostError(f"{name}: a worker took the lease; it carries out the rest")
+                with settlement.held():
                     carry_out(requests, parked)
-            for _, requests in first:
                 log_carried_out(name, requests)
-            for lease, parked in work:
-                settlement = Settlement(channel, lease, incarnation)
-                while requests := parked.requests(MOST_REQUESTS):
-                    if not all(Leases(channel).renew(other, LENGTH) for other in leases):
-                        raise LeaseLostError(f"{name}: a worker took the lease; it carries out the rest")
-                    with settlement.held():
-                        carry_out(requests, parked)
-                    log_carried_out(name, requests)
-    except WorkerAliveError as error:
-        return request(), error.holder.owner
-    return number, None
+    return number
 
 
 def alter(

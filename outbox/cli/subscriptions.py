@@ -260,8 +260,10 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
         try:
             done = Admin(channel).reset(name, to, wait=WAIT if force else NO_WAIT)
         except WorkerAliveError as error:
-            hint = "" if force else ", or give --force: the worker then gives the lease back, and goes on"
-            raise SubscriptionError(f"{error}{hint}") from None
+            if force or error.by_command:
+                raise
+            hint = "give --force: the worker then gives the lease back, and goes on"
+            raise SubscriptionError(f"{error}, or {hint}") from None
     gone = f"; {_by_state(done.parked)} deleted" if done.parked else ""
     told = f"{names} {'begins' if len(meant.names) == 1 else 'begin'} again at {at}{gone}"
     tell(told, {"reset": done.names, "to": to, "parked": done.parked}, json=json)

@@ -1,5 +1,6 @@
 """Parked messages, chosen by a person: who blocks whom, and how many a decision lets loose."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -18,6 +19,8 @@ from outbox import (
     Unavailable,
     Verdict,
 )
+from outbox.admin.borrowing import borrowed
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox as run
 from tests.support.waiting import eventually
 
@@ -175,6 +178,23 @@ def test_a_replay_of_a_delayed_message_sends_it_now(shop):
     Relay(shop, destination).until_empty()
 
     assert destination.got == [("later", None)]
+
+
+def test_a_decision_waits_for_another_command_and_is_carried_out(shop, channel):
+    stored = Subscriptions(channel).get("relay")
+    with ThreadPoolExecutor(1) as pool:
+        with borrowed(channel, [stored]):
+            order = pool.submit(shop.admin.discard, 1, reason="seen")
+            wait([order], timeout=1)
+        (done,) = order.result(60)
+
+    assert (done.messages, done.worker, states(shop.admin, state="dead")) == (1, None, [])
+
+
+def test_another_change_is_told_of_the_command_that_has_the_lease(shop, channel):
+    stored, said = Subscriptions(channel).get("relay"), r"another command \(command-\w+\) holds the lease of relay"
+    with borrowed(channel, [stored]), pytest.raises(SubscriptionError, match=said):
+        shop.admin.drop("relay")
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
