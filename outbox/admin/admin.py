@@ -31,7 +31,6 @@ from outbox.admin.results import (
 from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
-from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
@@ -192,7 +191,7 @@ class Admin:
         Raises:
             SubscriptionError: a subscription of this name has other properties, or a route has the topics.
         """
-        with self._ordering() as channel:
+        with self._channel_that_reads_leases() as channel:
             return self._details(channel, subscriptions.create(channel, name, start, properties))
 
     def alter(self, name: str, *, wait: timedelta = WAIT, **properties: Unpack[Properties]) -> SubscriptionDetails:
@@ -244,7 +243,7 @@ class Admin:
         Raises:
             SubscriptionError: another backfill is under way, or the subscription cannot have one.
         """
-        with self._ordering() as channel:
+        with self._channel_that_reads_leases() as channel:
             return self._details(channel, backfill(channel, name, topics, start))
 
     def pause(
@@ -269,7 +268,7 @@ class Admin:
             SubscriptionError: the subscription cannot be paused, or the rate is wrong.
             InvalidMessageError: no message can have the key.
         """
-        with self._ordering() as channel:
+        with self._channel_that_reads_leases() as channel:
             found = pausing.pause(channel, name, key=key, rate=rate, by=by or user_and_host(), reason=reason)
             return subscriptions.details(channel, found)
 
@@ -279,7 +278,7 @@ class Admin:
         Raises:
             SubscriptionError: there is no such pause.
         """
-        with self._ordering() as channel:
+        with self._channel_that_reads_leases() as channel:
             return subscriptions.details(channel, pausing.resume(channel, name, key=key))
 
     def reset(self, name: str, start: Start, *, wait: timedelta = NO_WAIT, rehearsal: bool = False) -> Removal:
@@ -400,13 +399,13 @@ class Admin:
         return known
 
     @contextmanager
-    def _ordering(self) -> Iterator[Channel]:
-        """Do as `_channel`, for an order that takes no lease and is answered with details.
+    def _channel_that_reads_leases(self) -> Iterator[Channel]:
+        """Do as `_channel`, for an order that takes no lease, but reads leases for its answer.
 
-        The leases are read first, so that a role without the right has ordered nothing.
+        A role without the right to read leases is refused here, and has ordered nothing.
         """
         with self._channel() as channel:
-            Leases(channel).look_all([Partition("relay")])
+            Leases(channel).require_readable()
             yield channel
 
     @contextmanager

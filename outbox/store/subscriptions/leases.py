@@ -76,6 +76,10 @@ _HOLD = """
 """
 
 
+#: The server checks the right to read a table also for no rows.
+_READ_NOTHING = "SELECT 1 FROM {lease} WHERE FALSE"
+
+
 class LeaseWatch:
     """Watches the lease of a partition for a worker that stands by, or for a command.
 
@@ -143,6 +147,10 @@ class Leases:
     def release(self, lease: Lease) -> None:
         """Give the lease back, if it is still ours."""
         self._channel.run(_RELEASE, **lease.parameters)
+
+    def require_readable(self) -> None:
+        """Raise the driver's error if the role must not read leases."""
+        self._channel.rows(_READ_NOTHING)
 
     def look(self, partition: Partition) -> Holder | None:
         """Return the holder of a partition; None: there is no such partition."""
