@@ -32,7 +32,7 @@ def begun(producer: TransactionMQProducer, way="join"):
 @pytest.fixture
 def impatient(monkeypatch):
     """Nobody waits for a lock for long."""
-    dialect = "outbox.store.dialects.postgresql.dialect._SETTINGS"
+    dialect = "outbox.store.dialects.postgresql.channel._SETTINGS"
     monkeypatch.setattr(dialect, "SET lock_timeout = '300ms'; SET enable_seqscan = off; SET jit = off")
     monkeypatch.setattr("outbox.store.dialects.sqlite.channel.BUSY_SECONDS", 0.3)
 

@@ -96,7 +96,7 @@ def test_a_network_that_is_gone_is_noticed_from_the_first_statement_on(pg_engine
         did.append("statement")
         return execute(driver, *args, **kwargs)
 
-    monkeypatch.setattr("outbox.store.dialects.postgresql.dialect._watch_over", lambda _: did.append("watch"))
+    monkeypatch.setattr("outbox.store.dialects.postgresql.channel._watch_over", lambda _: did.append("watch"))
     monkeypatch.setattr(psycopg.Connection, "execute", run)
     with closing(Outbox(pg_engine).database.open()):
         assert did[:2] == ["watch", "statement"]

@@ -117,7 +117,7 @@ def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out
 def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatch):
     """The server has ended its connection meanwhile; the worker opens another one."""
     settings = "SET idle_in_transaction_session_timeout = '200ms'"
-    monkeypatch.setattr("outbox.store.dialects.postgresql.dialect._SETTINGS", settings)
+    monkeypatch.setattr("outbox.store.dialects.postgresql.channel._SETTINGS", settings)
     outbox, destination = Outbox(pg_engine), Destination(failing({b"0"}, Reject("never")))
     fill(outbox, 10, keys=10)
     naps = [1.0]
