@@ -1,6 +1,7 @@
 """Each message takes effect once per consumer, in the consumer's own transaction, whatever becomes of that."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -348,3 +349,35 @@ def test_two_that_prune_at_once_do_not_wait_for_each_other(pg_engine):
         other.rollback()
 
     assert (len(locked), pruned, inbox.prune()) == (3, 7, 3)
+
+
+def test_rows_that_go_during_a_prune_are_no_error_whatever_the_isolation_level_of_the_role(pg_engine):
+    """The prune waits between its snapshot and its first row, and another process deletes the row meanwhile."""
+    options = {"options": r"-c default_transaction_isolation=repeatable\ read"}
+    inbox = Inbox(create_engine(pg_engine.url, connect_args=options), "billing")
+    with pg_engine.begin() as connection:
+        Inbox(pg_engine, "billing").once(connection, Message("orders", b""))
+        connection.execute(text("UPDATE outbox_inbox SET expires_at = handled_at"))
+        connection.execute(
+            text("""
+                CREATE FUNCTION stand() RETURNS trigger LANGUAGE plpgsql AS
+                    $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;
+                CREATE TRIGGER stand BEFORE DELETE ON outbox_inbox FOR EACH STATEMENT EXECUTE FUNCTION stand()
+            """)
+        )
+
+    with pg_engine.connect() as other, ThreadPoolExecutor(1) as pool:
+        other.execute(text("SELECT pg_advisory_xact_lock(7)"))
+        pruned = pool.submit(inbox.prune)
+        assert eventually(lambda: stands(pg_engine))
+        other.execute(text("DELETE FROM outbox_inbox"))
+        other.commit()
+
+    assert pruned.result(60) == 0
+
+
+def stands(engine: Engine) -> bool:
+    """Return whether anybody waits for an advisory lock."""
+    with engine.connect() as connection:
+        waiting = connection.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+    return bool(waiting)

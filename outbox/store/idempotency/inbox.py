@@ -51,4 +51,6 @@ class InboxRows:
 
 def prune(channel: Channel) -> int:
     """Delete one portion of the rows whose retention is over; return how many."""
-    return channel.run(_PRUNE, limit=PRUNED_AT_ONCE)
+    # A transaction has our isolation level. Under another one a row that was deleted meanwhile would be an error.
+    with channel.transaction():
+        return channel.run(_PRUNE, limit=PRUNED_AT_ONCE)

@@ -67,8 +67,8 @@ class PostgresChannel:
         notify = sql.SQL("SET LOCAL synchronous_commit = off; NOTIFY {}").format(self._name)
         self._notify = notify.as_bytes(driver)
         driver.rollback()
-        # An engine with an isolation_level has set it on the driver, which would repeat it in every BEGIN.
-        driver.isolation_level = driver.read_only = driver.deferrable = None
+        # The driver says so in every BEGIN, whatever the role's defaults are, or an engine with an isolation_level.
+        driver.isolation_level, driver.read_only, driver.deferrable = psycopg.IsolationLevel.READ_COMMITTED, False, None
         driver.autocommit = True
         letters = _letters_of(driver)
         # A handler keeps psycopg from hoarding the notifications that come along with other answers.
