@@ -129,7 +129,7 @@ class RedisSender:
             return send_again(messages, verdicts, lambda left: self._deliver(left, _chains(left), until))
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; those in use at the end of their calls."""
         self._topology.close()
 
     def _deliver(self, messages: Sequence[Message], chains: Chains, until: float) -> list[Verdict]:
@@ -224,7 +224,7 @@ class RedisSender:
                 if not now.chains.overlap:
                     now.chains.settle(index, Reject(f"Redis cannot carry it: {unfit}"))
                     continue
-                command, now.is_aborted = REFUSED, True
+                command = REFUSED
             fit.append(index)
             yield command
             if command is REFUSED:

@@ -117,9 +117,15 @@ class Server:
         return self.abilities
 
     def leave(self) -> None:
-        """Close the connections that no call uses. Behind the address there may be another server by now, a primary."""
+        """Close the connections; those in use at the end of their calls.
+
+        Behind the address there may be another server by now, a primary.
+        """
         self.abilities = None
-        self.client.connection_pool.disconnect(inuse_connections=False)
+        pool = self.client.connection_pool
+        # The client cannot read or write while another thread closes the connection; TypeErrors come out then.
+        pool.disconnect(inuse_connections=False)
+        pool.update_active_connections_for_reconnect()
 
     @contextmanager
     def connection(self) -> Iterator[Any]:
@@ -151,11 +157,8 @@ def send(connection: Any, commands: Iterable[bytes]) -> int:
     """
     packed, number = iter(commands), 0
     while some := list(islice(packed, _AT_ONCE)):
-        socket = connection._sock
-        if socket is None:
-            raise _closed()
         # The client's own timeout begins anew with each server of a cluster, and is set again with the next answer.
-        socket.settimeout(_left(connection.socket_timeout))
+        connection._sock.settimeout(_left(connection.socket_timeout))
         connection.send_packed_command([b"".join(some)])
         number += len(some)
     return number
@@ -211,11 +214,6 @@ def _answer(connection: Any) -> Any:
         return error
 
 
-def _closed() -> OSError:
-    """Return the error of a call whose connection another thread has closed."""
-    return ConnectionResetError("the connection was closed during the call")
-
-
 class _InTime:
     """Connects before the call is over, TLS included. The driver's own time-outs begin anew with each step."""
 
@@ -254,10 +252,7 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say
 
     def arrived(self, most: int) -> Iterator[Any]:
         """Return the answers that have arrived, at most so many."""
-        reader = self._reader
-        if reader is None:
-            raise _closed()
-        return islice(iter(reader.gets, NOT_ENOUGH_DATA), most)
+        return islice(iter(self._reader.gets, NOT_ENOUGH_DATA), most)
 
     def read_from_socket(self, *_: Any, **options: Any) -> Any:
         return super().read_from_socket(timeout=max(0.0, min(self._patience, end_of_call.get() - time.monotonic())))

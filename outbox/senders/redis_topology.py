@@ -68,9 +68,9 @@ class Topology:
         return first_answer([self.at(*each) for each in {*seeds, *self._servers}], _node)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; those in use at the end of their calls."""
         for server in list(self._servers.values()):
-            server.client.close()
+            server.leave()
 
 
 def topology_of(address: Address, kind: str, connecting: Connecting, *, master: str) -> Topology:

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 from redis.crc import key_slot
 
-from outbox.model.verdict import DONE, Unavailable
+from outbox.model.verdict import DONE, Done, Reject, Unavailable
 from outbox.senders import redis as redis_module
 from outbox.senders.key_order import Chains
 from outbox.senders.redis import RedisSender
@@ -66,6 +66,20 @@ def test_streams_that_move_to_other_nodes_keep_the_order_of_a_key(cluster, strea
     sent, _ = send_through(sender, reshard, topics=("alpha", "beta"))
 
     streams.check_streams(sent)
+
+
+def test_a_refused_message_of_a_stream_that_has_moved_stops_its_key_alone(cluster, streams, sender):
+    """The transaction with the refused message is sent on to the new node, which carries out nothing of it."""
+    check_all_done(sender.send(first := [a_message("alpha", "first")]), first)
+    cluster.move(f"{streams.prefix}:alpha")
+    sent = [a_message("alpha", n, key=f"k{n % 2}") for n in range(6)]
+    sent[2]._headers = "[]"
+
+    verdicts = sender.send(sent)
+
+    assert [type(verdict) for verdict in verdicts] == [Done, Done, Reject, Done, Unavailable, Done]
+    bodies = [entry[b"Outbox-Body"] for entry in streams.entries("alpha")]
+    assert bodies == [first[0].body, b"0", b"1", b"3", b"5"]
 
 
 def test_a_stream_that_is_on_its_way_is_begun_where_it_goes(cluster, streams, sender):

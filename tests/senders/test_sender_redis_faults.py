@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.support.redis_streams import SlowRedis, Streams
 from tests.support.remote import UNFIT_HEADERS, RemoteSenderContract
 from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.redis import RedisServer
+from tests.support.waiting import eventually
 
 #: Its log is on disk before it answers.
 fragile = begun(lambda: RedisServer(settings={"appendfsync": "always"}))
@@ -73,6 +75,24 @@ def test_a_key_of_several_topics_waits_where_its_topic_changes(streams):
     assert [each[b"Outbox-Body"] for each in streams.entries("one")] == [b"0", b"1"]
     assert streams.entries("two") == []
     sender.close()
+
+
+def test_closing_lets_a_call_end_well_and_closes_its_connection_then(streams):
+    """The client fails in many ways where another thread takes a connection away from it."""
+    sent = [a_message("orders", n, key="a") for n in range(3)]
+    sender = streams.open(seconds=60)
+    check_all_done(sender.send(first := [a_message("first", 1)]), first)
+    connected = len(streams.client.client_list())
+
+    streams.proxy.hold_answers()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(sender.send, sent)
+        assert eventually(lambda: len(streams.entries("orders")) == 3)
+        sender.close()
+        streams.recover()
+        check_all_done(call.result(), sent)
+
+    assert eventually(lambda: len(streams.client.client_list()) < connected)
 
 
 @pytest.mark.parametrize("unfit", [1, 4])
