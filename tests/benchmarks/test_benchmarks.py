@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,14 +74,17 @@ GOALS = {
     "spark_extract_vs_arrow": ">= 0.50",
     "spark_worker_memory": "<= 1.00",
 }
+#: These start a Spark or a broker of their own, which takes more of the processor than all others together.
+_SLOW = re.compile("spark|kafka|nats|rabbitmq|redis|webhook")
 
 
 @pytest.mark.alone
 @pytest.mark.timeout(1850)
 @pytest.mark.usefixtures("postgres")
-def test_every_benchmark_runs_and_reports_its_ratio_and_its_goal(tmp_path: Path) -> None:
-    """At a size that says nothing about speed."""
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--out", str(tmp_path)]
+def test_every_benchmark_runs_and_reports_its_ratio_and_its_goal(tmp_path: Path, full: bool) -> None:
+    """At a size that says nothing about speed; those with slow servers run at full scale."""
+    goals = {name: goal for name, goal in GOALS.items() if full or not _SLOW.search(name)}
+    command = [sys.executable, "-m", "benchmarks", *goals, "--quick", "--out", str(tmp_path)]
 
     # What Java runs here ends before a good compiler has paid for itself.
     environment = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -89,11 +93,11 @@ def test_every_benchmark_runs_and_reports_its_ratio_and_its_goal(tmp_path: Path)
 
     assert run.returncode == 0, run.stderr
     found = json.loads((tmp_path / "results.json").read_text())
-    assert {name: result["goal"] for name, result in found.items()} == GOALS
+    assert {name: result["goal"] for name, result in found.items()} == goals
     assert {tuple(result) for result in found.values()} == {("value", "goal", "met", "rounds")}
     assert all(result["rounds"] == [result["value"]] for result in found.values() if len(result["rounds"]) == 1)
     page = (tmp_path / "results.md").read_text()
-    assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")] == list(GOALS)
+    assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")] == list(goals)
     assert all(line.rpartition("| ")[0].rpartition("| ")[2].strip() for line in page.splitlines() if line[:3] == "| `")
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
-    assert [line.split()[0] for line in run.stdout.splitlines()[1:]] == list(GOALS)
+    assert [line.split()[0] for line in run.stdout.splitlines()[1:]] == list(goals)

@@ -160,7 +160,7 @@ def test_nothing_survives_a_demo_that_is_interrupted(run, postgres, nats, number
 
 
 def test_nothing_survives_a_demo_that_fails(run, postgres, nats):
-    demo = run("--orders", "20000")
+    demo = run("--orders", "2000")
     demo.until("relay 1 sends")
     relays = [process for process in demo.processes() if "relay" in process.cmdline()]
 
