@@ -27,7 +27,7 @@ _BUSY_PAUSE_SECONDS = 0.05
 class Notifier:
     """Tells workers of commits. Never blocks and never raises, because commit hooks call `hint`."""
 
-    #: After an error, the next connection is opened so many seconds later.
+    #: After an error of a new connection, the next connection is opened so many seconds later.
     reconnect_seconds = 5.0
 
     def __init__(self, database: Database) -> None:
@@ -108,16 +108,21 @@ def _notify_for_ever(reference: weakref.ref[Notifier], rung: SimpleQueue[None], 
         notifier = reference() if times and not stop.asked else None
         if notifier is None:
             continue
+        worked, pause = channel is not None, linger.after(times)
         try:
             channel = channel or notifier._open_channel()
-            pause = linger.after(times)
             if channel is not None:
                 channel.notify(pause)
         except Exception as error:
             logger.debug("a wake-up was lost: %s", type(error).__name__)
             if channel is not None:
                 channel.close()
-            channel, pause = None, notifier.reconnect_seconds
+            channel = None
+            if worked:
+                # The server may have ended a connection that was idle. The hint goes out on a new one, at once.
+                rung.put(None)
+            else:
+                pause = notifier.reconnect_seconds
         del notifier
         stop.rest(pause)
     if channel is not None:

@@ -36,6 +36,12 @@ def listening(outbox: Outbox) -> Iterator[Channel]:
         yield channel
 
 
+def end_others(channel: Channel) -> None:
+    """End all other connections to the database."""
+    channel.rows("""SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()""")
+
+
 @contextmanager
 def woken(outbox: Outbox) -> Iterator[list[float]]:
     """The moments of this process's wake-ups."""
@@ -228,8 +234,7 @@ def test_a_lost_notify_connection_is_opened_again(pg_engine, monkeypatch):
     outbox = Outbox(pg_engine)
     send(outbox, "1")
     with listening(outbox) as ear:
-        ear.rows("""SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-            WHERE datname = current_database() AND pid <> pg_backend_pid()""")
+        end_others(ear)
         pg_engine.dispose()
 
         def heard() -> Hint | None:
@@ -237,6 +242,19 @@ def test_a_lost_notify_connection_is_opened_again(pg_engine, monkeypatch):
             return ear.hinted()
 
         assert eventually(heard)
+
+
+def test_the_hint_that_finds_its_connection_ended_goes_out_on_another_one(pg_engine, monkeypatch):
+    """At once, as after an `idle_session_timeout` of the server."""
+    monkeypatch.setattr(Notifier, "reconnect_seconds", 3600.0)
+    outbox = Outbox(pg_engine)
+    with listening(outbox) as ear:
+        send(outbox, "1")
+        assert eventually(ear.hinted)
+        end_others(ear)
+        pg_engine.dispose()
+        send(outbox, "2")
+        assert eventually(ear.hinted)
 
 
 def test_a_listener_that_raises_does_not_reach_the_caller_of_commit(engine):
