@@ -232,6 +232,10 @@ def _checked(address: Address, given: Mapping[str, str | float], of_url: Mapping
         if not isinstance(value, str | int | float):
             address.refuse(f"settings: {written} must be a text, a number or a boolean")
         settings[name] = value
+    login = [name for name in ("sasl.username", "sasl.password") if name in settings]
+    if login and "sasl.mechanism" not in {*settings, *of_url}:
+        # The client would take GSSAPI, and complain about a library that it was built without.
+        address.refuse(f"settings: {login[0]} needs sasl.mechanism, too: {', '.join(_MECHANISMS.values())}")
     if address.scheme != "kafkas" and any(name.startswith("ssl.") for name in settings):
         address.refuse("settings: ssl.… is for kafkas://")
     return settings

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from outbox.runtime.text import one_line
+
 #: The options of each sender with TLS. No other name stands for such a file.
 TLS_OPTIONS = ("ca", "cert", "key")
 
@@ -27,7 +29,7 @@ class Tls:
         """Read the files, and return the means of a connection. Renewed files count from the next connection on.
 
         Raises:
-            ConnectionError: a file cannot be used. The text names the option, and shows nothing of the file.
+            ConnectionError: a file cannot be used. The text names the option, and shows no contents.
         """
         if self.ca is not None:
             _require_text("ca", self.ca, b"CERTIFICATE-----", "certificates")
@@ -56,7 +58,8 @@ def contents(option: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConnectionError(f"{option}: {(error.strerror or 'the file cannot be read').lower()}") from None
+        reason = (error.strerror or "the file cannot be read").lower()
+        raise ConnectionError(f"{option}: {one_line(path)}: {reason}") from None
 
 
 def _require_text(option: str, path: str, text: bytes, what: str) -> None:

@@ -19,6 +19,7 @@ from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect, DriverChannel
 from outbox.store.dialects.statements import Row, Script, Sql, Statement, Telling, arun, executor, run
+from outbox.store.failure import fix_of_writer
 from outbox.store.label import label_of
 
 R = TypeVar("R")
@@ -174,6 +175,8 @@ class Database:
                 command = self.upgrade_command.removesuffix(named) + named
                 # The cause is left out, because it shows the statement's parameters: bodies, keys.
                 raise SchemaError(f"{self._needed} not there{where}; run: {command}") from None
+            if (fix := fix_of_writer(cause)) is not None:
+                error.add_note(fix)
             raise
 
     @property

@@ -6,6 +6,7 @@ from outbox.errors import OutboxError
 
 #: The SQLSTATE of a missing right.
 _NO_RIGHT = "42501"
+_GRANTS = "outbox db grants"
 _OF_A_DRIVER = ("DatabaseError", "InterfaceError")
 
 
@@ -24,5 +25,16 @@ def in_one_line(error: Exception) -> tuple[str, bool]:
 
 def with_fix(text: str, error: Exception) -> str:
     """Return the text of a driver's error, with the fix where a role lacks a right."""
-    lacks = getattr(error, "sqlstate", None) == _NO_RIGHT
-    return f"{text}; for the rights of each role, run: outbox db grants" if lacks else text
+    return f"{text}; for the rights of each role, run: {_GRANTS}" if _lacks_right(error) else text
+
+
+def fix_of_writer(error: Exception) -> str | None:
+    """Return the fix where the role of an application lacks a right; None for another error of a driver."""
+    if not _lacks_right(error):
+        return None
+    task = " --writer ROLE --dedup" if "outbox_dedup" in str(error) else ""
+    return f"for the rights of each role, run: {_GRANTS}{task}"
+
+
+def _lacks_right(error: Exception) -> bool:
+    return getattr(error, "sqlstate", None) == _NO_RIGHT

@@ -99,8 +99,8 @@ def _hint(handle: object) -> str:
     if callable(handle) and "session" in type(handle).__name__.lower():
         return "; call it to get a session"
     if type(handle).__name__ in ("Engine", "AsyncEngine"):
-        begin = "with outbox.begin()" if type(handle).__name__ == "Engine" else "async with outbox.abegin()"
-        return f"; begin a transaction: {begin} as session"
+        begin = "with" if type(handle).__name__ == "Engine" else "async with"
+        return f"; begin a transaction: {begin} engine.begin() as connection"
     if hasattr(handle, "session"):
         return "; pass its .session"
     if hasattr(handle, "cursor"):

@@ -147,7 +147,8 @@ def test_without_a_transaction_it_is_refused(engine, inbox, message):
 
 
 def test_a_wrong_handle_is_answered_with_the_right_ones(engine, inbox, message):
-    with pytest.raises(TypeError, match="Session"):
+    fix = r"once takes a Session, .*, not Engine; begin a transaction: with engine\.begin\(\) as connection$"
+    with pytest.raises(TypeError, match=fix):
         inbox.once(engine, message)
 
 

@@ -76,6 +76,11 @@ def test_what_a_promise_rests_on_is_refused_with_the_reason(name):
         ("kafka://h", {"retries": 0}, "Failed to create producer: `retries` must be set >= 1"),
         ("kafka://h", {"nonsense": SECRET}, 'No such configuration property: "nonsense"'),
         ("kafka://h", {"sasl.mechanism": SECRET}, "Failed to create producer: Unsupported SASL mechanism: …"),
+        (
+            "kafka://h",
+            {"sasl.username": "ann", "sasl.password": SECRET},
+            "sasl.username needs sasl.mechanism, too: PLAIN",
+        ),
         ("kafka://h", {"linger.ms": 1, "queue.buffering.max.ms": 2}, "leave out queue.buffering.max.ms; another name"),
         ("kafka://h", {"error_cb": print}, "error_cb must be a text, a number or a boolean"),
         ("kafka://h", {"error_cb": SECRET}, "expected error_cb property as a callable function"),

@@ -186,7 +186,7 @@ def test_a_jwt_that_cannot_be_read_is_left_to_the_server(tmp_path, claims):
     [
         ("nats://ann:s3cr3t@h?creds=/x", "there is one way to log in: user and password, a token, creds or nkey"),
         ("nats://h?creds=/x&nkey=/y", "there is one way to log in: user and password, a token, creds or nkey"),
-        ("nats://h?nkey=/no/such/file", "nkey: no such file or directory"),
+        ("nats://h?nkey=/no/such/file", "nkey: /no/such/file: no such file or directory"),
         ("nats://h?nkey=", "nkey must be the path of a file"),
         ("nats://h?cert=/x", "cert is an option of tls://"),
     ],

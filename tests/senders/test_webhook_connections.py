@@ -45,7 +45,8 @@ def test_a_certificate_of_another_host_is_refused(safe_endpoint, to_webhook):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "no such file or directory"), ("no certificate", "the file holds no certificates")]
+    ("content", "reason"),
+    [(None, "{}: no such file or directory"), ("no certificate", "the file holds no certificates")],
 )
 def test_a_file_of_certificates_that_is_none_is_told_and_read_again(
     safe_endpoint, to_webhook, tmp_path, content, reason
@@ -60,7 +61,7 @@ def test_a_file_of_certificates_that_is_none_is_told_and_read_again(
     [verdict] = sender.send([a_message("orders", 1)])
     ca.write_text(CERTIFICATE.read_text())
 
-    assert verdict == Unavailable(told(f"{safe_endpoint.url}/x", f"ca: {reason}"))
+    assert verdict == Unavailable(told(f"{safe_endpoint.url}/x", f"ca: {reason.format(ca)}"))
     check_all_done(sender.send(sent := [a_message("orders", 2)]), sent)
 
 

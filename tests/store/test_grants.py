@@ -71,9 +71,10 @@ def test_a_plain_writer_inserts_into_the_log_and_nothing_else(roles):
             outbox.send(session, "orders", b"1", key="a", delay="30m", lock_key=True)
         with pytest.raises(ProgrammingError, match="permission denied"), outbox.begin() as session:
             session.execute(text("INSERT INTO outbox_message (topic, xact_id) VALUES ('orders', 1)"))
-        with pytest.raises(ProgrammingError, match="permission denied"), outbox.begin() as session:
+        with pytest.raises(ProgrammingError, match="permission denied") as refused, outbox.begin() as session:
             outbox.send(session, "orders", b"1", dedup_key="one")
 
+    assert refused.value.__notes__ == ["for the rights of each role, run: outbox db grants --writer ROLE --dedup"]
     with roles[0].connect() as connection:
         query = text(
             "SELECT c.relname FROM pg_class AS c WHERE c.relnamespace = 'public'::regnamespace"

@@ -33,8 +33,8 @@ AWAITED = (
     " Connection, not "
 )
 CALL_IT = "; call it to get a session"
-BEGIN = "; begin a transaction: with outbox.begin() as session"
-ABEGIN = "; begin a transaction: async with outbox.abegin() as session"
+BEGIN = "; begin a transaction: with engine.begin() as connection"
+ABEGIN = "; begin a transaction: async with engine.begin() as connection"
 
 #: What is wrong for both worlds, made of an engine, and what is said of it.
 WRONG: dict[str, tuple[Callable[[Engine], Any], str]] = {
