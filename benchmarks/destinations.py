@@ -74,7 +74,8 @@ def nats_vs_raw(site: Site) -> list[Measurement]:
             asyncio.run(_make_stream(server.url, name))
             yield f"nats://127.0.0.1:{port}/{name}"
 
-        return _near_and_far(site, "nats_vs_raw", 1.0, target, _by_nats, ports=(server.port, far_port))
+        ports, count = (server.port, far_port), site.scale.sent
+        return _near_and_far(site, "nats_vs_raw", 1.0, target, _by_nats, ports=ports, count=count)
 
 
 def kafka_vs_raw(site: Site) -> list[Measurement]:
@@ -90,7 +91,8 @@ def kafka_vs_raw(site: Site) -> list[Measurement]:
                 future.result(10)
             yield f"kafka://127.0.0.1:{port}/{name}"
 
-        return _near_and_far(site, "kafka_vs_raw", 0.85, target, _by_kafka, ports=(server.port, told))
+        ports, count = (server.port, told), site.scale.sent_quickly
+        return _near_and_far(site, "kafka_vs_raw", 0.85, target, _by_kafka, ports=ports, count=count)
 
 
 def redis_vs_raw(site: Site) -> list[Measurement]:
@@ -101,7 +103,8 @@ def redis_vs_raw(site: Site) -> list[Measurement]:
         def target(port: int) -> Iterator[str]:
             yield f"redis://127.0.0.1:{port}/0/s{uuid.uuid4().hex}"
 
-        return _near_and_far(site, "redis_vs_raw", 0.85, target, _by_redis, ports=(server.port, far_port))
+        ports, count = (server.port, far_port), site.scale.sent_quickly
+        return _near_and_far(site, "redis_vs_raw", 0.85, target, _by_redis, ports=ports, count=count)
 
 
 def rabbitmq_vs_raw(site: Site) -> list[Measurement]:
@@ -115,7 +118,7 @@ def rabbitmq_vs_raw(site: Site) -> list[Measurement]:
             yield f"{server.url}?exchange={name}"
             asyncio.run(_delete(server.url, name))
 
-        return _against(site, "rabbitmq_vs_raw", 0.8, target, _by_rabbitmq)
+        return _against(site, "rabbitmq_vs_raw", 0.8, target, _by_rabbitmq, count=site.scale.sent)
 
 
 def webhook_vs_raw(site: Site) -> list[Measurement]:
@@ -137,12 +140,13 @@ def _near_and_far(
     by_client: Callable[[str, list[Raw]], None],
     *,
     ports: tuple[int, int],
+    count: int,
 ) -> list[Measurement]:
     near, far = (partial(target, port) for port in ports)
     return [
-        *_against(site, name, goal, near, by_client),
-        *_against(site, f"{name}_50_keys", goal, near, by_client, keys=_FEW_KEYS),
-        *_against(site, f"{name}_5_ms", _FAR_GOAL, far, by_client),
+        *_against(site, name, goal, near, by_client, count=count),
+        *_against(site, f"{name}_50_keys", goal, near, by_client, count=count, keys=_FEW_KEYS),
+        *_against(site, f"{name}_5_ms", _FAR_GOAL, far, by_client, count=count),
     ]
 
 
@@ -153,10 +157,9 @@ def _against(
     target: Callable[[], AbstractContextManager[str]],
     by_client: Callable[[str, list[Raw]], None],
     *,
-    count: int | None = None,
+    count: int,
     keys: int = _KEYS,
 ) -> list[Measurement]:
-    count = count or site.scale.sent
     with site.place() as place:
         place.execute(_FILL.format(count=count, keys=keys))
         place.execute("VACUUM (ANALYZE) outbox_message")
