@@ -195,6 +195,20 @@ def test_status_warns_of_transactions_that_were_given_up(engine):
     assert str(found).endswith("): UNKNOWN; to decide, run: outbox half list --given-up --group shop")
 
 
+@ONE_DATABASE
+def test_status_warns_no_more_once_a_person_has_decided(engine):
+    """Also before a worker has cleared what it parked."""
+    transaction = begun(engine, "orders", "orders")
+    ask(engine)
+
+    outbox(engine, "half", "rollback", transaction.id)
+
+    look = Outbox(engine).admin.look()
+    (check,) = [each for each in look.subscriptions if each.name == "check:shop"]
+    assert (check.parked["dead"], check.troubles) == (0, ())
+    assert [each for each in look.findings if each.kind == "given_up"] == []
+
+
 # Showing
 
 

@@ -17,8 +17,8 @@ from outbox.model.subscription import check_of
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
-from outbox.store.operations.parked_status import MOST_COUNTED, Count
-from outbox.store.operations.status import ROWS_A_PLACE, UNDECIDED, SubscriptionStatus, places
+from outbox.store.operations.parked_status import MOST_COUNTED, UNDECIDED, Count
+from outbox.store.operations.status import ROWS_A_PLACE, SubscriptionStatus, places
 
 #: Messages without a verdict that a check-back has parked, by (subscription, state, id): given up, or not. A blocked
 #: message counts as given up if the first row of its transaction that is not blocked is dead.

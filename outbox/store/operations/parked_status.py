@@ -71,11 +71,14 @@ class ParkedStatus:
     some_free: bool
 
 
+#: A half message without a verdict. A scalar sub-select, because any other form may be answered by reading all verdicts.
+UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL"
 #: The ORDER BY keeps it on (subscription, state, id).
 _LOOK = """
     SELECT count(*), min(due)
-    FROM (SELECT CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END AS due
-          FROM {parked} WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS n
+    FROM (SELECT key, CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END AS due
+          FROM {parked} WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS r
+    WHERE {meant}
 """
 #: Delayed messages that are due and that the worker has not taken up yet, by the partial index on due_at.
 _OVERDUE = """
@@ -96,16 +99,21 @@ _FREE = """
 """
 _BY_ERROR = """
     SELECT error, count(*), min(parked_at)
-    FROM (SELECT substr(error, 1, :characters) AS error, parked_at FROM {parked}
-          WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS w
+    FROM (SELECT key, substr(error, 1, :characters) AS error, parked_at FROM {parked}
+          WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS r
+    WHERE {meant}
     GROUP BY error ORDER BY count(*) DESC, min(parked_at), error LIMIT :errors
 """
 
 
 def status_of_parked(channel: Channel, subscription: Subscription) -> ParkedStatus:
-    """Return the status of what a subscription has parked, from looks at all states."""
+    """Return the status of what a subscription has parked, from looks at all states.
+
+    Of a check-back half messages with a verdict are left out, also before a worker has cleared them.
+    """
     name = subscription.name
-    looks = {state: _look(channel, name, state) for state in STATES}
+    meant = channel.database.sql(UNDECIDED) if subscription.kind == "check" else "TRUE"
+    looks = {state: _look(channel, name, state, meant) for state in STATES}
     unsent, overdue = [looks[state][1] for state in UNSENT], None
     if looks["delayed"][0]:
         found = channel.rows(_OVERDUE, subscription=name, limit=MOST_COUNTED + 1)[0][0]
@@ -113,7 +121,7 @@ def status_of_parked(channel: Channel, subscription: Subscription) -> ParkedStat
     return ParkedStatus(
         counts={state: Count.upto(number) for state, (number, _) in looks.items()},
         unsent_since=min((each for each in (*unsent, overdue) if each is not None), default=None),
-        troubles=tuple(each for state in _FAILED if looks[state][0] for each in _by_error(channel, name, state)),
+        troubles=tuple(each for state in _FAILED if looks[state][0] for each in _by_error(channel, name, state, meant)),
         some_free=overdue is not None or (looks["blocked"][0] > 0 and _some_blocked_are_free(channel, subscription)),
     )
 
@@ -123,9 +131,12 @@ def parked_counts(channel: Channel, subscription: str) -> dict[str, Count]:
     return {state: Count.upto(_look(channel, subscription, state)[0]) for state in STATES}
 
 
-def _look(channel: Channel, subscription: str, state: State) -> tuple[int, datetime | None]:
+def _look(
+    channel: Channel, subscription: str, state: State, meant: str = "TRUE"
+) -> tuple[int, datetime | None]:
     """Count the messages in a state, and find the moment from which on the first could have been sent."""
-    number, due = channel.rows(_LOOK, subscription=subscription, state=state, limit=MOST_COUNTED + 1)[0]
+    look = channel.database.sql(_LOOK, meant=meant)
+    number, due = channel.rows(look, subscription=subscription, state=state, limit=MOST_COUNTED + 1)[0]
     return int(number), channel.database.dialect.clock.read(due)
 
 
@@ -136,11 +147,12 @@ def _some_blocked_are_free(channel: Channel, subscription: Subscription) -> bool
     return bool(found)
 
 
-def _by_error(channel: Channel, subscription: str, state: State) -> list[Trouble]:
+def _by_error(channel: Channel, subscription: str, state: State, meant: str) -> list[Trouble]:
     """Return the messages of a state by their error, the most frequent first."""
+    by_error = channel.database.sql(_BY_ERROR, meant=meant)
     limits = {"limit": MOST_COUNTED + 1, "characters": _MOST_CHARACTERS, "errors": _MOST_ERRORS}
     found: dict[str, tuple[str | None, int, datetime]] = {}
-    for error, number, parked in channel.rows(_BY_ERROR, subscription=subscription, state=state, **limits):
+    for error, number, parked in channel.rows(by_error, subscription=subscription, state=state, **limits):
         since = channel.database.moment(parked)
         like = _NUMBER.sub("#", error or "")
         first, known, oldest = found.get(like, (error, 0, since))

@@ -17,7 +17,14 @@ from outbox.store.dialects.dialect import slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
 from outbox.store.log.log import Log, selected
-from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
+from outbox.store.operations.parked_status import (
+    MOST_COUNTED,
+    UNDECIDED,
+    UNSENT,
+    Count,
+    Trouble,
+    status_of_parked,
+)
 from outbox.store.subscriptions.holds import Hold, hold_of
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
@@ -140,8 +147,6 @@ _LOOK = """
     FROM ({rows}) AS r
 """
 _BY_TOPIC = "SELECT {real_topic}, count(*), min(created_at) FROM ({rows}) AS r WHERE {meant} GROUP BY {real_topic}"
-#: A scalar sub-select, because any other form may be answered by reading all verdicts.
-UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL"
 #: A delayed message can be sent from when it is due.
 _DUE = "CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END"
 _LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}))"
