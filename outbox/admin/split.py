@@ -59,6 +59,7 @@ def split(
             )
         subscriptions.create_at(made, standing)
         parked = Parked(channel, name).give(made.name, moved)
+        made = subscriptions.get(made.name)  # with its own moment of creation
     return origin, made, parked
 
 

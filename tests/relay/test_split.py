@@ -381,3 +381,12 @@ def test_the_command_tells_what_it_did(engine):
     assert (missing.code, "give --to URL or --to-file PATH" in missing.err) == (2, True)
     (dead,) = command_line(engine, "parked", "list", "--name", "orders", "--state", "dead", "--json").json["parked"]
     assert (dead["topic"], dead["key"]) == ("orders.new", "k")
+
+
+def test_the_new_subscription_is_told_as_it_is_stored(engine):
+    outbox = Outbox(engine)
+    relay_to(Destination(), outbox).until_empty()
+
+    made = outbox.admin.split("relay", ["orders.*"], destination="nats://h:4222").made
+
+    assert [made] == [each for each in outbox.admin.subscriptions() if each.name == made.name]
