@@ -3,7 +3,10 @@
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
+from inspect import formatannotation
+from typing import Any, get_args
 
 import click
 
@@ -12,7 +15,18 @@ import outbox.rocketmq
 from outbox.cli import main
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
-_ENTRY = re.compile(r"^    (\*{0,2}[\w, .*]+): (.*)$")
+_ENTRY = re.compile(r"^    (\*{0,2}\w[\w, .*]*): (.*)$")
+_MEMBERS = (property, cached_property, classmethod, staticmethod)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Text that a signature shows as it is."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def commands() -> str:
@@ -36,6 +50,8 @@ def _section(command: click.Command, context: click.Context) -> list[str]:
     lines = [f"## {name}", "", inspect.cleandoc(command.help or "").replace("\b\n", ""), ""]
     if not isinstance(command, click.Group):
         lines += ["```text", " ".join([name, *command.collect_usage_pieces(context)]), "```", ""]
+    for purpose, example in getattr(command, "examples", {}).items():
+        lines += [purpose, "", "```sh", example, "```", ""]
     options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
     if options:
         lines += ["| option | what | by default | variable |", "|---|---|---|---|"]
@@ -54,12 +70,18 @@ def _row(option: click.Option, context: click.Context) -> str:
 
 
 def names() -> str:
-    """Return a section for each public name: signature, docstring, methods."""
+    """Return a section for each public name: signature, docstring, methods; and the types that have a name."""
     public = [(name, getattr(outbox, name)) for name in outbox.__all__]
-    shown = [(name, each) for name, each in public if inspect.isclass(each) or inspect.isfunction(each)]
-    functions = [line for name, each in shown if inspect.isfunction(each) for line in _function(name, each, "##")]
-    classes = [line for name, each in shown if inspect.isclass(each) for line in _class(name, each)]
-    return "\n".join([*classes, *functions])
+    functions = [line for name, each in public if inspect.isfunction(each) for line in _function(name, each, "##")]
+    classes = [line for name, each in public if inspect.isclass(each) for line in _class(name, each)]
+    types = [line for name, each in public if get_args(each) for line in _type(name, each)]
+    return "\n".join([*classes, *functions, *types])
+
+
+def _type(name: str, each: object) -> list[str]:
+    """Return a union, one of its types a line."""
+    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", "\n    | ".join(map(formatannotation, get_args(each))))
+    return [f"## {name}", "", "```text", f"{name} =\n    {text}", "```", ""]
 
 
 def _class(name: str, each: type) -> list[str]:
@@ -68,7 +90,7 @@ def _class(name: str, each: type) -> list[str]:
         lines += _signature(name, each)
     lines += [*_documentation(each), ""]
     for method, value in _members(each):
-        if isinstance(value, property):
+        if isinstance(value, property | cached_property):
             lines += [f"### {name}.{method}", "", *_documentation(value), ""]
         else:
             lines += _function(f"{name}.{method}", getattr(each, method), "###")
@@ -81,7 +103,7 @@ def _members(each: type) -> Iterator[tuple[str, Any]]:
     for base in each.__mro__:
         if base.__module__.startswith("outbox."):
             for name, value in vars(base).items():
-                member = isinstance(value, property | classmethod | staticmethod) or inspect.isfunction(value)
+                member = isinstance(value, _MEMBERS) or inspect.isfunction(value)
                 if member and not name.startswith("_") and name not in seen and getattr(each, name).__doc__:
                     seen.add(name)
                     yield name, value
@@ -94,12 +116,30 @@ def _function(name: str, function: Any, level: str) -> list[str]:
 def _signature(name: str, function: Any) -> list[str]:
     """Return the call, with a parameter a line where one line would be long."""
     signature = inspect.signature(function)
-    parameters = [each for each in signature.parameters.values() if each.name != "self"]
-    text = str(signature.replace(parameters=parameters)).replace("'", "") if parameters else "()"
-    if len(name) + len(text) > 100:
-        text = re.sub(r"^\(|, (?=\*|[a-z_]+\b(?:: |=))", lambda found: f"{found[0].rstrip()}\n    ", text)
-        text = re.sub(r"\)( -> .*)?$", r"\n)\1", text)
-    return ["```text", f"{name}{text}", "```", ""]
+    parameters: list[str] = []
+    for each in signature.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not any(other.startswith("*") for other in parameters):
+            parameters.append("*")
+        if each.name != "self":
+            parameters.append(str(each.replace(annotation=_plain(each.annotation), default=_default(each.default))))
+    result = signature.return_annotation
+    end = ")" if result is signature.empty else f") -> {_plain(result)}"
+    call = f"{name}({', '.join(parameters)}{end}"
+    if len(call) > 100:
+        call = f"{name}(\n    " + ",\n    ".join(parameters) + f"\n{end}"
+    return ["```text", call, "```", ""]
+
+
+def _plain(annotation: Any) -> Any:
+    return _Text(annotation) if isinstance(annotation, str) else annotation
+
+
+def _default(value: Any) -> Any:
+    """Return a default as a reader would write it; `…` for an object that no text makes."""
+    if is_dataclass(value) and value == type(value)():  # type: ignore[misc, operator]
+        return _Text(f"{type(value).__name__}()")
+    text = f'"{value}"' if isinstance(value, str) else repr(value).replace("datetime.timedelta", "timedelta")
+    return value if value is inspect.Parameter.empty else _Text("…" if text.startswith("<") else text)
 
 
 def _documentation(value: object) -> Iterator[str]:

@@ -68,10 +68,12 @@ _EXAMPLES = {
 class _InSections(click.Command):
     """A command whose help begins with examples, and has the options in sections."""
 
+    examples = _EXAMPLES
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples and the sections."""
         with formatter.section("Examples"):
-            for purpose, command in _EXAMPLES.items():
+            for purpose, command in self.examples.items():
                 formatter.write_text(purpose)
                 # A command in one line can be copied.
                 formatter.write(f"{'':{formatter.current_indent + 2}}{command}\n")

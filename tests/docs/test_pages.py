@@ -263,6 +263,18 @@ def test_the_reference_has_every_command_and_every_name(site):
 
     assert [path for path in COMMANDS if f"\n## outbox {path}\n" not in commands] == []
     assert "`OUTBOX_STATUS_MAX_LAG`" in commands
-    shown = {name for name in outbox.__all__ if isinstance(getattr(outbox, name), type)}
-    assert [name for name in shown if f"\n## {name}\n" not in names] == []
-    assert "\n### Outbox.send\n" in names
+    assert [name for name in outbox.__all__ if f"\n## {name}\n" not in names] == []
+    assert [name for name in ("send", "admin") if f"\n### Outbox.{name}\n" not in names] == []
+
+
+def test_signatures_of_the_reference_are_those_of_python(site):
+    names = (site / "api.md").read_text()
+
+    assert 'Outbox.begin(propagation: Propagation = "required") -> AbstractContextManager[Session]' in names
+    assert ("Inbox.prune() -> int" in names, " at 0x" in names, "- ` " in names) == (True, False, False)
+
+
+def test_the_page_of_commands_has_the_examples_of_the_help(site):
+    from outbox.cli.relay import relay
+
+    assert [each for each in relay.examples.values() if f"\n{each}\n" not in (site / "cli.md").read_text()] == []

@@ -71,7 +71,7 @@ class ParkedStatus:
     some_free: bool
 
 
-#: A half message without a verdict. A scalar sub-select, because any other form may be answered by reading all verdicts.
+#: No verdict. A scalar sub-select, because any other form may be answered by reading all verdicts.
 UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL"
 #: The ORDER BY keeps it on (subscription, state, id).
 _LOOK = """
@@ -131,9 +131,7 @@ def parked_counts(channel: Channel, subscription: str) -> dict[str, Count]:
     return {state: Count.upto(_look(channel, subscription, state)[0]) for state in STATES}
 
 
-def _look(
-    channel: Channel, subscription: str, state: State, meant: str = "TRUE"
-) -> tuple[int, datetime | None]:
+def _look(channel: Channel, subscription: str, state: State, meant: str = "TRUE") -> tuple[int, datetime | None]:
     """Count the messages in a state, and find the moment from which on the first could have been sent."""
     look = channel.database.sql(_LOOK, meant=meant)
     number, due = channel.rows(look, subscription=subscription, state=state, limit=MOST_COUNTED + 1)[0]
