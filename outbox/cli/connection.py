@@ -12,12 +12,11 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.cli.failures import UNREACHABLE, USAGE
 from outbox.errors import SchemaError
-from outbox.schema import VERSION
 from outbox.store.database import Channel, Database
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.kinds import KINDS, is_file
-from outbox.store.identity import stored_identity
+from outbox.store.identity import require_version, stored_identity
 from outbox.store.label import label_of
 from outbox.store.operations.check import holds_inbox_alone
 from outbox.writing.engines import create_engine
@@ -149,10 +148,7 @@ def _take_slots(channel: Channel) -> None:
         raise
     if stored is None:
         return
-    if stored.version != VERSION:
-        raise SchemaError(
-            f"the tables are of version {stored.version}, this is {VERSION}; run: {channel.database.upgrade_command}"
-        )
+    require_version(channel, stored)
     channel.database.slots = stored.slots
 
 

@@ -74,14 +74,19 @@ def stored_identity(channel: Channel) -> Identity | None:
     return Identity(*rows[0]) if rows else None
 
 
+def require_version(channel: Channel, stored: Identity) -> None:
+    """Refuse tables of another version; the error says whether the tables or the library are too old."""
+    if stored.version != VERSION:
+        fix = f"run: {channel.database.upgrade_command}" if stored.version < VERSION else NEWER
+        raise SchemaError(f"the tables are of version {stored.version}, this is {VERSION}; {fix}")
+
+
 def verify(channel: Channel) -> None:
     """Refuse tables of another version or slot count, and a log whose ids another server drew."""
     stored = stored_identity(channel)
     if stored is None:
         raise SchemaError(f"outbox_meta is empty; run: {channel.database.upgrade_command}")
-    if stored.version != VERSION:
-        fix = f"run: {channel.database.upgrade_command}" if stored.version < VERSION else NEWER
-        raise SchemaError(f"the tables are of version {stored.version}, this is {VERSION}; {fix}")
+    require_version(channel, stored)
     if stored.slots != channel.database.slots:
         raise SchemaError(
             f"this outbox has {stored.slots} slots, not {channel.database.slots}; say Outbox(…, slots={stored.slots})"

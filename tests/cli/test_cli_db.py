@@ -130,6 +130,10 @@ def test_tables_of_a_newer_version_need_a_newer_library(engine):
         1,
         "Error: the tables are of revision 9999, which this version does not know; install a newer outbox-log\n",
     )
+    refused = "Error: the tables are of version 9999, this is 1; install a newer outbox-log\n"
+    for verb in (["status"], ["subscriptions", "list"], ["purge", "--older-than", "7d"]):
+        told = outbox(engine, *verb)
+        assert (told.code, told.err) == (1, refused), verb
 
 
 def test_tables_that_an_application_has_begun_to_make_are_refused_in_one_line(empty):
