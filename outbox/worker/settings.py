@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, cast
 
+from outbox.model.limits import require_window
 from outbox.store.log.log import Limits
 
 #: Until when a worker works: until it is stopped; until all is handled that was committed before now, and nothing that
@@ -58,7 +59,8 @@ class Settings:
         upkeep: how often tasks are done for which no message waits.
 
     Raises:
-        ValueError: `renew_every` leaves no second try within a lease.
+        ValueError: `renew_every` leaves no second try within a lease, or a length of time is outside its limits.
+        TypeError: `limits` or `poll` is something else.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -69,5 +71,17 @@ class Settings:
     upkeep: Upkeep = Upkeep()
 
     def __post_init__(self) -> None:
+        limits, poll = cast("tuple[object, object]", (self.limits, self.poll))
+        if not isinstance(limits, Limits):
+            raise TypeError(f"limits must be Limits, not {limits!r:.40}; write limits=Limits(rows=500)")
+        if not isinstance(poll, tuple) or len(poll) != 2:
+            two = "write poll=(timedelta(milliseconds=50), timedelta(seconds=1))"
+            raise TypeError(f"poll must be the shortest and the longest pause, not {poll!r:.40}; {two}")
+        for name, length in zip(("poll[0]", "poll[1]"), self.poll, strict=True):
+            require_window(name, length)
+        if self.poll[0] > self.poll[1]:
+            raise ValueError(f"poll: the shortest pause, {self.poll[0]}, is longer than the longest, {self.poll[1]}")
+        require_window("lease", self.lease)
+        require_window("renew_every", self.renew_every)
         if self.renew_every * 2 > self.lease:
             raise ValueError(f"renew_every {self.renew_every} leaves no second try within a lease of {self.lease}")

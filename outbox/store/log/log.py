@@ -32,10 +32,20 @@ _FORBIDDEN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that a read returns: rows, and bytes of bodies (twice as many while large bodies are fetched)."""
+    """The most that a read returns: rows, and bytes of bodies (twice as many while large bodies are fetched).
+
+    Raises:
+        ValueError: one of the numbers is no whole number from 1 on.
+    """
 
     rows: int = 1000
     bytes: int = 8 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name, number in (("rows", self.rows), ("bytes", self.bytes)):
+            # With 0 rows a worker would find every log empty.
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(f"{name} must be a whole number from 1 on, not {number!r:.40}")
 
     @property
     def inline(self) -> int:
