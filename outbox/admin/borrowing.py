@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 
 from outbox.errors import LeaseLostError, SubscriptionError
-from outbox.model.lease import Holder, Lease, Partition
+from outbox.model.lease import COMMAND, Holder, Lease, Partition
 from outbox.model.position import Position
 from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
@@ -29,8 +29,6 @@ NO_WAIT = timedelta(0)
 #: renewal, and finishes its calls.
 WAIT = timedelta(seconds=30)
 
-#: The names of commands begin with it; the names of workers begin with their host, and contain a colon.
-_COMMAND = "command-"
 _LOOK_SECONDS = 0.2
 _ASK_SECONDS = BID_SECONDS / 5
 
@@ -46,7 +44,7 @@ class WorkerAliveError(SubscriptionError):
         held = f"holds the lease of {subscription}{until}"
         if waited:
             held += f", and has not given it back within {waited.total_seconds():g} s"
-        if _is_command(holder):
+        if holder.is_command:
             super().__init__(f"another command ({holder.owner}) {held}; try again when that command has ended")
         else:
             if waited:
@@ -58,11 +56,7 @@ class WorkerAliveError(SubscriptionError):
     @property
     def by_command(self) -> bool:
         """True when no worker holds any of the leases, but another command does for a moment."""
-        return _is_command(self.holder)
-
-
-def _is_command(holder: Holder) -> bool:
-    return holder.owner is not None and holder.owner.startswith(_COMMAND)
+        return self.holder.is_command
 
 
 @contextmanager
@@ -126,7 +120,7 @@ class _Borrowing:
     def __init__(self, channel: Channel, subscriptions: Sequence[Subscription]) -> None:
         self._database = channel.database
         self._leases = Leases(channel)
-        self._command = f"{_COMMAND}{secrets.token_hex(4)}"
+        self._command = f"{COMMAND}{secrets.token_hex(4)}"
         wanted = [partition for each in subscriptions for partition in each.all_partitions()]
         self._watches = {partition: LeaseWatch(LENGTH) for partition in wanted}
         self._taken: dict[Partition, Lease] = {}

@@ -46,6 +46,10 @@ class Lease:
         return {**self.partition.parameters, "epoch": self.epoch, "owner": self.owner}
 
 
+#: The names of commands begin with it; the names of workers begin with their host, and contain a colon.
+COMMAND = "command-"
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The holder of a lease, as others see the holder.
@@ -64,6 +68,11 @@ class Holder:
     notice: str | None = None
     noticed_at: datetime | None = None
     wanted: bool = False
+
+    @property
+    def is_command(self) -> bool:
+        """Whether a command has borrowed the lease."""
+        return self.owner is not None and self.owner.startswith(COMMAND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,10 +147,11 @@ class LeaseSearch:
             about = named("lease_awaited", subscription=self._subscription)
             why = standing_by(holder, holder.length or self._length)
             lease_logger.info("%s: %s", self._subscription, why, extra=about)
-        # A lease that a command has borrowed is soon given back, mostly before a renewal.
+        # A lease that was given back keeps its length; and a command has a length of its own.
+        is_worker = holder.owner is not None and not holder.is_command
         theirs, ours = ((each or self._length).total_seconds() for each in (holder.length, self._length))
         # Stored in milliseconds.
-        if holder.renewals and abs(theirs - ours) >= 0.001 and not self._lengths_differ:
+        if is_worker and abs(theirs - ours) >= 0.001 and not self._lengths_differ:
             self._lengths_differ = True
             text = "%s: the lease of the other worker is %g s long, that of this worker %g s; give both the same length"
             lease_logger.warning(text, self._subscription, theirs, ours)

@@ -1,6 +1,7 @@
 """Several partitions: the workers of a subscription share them, and keep the order of keys when shares change."""
 
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -11,6 +12,7 @@ import pytest
 from tenacity import wait_fixed
 
 from outbox import Outbox, Retry
+from outbox.admin.borrowing import LENGTH, borrowed
 from outbox.admin.commands import alter
 from outbox.admin.repartition import repartition
 from outbox.model.lease import Partition
@@ -240,6 +242,22 @@ def test_the_number_changes_under_load(engine, channel, destination, writer, cou
         (4, None, 2), (2, None, 3), (3, None, 4),
     ]  # fmt: skip
     assert (complete, destination.by_key) == (True, writer.by_key)
+
+
+def test_a_command_that_renews_a_lease_counts_as_no_other_worker(engine, channel, destination, caplog):
+    """Its lease has a length of its own, which a worker need not have; and stays stored when it is given back."""
+    stored = Subscriptions(channel).declare(declared())
+    found = worker(Database(engine), destination, settings=QUICK)
+    caplog.set_level("INFO")
+
+    with borrowed(channel, [stored]) as leases, at_work(found):
+        assert Leases(channel).renew_all(leases, LENGTH) == set(leases)
+        stands_by = eventually(lambda: "standing by" in caplog.text)
+        time.sleep(1)
+        Leases(channel).release(leases[0])
+        works = eventually(lambda: "the lease is free" in caplog.text)
+
+    assert (stands_by, works, "the lease of the other worker" in caplog.text) == (True, True, False)
 
 
 def test_a_change_that_was_ordered_is_carried_out_by_the_workers(engine, channel, shop, destination):
