@@ -138,7 +138,7 @@ class _Borrowing:
         while missing := self._try_each():
             alive = [each for each in missing if each[1].live]
             if alive and clock() >= until:
-                raise WorkerAliveError(*min(alive, key=lambda each: _is_command(each[1])), wait)
+                raise WorkerAliveError(*min(alive, key=lambda each: each[1].is_command), wait)
             self._say_what_is_watched(missing)
             if clock() >= ask_at:
                 self._keep()
