@@ -1,5 +1,7 @@
 """Parked messages, chosen by a person: who blocks whom, and how many a decision lets loose."""
 
+import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 
@@ -21,6 +23,7 @@ from outbox import (
 )
 from outbox.admin.borrowing import borrowed
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.parked import MOST_REQUESTS
 from tests.support.command_line import outbox as run
 from tests.support.waiting import eventually
 
@@ -195,6 +198,45 @@ def test_another_change_is_told_of_the_command_that_has_the_lease(shop, channel)
     stored, said = Subscriptions(channel).get("relay"), r"another command \(command-\w+\) holds the lease of relay"
     with borrowed(channel, [stored]), pytest.raises(SubscriptionError, match=said):
         shop.admin.drop("relay")
+
+
+class Between(logging.Handler):
+    """Calls a function when a transaction has carried out requests, which are logged after each."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()
+        self._call = call
+        self._logged = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("parked message"):
+            if self._logged % MOST_REQUESTS == 0:
+                self._call()
+            self._logged += 1
+
+
+def test_a_writer_gets_in_between_the_transactions_of_a_large_replay(engine, caplog):
+    """One long transaction would hold up the writers of SQLite, and other commands of PostgreSQL."""
+    outbox, number = Outbox(engine), 2 * MOST_REQUESTS + 1
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("dead", b"1") for _ in range(number)])
+    Relay(outbox, Destination()).until_empty()
+    undone: list[int] = []
+
+    def write() -> None:
+        with outbox.begin() as session:
+            outbox.send(session, "fine", b"1")
+        undone.append(sum(each.request is not None for each in outbox.admin.parked(limit=number)))
+
+    between, logger = Between(write), logging.getLogger("outbox")
+    logger.addHandler(between)
+    try:
+        with caplog.at_level("INFO", "outbox"):
+            (done,) = outbox.admin.replay(all=True)
+    finally:
+        logger.removeHandler(between)
+
+    assert (done.messages, undone) == (number, [MOST_REQUESTS + 1, 1, 0])
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
