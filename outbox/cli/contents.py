@@ -52,6 +52,7 @@ def _headers(message: Message, without: str) -> dict[str, str] | str | None:
 def show_contents(message: Message, *, without: str = "") -> None:
     """Write the contents of a message, a field a line, and the beginning of the body."""
     contents = contents_of(message, without=without)
+    form = " in base64" if "body_base64" in contents else ""
     body = str(contents.pop("body", None) or contents.pop("body_base64", ""))
     headers = contents["headers"]
     if isinstance(headers, dict):
@@ -60,5 +61,5 @@ def show_contents(message: Message, *, without: str = "") -> None:
     for name, value in headers.items() if isinstance(headers, dict) else ():
         click.echo(f"{'header':12} {printable(name)}: {printable(value)}")
     cut = "" if len(body) <= _SHOWN_BODY else f" (the first {_SHOWN_BODY} characters; --json shows all)"
-    click.echo(f"{'body':12} {counted(len(message.body), 'byte')}{cut}")
+    click.echo(f"{'body':12} {counted(len(message.body), 'byte')}{form}{cut}")
     click.echo("\n".join(map(printable, body[:_SHOWN_BODY].split("\n"))))

@@ -37,9 +37,10 @@ def tail(*, target: Target, topic: str | None, key: str | None, limit: int, json
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        found = Admin(channel).newest(limit=limit, topic=topic, key=key)
+        seen = Admin(channel).newest(limit=limit + 1, topic=topic, key=key)
+    found = seen[-limit:]
     if json:
-        show_json({"messages": [_as_json(each) for each in found]})
+        show_json({"messages": [_as_json(each) for each in found]}, more=len(seen) > limit)
     elif found:
         show_table(_HEADERS, map(_row, found), numbers=("ID", "BYTES"))
     else:

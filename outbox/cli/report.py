@@ -238,7 +238,8 @@ def order(
     """Show keys with versions that do not rise from message to message.
 
     In an archive readers get the messages by window, then by id; the report takes the same order. In the database the
-    order is by id: the order of commits where the writers of a key wait for each other.
+    order is by id: the order of commits where the writers of a key wait for each other. With such keys the exit code
+    is 1.
     """
     from outbox.spark.reports import order as frames
 

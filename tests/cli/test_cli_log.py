@@ -47,6 +47,14 @@ def test_the_newest_are_listed_in_the_order_of_the_log_without_half_messages(eng
 
     found = [ids(engine, *options) for options in ((), ("--limit", "2"), ("--topic", "orders"), ("--key", "b"))]
 
-    assert found == [[1, 2, 3], [2, 3], [1, 3], [2, 3]]
+    cut = [outbox(engine, "log", "tail", "--json", "--limit", limit).json["more"] for limit in ("2", "3")]
+    assert (found, cut) == ([[1, 2, 3], [2, 3], [1, 3], [2, 3]], [True, False])
     assert outbox(engine, "log", "tail").out.splitlines()[1].split()[3:] == ["orders", "a", "1", "1"]
     assert [outbox(engine, "log", "show", id).code for id in ("1", "4", "99")] == [0, 1, 1]
+
+
+def test_a_body_that_is_no_text_is_shown_in_base64_and_called_so(sqlite_engine):
+    with Outbox(sqlite_engine).begin() as session:
+        Outbox(sqlite_engine).send(session, "orders", b"\x01\xff")
+
+    assert outbox(sqlite_engine, "log", "show", "1").out.splitlines()[-2:] == ["body         2 bytes in base64", "Af8="]
