@@ -231,7 +231,7 @@ def _by_kafka(url: str, messages: list[Raw]) -> None:
             failed.append(error)
 
     settings = {"bootstrap.servers": servers, "enable.idempotence": True, "partitioner": "murmur2_random"}
-    producer = Producer(settings)
+    producer = Producer({**settings, "queue.buffering.max.messages": max(100_000, len(messages))})
     for message in messages:
         headers: list[tuple[str, str | bytes | None]] = [
             (name, value.encode()) for name, value in message.headers.items() if name != "Outbox-Key"
