@@ -24,6 +24,7 @@ from outbox.writing.engines import create_engine
 _CONNECT_SECONDS = 10
 _ALONE = "only the inbox of a consumer is here, where nothing waits"
 _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
+_HOSTS = "write several hosts as postgresql:///name?host=db1:5432&host=db2:5432"
 
 
 class InboxAloneError(SchemaError):
@@ -109,7 +110,7 @@ def _parsed(text: str) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError):
         # Neither the text nor the cause is shown: it may hold a password.
-        raise _usage(f"the database is not given as a URL; {_FORM}") from None
+        raise _usage(f"the database is not given as a URL; {_HOSTS if ',' in text else _FORM}") from None
     return _blocking(url)
 
 

@@ -98,6 +98,7 @@ def test_a_variable_counts_as_the_option(sqlite_engine):
     [
         (None, ["status"], 2, "OUTBOX_DATABASE"),
         ("nonsense", ["status"], 2, "not given as a URL"),
+        ("postgresql://a:1,b:2/shop", ["status"], 2, "write several hosts as postgresql:///name?host=db1:5432&host="),
         ("mysql://localhost/x", ["status"], 2, "no outbox lives in mysql"),
         ("sqlite://", ["status"], 2, "use a file"),
         ("sqlite://shop.db", ["status"], 2, "write sqlite:///shop.db"),
