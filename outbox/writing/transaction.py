@@ -138,7 +138,10 @@ class Transactions:
     def _require_usable(self, engine: Engine) -> None:
         kind = self.database.dialect.name
         if engine.dialect.name != kind:
-            raise DatabaseError(f"the outbox is on {kind}, this connection is to {engine.dialect.name}")
+            raise DatabaseError(
+                f"the outbox is on {kind}, this connection is to {engine.dialect.name}; use an Outbox on the database"
+                " that the transaction writes to"
+            )
         if engine.dialect.driver not in self._driving.names:
             # One URL of psycopg serves blocking and awaited engines.
             url = URL.create(kind, host=engine.url.host, port=engine.url.port, database=engine.url.database)

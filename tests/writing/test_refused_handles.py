@@ -110,7 +110,10 @@ def test_nothing_of_nothing_needs_a_handle_all_the_same(engine):
 
 def test_a_handle_on_another_kind_of_database_is_refused(pg_engine, sqlite_engine):
     here = Outbox(sqlite_engine)
-    with Session(pg_engine) as session, pytest.raises(DatabaseError, match="on sqlite, this connection is to postgres"):
+    with (
+        Session(pg_engine) as session,
+        pytest.raises(DatabaseError, match="on sqlite, this connection is to postgresql; use an Outbox on"),
+    ):
         here.send(session, "orders", b"")
     with (
         a_psycopg_connection(pg_engine) as connection,
