@@ -30,14 +30,14 @@ class Finished(Protocol):
 class Outcome:
     """The result of a batch, or of a part of a batch.
 
-    `open`: without a result, because the worker was stopped or the topic is in `refused`. `next`: the first message
-    without a result; None in the last part.
+    `open`: without a result, because the worker was stopped or the topic is in `refused`, which says why, as far as
+    known. `next`: the first message without a result; None in the last part.
     """
 
     done: list[Message] = field(default_factory=list)
     parked: list[tuple[Message, Parking]] = field(default_factory=list)
     open: list[Message] = field(default_factory=list)
-    refused: set[str] = field(default_factory=set)
+    refused: dict[str, str | None] = field(default_factory=dict)
     #: True when the destination accepts nothing at the end.
     away: bool = False
     next: Message | None = None
@@ -46,7 +46,7 @@ class Outcome:
     def accepted_topics(self) -> set[str]:
         """The topics that the destination accepts, as far as known at the end of the batch."""
         waiting = {message.topic for message, parking in self.parked if parking.state == "waiting"}
-        return set() if self.away else {message.topic for message in self.done} - waiting - self.refused
+        return set() if self.away else {message.topic for message in self.done} - waiting - self.refused.keys()
 
 
 class Pending:
@@ -77,7 +77,7 @@ class Pending:
         part, self._part_began = self.outcome, time.monotonic()
         part.away = away
         part.next = self.messages[0] if self.messages else None
-        self.outcome = Outcome(open=list(part.open), refused=set(part.refused))
+        self.outcome = Outcome(open=list(part.open), refused=dict(part.refused))
         return part
 
     def in_turn(self, identities: Container[Identity], *, ordered: bool) -> list[Message]:
@@ -146,7 +146,9 @@ class Pending:
 
     def leave_topics(self, messages: Iterable[Message]) -> None:
         """Leave all messages of the topics of some messages open, and other messages of the same keys."""
-        self.outcome.refused.update(message.topic for message in messages)
+        topics = {message.topic for message in messages}
+        errors = self.findings.errors_by_topic(message for message in self.messages if message.topic in topics)
+        self.outcome.refused |= {topic: errors.get(topic, self.findings.away) for topic in topics}
         left = [message for message in self.messages if message.topic in self.outcome.refused]
         keys = {message.key for message in left if message.key is not None}
         self.outcome.open.extend(left)

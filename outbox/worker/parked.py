@@ -18,7 +18,7 @@ from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.telemetry.events import Teller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Finished, Outcome
-from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
+from outbox.worker.policy import BLOCKED, EXPIRED, MAX_ERROR, HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
 
@@ -33,6 +33,9 @@ _DONE_SECONDS = 5.0
 #: Seconds between two probes of a topic that was refused. A probe costs one message. When the topic is accepted again,
 #: its waiting messages go on within this time.
 _REFUSED_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
+#: The least time between two changes of the error of a topic's waiting messages. A destination may alternate between
+#: errors, and there may be thousands of messages.
+_RENEW_SECONDS = 60.0
 
 
 class ParkedKeys:
@@ -85,8 +88,12 @@ class ParkedKeys:
 
 @dataclass(slots=True)
 class _Refusal:
-    until: float
-    failures: int
+    """A topic that is refused. `error`: as stored with its waiting messages; another one is stored from `renew_at`."""
+
+    until: float = 0.0
+    failures: int = 0
+    error: str | None = None
+    renew_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -97,7 +104,7 @@ class _Round:
     done: list[Message] = field(default_factory=list)
     changed: Parkings = field(default_factory=list)
     accepted: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)
+    refused: dict[str, str | None] = field(default_factory=dict)
 
 
 def carry_out(requests: Sequence[Request], parked: Parked) -> None:
@@ -229,14 +236,33 @@ class ParkedQueue:
     def end(self) -> bool:
         """Note when to look again; return whether there was anything to do."""
         for topic in self._round.refused:
+            refusal = self._refused.setdefault(topic, _Refusal())
             # Some messages of the topic are accepted, so it is only slow: its pauses do not grow.
-            again = topic in self._refused and topic not in self._round.accepted
-            failures = self._refused[topic].failures + 1 if again else 1
-            self._refused[topic] = _Refusal(time.monotonic() + seconds_to_wait(_REFUSED_PAUSE, failures), failures)
-        for topic in self._round.accepted - self._round.refused:
+            refusal.failures = 1 if topic in self._round.accepted else refusal.failures + 1
+            refusal.until = time.monotonic() + seconds_to_wait(_REFUSED_PAUSE, refusal.failures)
+        for topic in self._round.accepted - self._round.refused.keys():
             self._refused.pop(topic, None)
+        self._renew_errors()
         self._look_at = time.monotonic() if self._round.worked else self._next_look()
         return self._round.worked
+
+    def _renew_errors(self) -> None:
+        """Store why the messages of refused topics wait, where the reason is another one by now."""
+        now = time.monotonic()
+        changed = [
+            (self._refused[topic], topic, error)
+            for topic, error in self._round.refused.items()
+            if error not in (None, self._refused[topic].error) and now >= self._refused[topic].renew_at
+        ]
+        if not changed:
+            return
+        # Messages of calls that hang wait for another reason.
+        but = self._hung.ids
+        with self._settlement.held():
+            for refusal, topic, error in changed:
+                refusal.error = error
+                if self._parked.renew_error(topic, error[:MAX_ERROR], but=but):
+                    refusal.renew_at = now + _RENEW_SECONDS
 
     def _next_look(self) -> float:
         """Return the moment when a message falls due, or a topic may be tried again.

@@ -16,7 +16,7 @@ from outbox.model.subscription import Subscription
 BLOCKED = Parking(state="blocked", blocks=True)
 DELAYED = Parking(state="delayed", blocks=False)
 EXPIRED = Parking(state="dead", blocks=False, error="expired before it was delivered")
-_MAX_ERROR = 2000
+MAX_ERROR = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class HandlerPolicy:
     def dead(self, message: Message, error: str) -> Parking:
         """Return the parking of a dead letter; with `block_on_dead` the rest of its key waits for a person."""
         blocks = self.ordered and self.block_on_dead
-        return Parking(state="dead", blocks=blocks, attempts=message.attempt, error=error[:_MAX_ERROR])
+        return Parking(state="dead", blocks=blocks, attempts=message.attempt, error=error[:MAX_ERROR])
 
     def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Parking:
         """Return the parking of a message that failed: `retry`, or `dead` without attempts left.
@@ -109,12 +109,12 @@ class HandlerPolicy:
             return self.dead(message, error)
         delay = self.retry.delay(message.attempt) if after is None else after
         attempts = message.attempt if counts else message.attempt - 1
-        return Parking(state="retry", blocks=self.ordered, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+        return Parking(state="retry", blocks=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
 
     def waiting(self, message: Message, error: str) -> Parking:
         """Return the parking of a message that waits until the destination accepts messages; no attempt is counted."""
         attempts, delay = message.attempt - 1, timedelta(0)
-        return Parking(state="waiting", blocks=self.ordered, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+        return Parking(state="waiting", blocks=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
 
 
 def sort_out(

@@ -388,7 +388,7 @@ def test_a_missing_topic_is_left_and_the_others_go_on():
     outcome = Stage(handler).run([*missing, *present], parked=True, quota=0)
 
     assert seen(outcome) == {"done": [10, 11], "parked": [], "open": [1, 2, 3]}
-    assert outcome.refused == {"gone"}
+    assert outcome.refused == {"gone": "no stream"}
     assert len(handler.calls) < 8
 
 

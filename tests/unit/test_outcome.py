@@ -57,7 +57,7 @@ def test_topics_are_left_with_what_is_in_their_keys():
     batch.leave_topics(batch.messages[:1])
     batch.leave_all()
 
-    assert (ids(batch.outcome.open), batch.outcome.refused, batch.messages) == ([1, 2, 3, 4, 5], {"gone"}, [])
+    assert (ids(batch.outcome.open), batch.outcome.refused, batch.messages) == ([1, 2, 3, 4, 5], {"gone": None}, [])
 
 
 def test_only_expired_messages_are_parked_as_dead_and_by_the_clock_alone():
@@ -74,7 +74,7 @@ def test_only_expired_messages_are_parked_as_dead_and_by_the_clock_alone():
 
 def test_topics_that_wait_or_are_refused_are_not_accepted_and_none_is_while_the_destination_is_away():
     one, other, third = messages("a", topic="one")[0], messages("b", topic="other")[0], messages("c", topic="third")[0]
-    outcome = Outcome(done=[one, other, third], parked=[(other, POLICY.waiting(other, "no"))], refused={"third"})
+    outcome = Outcome(done=[one, other, third], parked=[(other, POLICY.waiting(other, "no"))], refused={"third": None})
 
     assert outcome.accepted_topics == {"one"}
     outcome.away = True

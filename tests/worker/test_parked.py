@@ -1,6 +1,7 @@
 """What was parked takes its turn: in the order of its key, for every message of a topic, and at little cost."""
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -36,6 +37,11 @@ def parked(engine: Engine) -> list[tuple[int, str, int]]:
     with engine.connect() as connection:
         rows = connection.execute(text("SELECT id, state, attempts FROM outbox_parked ORDER BY id"))
         return [(row[0], row[1], row[2]) for row in rows]
+
+
+def errors(outbox: Outbox) -> list[tuple[str, str | None]]:
+    """Topic and error of what waits."""
+    return [(each.topic, each.error) for each in outbox.admin.parked(state="waiting")]
 
 
 def make_due(engine: Engine, *ids: int) -> None:
@@ -186,6 +192,39 @@ def test_a_missing_topic_is_probed_at_leisure(engine, monkeypatch):
     stop(relay)
 
     assert looked <= 5 * seconds
+
+
+def test_what_waits_tells_why_it_is_not_accepted_now(engine):
+    """A person has mended the first reason, and now there is another one."""
+    outbox, destination = Outbox(engine), without("missing")
+    destination.answer = lambda message: Unavailable("bad password") if message.topic == "missing" else DONE
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("missing" if n % 2 else "there", str(n)) for n in range(6)])
+    relay = relay_to(destination, outbox)
+
+    relay.start()
+    before = eventually(lambda: errors(outbox) == [("missing", "bad password")] * 3)
+    destination.answer = without("missing").answer
+    after = eventually(lambda: errors(outbox) == [("missing", "no stream")] * 3)
+    stop(relay)
+    (status,) = outbox.admin.statuses()
+
+    assert (before, after) == (True, True)
+    assert [(each.state, each.messages, each.error) for each in status.troubles] == [("waiting", 3, "no stream")]
+
+
+def test_only_what_waits_in_the_topic_gets_its_new_error(engine, channel):
+    outbox, parked = Outbox(engine), Parked(channel, "relay")
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message(topic, b"") for topic in ("a", "a", "b", "a")])
+    waiting = Parking(state="waiting", blocks=False, error="bad password", delay=timedelta(0))
+    with channel.transaction():
+        parked.park({waiting: [1, 2, 3], replace(waiting, state="dead"): [4]})
+        parked.renew_error("a", "no stream", but=[2])
+
+    found = [each.error for each in outbox.admin.parked()]
+
+    assert found == ["no stream", *["bad password"] * 3]
 
 
 def test_a_delayed_message_for_a_missing_topic_is_probed_at_leisure(engine):

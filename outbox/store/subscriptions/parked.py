@@ -169,6 +169,12 @@ _REPLAY = """
            request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
     WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
 """
+#: By the index of the states. Only what differs is written, so that a worker may store the error it begins with.
+_RENEW_ERROR = """
+    UPDATE {parked} SET error = :error
+    WHERE subscription = :subscription AND state = 'waiting' AND topic = :topic AND error <> :error {of_slots}
+      AND NOT {id_in_ids}
+"""
 _SOME = "SELECT 1 FROM {parked} WHERE subscription = :subscription {of_slots} LIMIT 1"
 _CLEAR = "DELETE FROM {parked} WHERE subscription = :subscription AND state = :state"
 #: The messages of some topics, with the requests on them, become those of another subscription.
@@ -365,6 +371,11 @@ class Parked:
     def replay(self, ids: Collection[int]) -> None:
         """Make messages due now whose replay a person has requested; attempts begin at 0 again."""
         self._run(self._database.sql(_REPLAY, blocks="key IS NOT NULL" if self.ordered else "FALSE"), ids)
+
+    def renew_error(self, topic: str, error: str, *, but: Collection[int | None]) -> int:
+        """Give the waiting messages of a topic this error, except ids in `but`; return how many had another error."""
+        statement = self._database.sql(_RENEW_ERROR, of_slots=self._of_slots)
+        return self._channel.run(statement, **self._common, topic=topic, error=error, ids=self._database.bind(but))
 
     def unblock(self, *, dead: bool) -> None:
         """Let messages no longer hold back keys; `dead`: only dead letters.
