@@ -111,10 +111,6 @@ TWINS: dict[str, tuple[Dialect, list[Callable[..., None]]]] = {
         varied(POSTGRESQL, page=replaced(POSTGRESQL.reads.page, **_BY_TRANSACTION)),
         [windows],
     ),
-    "postgresql: pages by transaction, with a filter": (
-        varied(POSTGRESQL, page_filtered=replaced(POSTGRESQL.reads.page_filtered, **_BY_TRANSACTION)),
-        [windows],
-    ),
     "postgresql: pages without the late part": (varied(POSTGRESQL, page_late=POSTGRESQL.reads.page), [windows]),
     "postgresql: pages what is open": (
         varied(POSTGRESQL, page=replaced(POSTGRESQL.reads.page, open=("<> ALL (CAST(:open AS bigint[]))", "> 0"))),

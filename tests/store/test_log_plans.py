@@ -112,7 +112,7 @@ def cases(rows: int) -> dict[str, Case]:
             POSTGRESQL.reads.read_on_chosen, OBVIOUS_FILTER, {**near_head, "head": rows // 2}, RARE_HEADER
         ),
         "page of a rare header": Case(
-            POSTGRESQL.reads.page_filtered,
+            POSTGRESQL.reads.page,
             OBVIOUS_PAGE,
             {**backlog, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
             RARE_HEADER,

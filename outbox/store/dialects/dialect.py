@@ -170,10 +170,8 @@ class Reads:
     read_on: str
     read_on_fresh: str
     read_on_chosen: str
-    #: One page of a window; `page_filtered` is for a selection with a filter; `page_late` also looks for transactions
-    #: that finished late.
+    #: One page of a window; `page_late` also looks for transactions that finished late.
     page: str
-    page_filtered: str
     page_late: str
     #: First and last id of a window's fresh part, then of its late part.
     extent: str

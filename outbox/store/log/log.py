@@ -190,8 +190,7 @@ class Log:
         late = extent.late is not None and after < extent.late[1]
         first = extent.fresh[0] if extent.fresh else upto + 1
         bounds = {**_bounds(window), "after": after, "upto": upto, "first": first, "limit": limit}
-        fresh = reads.page if self._selection.filter is None else reads.page_filtered
-        clock, rows = _split(self._chosen(channel, reads.page_late if late else fresh, bounds))
+        clock, rows = _split(self._chosen(channel, reads.page_late if late else reads.page, bounds))
         part = self._fitting(channel, rows)
         complete = part.whole and len(rows) < limit
         return _page(channel, part, channel.database.moment(clock[8]), complete=complete, seen=len(rows))

@@ -44,8 +44,8 @@ ID_AFTER_LAST = varied(
     POSTGRESQL,
     read_on=_READ_AFTER_LAST,
     read_on_fresh=_READ_AFTER_LAST,
-    page=replaced(POSTGRESQL.reads.page, number=("xact_id + 0", "id")),
-    page_late=replaced(POSTGRESQL.reads.page, number=("xact_id + 0", "id")),
+    page=replaced(POSTGRESQL.reads.page, number=("xact_id", "id")),
+    page_late=replaced(POSTGRESQL.reads.page, number=("xact_id", "id")),
     extent=replaced(POSTGRESQL.reads.extent, number=("xact_id", "id")),
 )
 

@@ -121,17 +121,12 @@ _READ_ON_CHOSEN = f"""
 
 _IN_SPAN = "id > CAST(:after AS bigint) AND id >= CAST(:first AS bigint) AND id <= CAST(:upto AS bigint)"
 
-#: `+ 0` keeps the planner off the other index, which would sort the whole window.
-_IN_WINDOW = """xact_id + 0 >= CAST(:head AS bigint) AND xact_id + 0 < CAST(:target AS bigint)
-          AND xact_id + 0 <> ALL (CAST(:open AS bigint[]))"""
+_IN_WINDOW = """xact_id >= CAST(:head AS bigint) AND xact_id < CAST(:target AS bigint)
+          AND xact_id <> ALL (CAST(:open AS bigint[]))"""
 
-#: A page walks the primary key.
-_PAGE_FRESH = f"""SELECT {LOG_COLUMNS} FROM {{message}}
-        WHERE {_IN_SPAN} AND {_IN_WINDOW} AND {{chosen}}
-        ORDER BY id LIMIT :limit"""
-
+#: A page walks the primary key. OFFSET 0 keeps the planner off the other index, which would sort the whole window.
 #: First the condition of the selection: most rows fail by a filter, and of these no column behind the headers is read.
-_PAGE_FRESH_FILTERED = f"""SELECT {LOG_COLUMNS}
+_PAGE_FRESH = f"""SELECT {LOG_COLUMNS}
         FROM (SELECT * FROM {{message}} WHERE {_IN_SPAN} AND {{chosen}} ORDER BY id OFFSET 0) AS m
         WHERE {_IN_WINDOW}
         ORDER BY id LIMIT :limit"""
@@ -146,7 +141,6 @@ _CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, NULL, NULL, NULL, N
     NULL::timestamptz, NULL::timestamptz, NULL"""
 
 _PAGE = f"{_CLOCK_ROW} UNION ALL ({_PAGE_FRESH})"
-_PAGE_FILTERED = f"{_CLOCK_ROW} UNION ALL ({_PAGE_FRESH_FILTERED})"
 
 _PAGE_WITH_LATE = f"""
     {_CLOCK_ROW} UNION ALL (
@@ -237,7 +231,6 @@ DIALECT = Dialect(
         read_on_fresh=_READ_ON_FRESH,
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
-        page_filtered=_PAGE_FILTERED,
         page_late=_PAGE_WITH_LATE,
         extent=_EXTENT,
         late=_LATE.replace(RAW_COLUMNS, "{columns}"),

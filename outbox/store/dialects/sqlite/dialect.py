@@ -195,7 +195,6 @@ DIALECT = Dialect(
         read_on_fresh=_READ_ON,
         read_on_chosen=_READ_ON_CHOSEN,
         page=_PAGE,
-        page_filtered=_PAGE,
         page_late=_PAGE,
         extent=_EXTENT,
         late=None,
