@@ -209,6 +209,7 @@ class Between(logging.Handler):
         self._logged = 0
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Count the lines about requests, and call at the first line of each transaction."""
         if record.getMessage().startswith("parked message"):
             if self._logged % MOST_REQUESTS == 0:
                 self._call()
