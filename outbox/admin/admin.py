@@ -68,16 +68,21 @@ def awaited(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 
 
 class Admin:
-    """Answers an operator's questions about an outbox, and carries out orders.
+    """Answers an operator's questions about an outbox, and carries out orders; `outbox.admin` is one.
 
     Each call opens a connection, and closes the connection at the end. So calls may overlap. The results are frozen,
     with the fields of `--json`.
 
     Args:
         where: the database of an outbox; or a connection for all calls, one after the other.
+
+    Raises:
+        TypeError: `where` is something else, such as an engine.
     """
 
     def __init__(self, where: Database | Channel) -> None:
+        if not isinstance(where, Database | Channel):
+            raise TypeError(f"where must be the database of an outbox, not {type(where).__name__}; use Outbox(…).admin")
         self._where = where
 
     # Looking

@@ -88,3 +88,8 @@ def test_dead_letters_are_grouped_by_their_error(engine, errors, evidence, advic
     (found,) = [each for each in rejected(engine, *errors).diagnosis() if each.kind == "dead"]
 
     assert (found.evidence, found.advice) == (evidence, advice)
+
+
+def test_an_engine_is_refused_with_the_way_to_the_admin(sqlite_engine):
+    with pytest.raises(TypeError, match=r"where must be the database of an outbox, not Engine; use Outbox\(…\)\.admin"):
+        Admin(sqlite_engine)
