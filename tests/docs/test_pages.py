@@ -143,7 +143,8 @@ def test_the_limits_are_those_of_the_library():
     numbers = [
         f"1 to {limits.MAX_TOPIC} of", f"1 to {limits.MAX_KEY_BYTES} bytes", f"at most {limits.MAX_TAGS} characters",
         f"at most {limits.MAX_HEADERS}, {limits.MAX_HEADER_BYTES // 1024} KiB", f"{settings.limits.rows} rows or 8 MiB",
-        f"{retry.attempts}, after 1 s to 10 min; of a consumer {RETRIES.attempts}, after", f"{settings.poll[0] / MILLISECOND:.0f} ms to 1 s",
+        f"{retry.attempts}, after 1 s to 10 min; of a consumer {RETRIES.attempts}, after",
+        f"{settings.poll[0] / MILLISECOND:.0f} ms to 1 s",
         f"{settings.lease.seconds} s, renewed every {settings.renew_every.seconds} s",
     ]  # fmt: skip
     assert [number for number in numbers if number not in named] == []
