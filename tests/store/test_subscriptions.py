@@ -353,6 +353,15 @@ def test_where_it_begins_counts_once(outbox):
 MOMENTS = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 2, 3, 5)]
 
 
+def append(outbox: Outbox, *rows: tuple[int, datetime, str]) -> None:
+    """Rows of the log, each with id, moment and body."""
+    log = tables_of(outbox.database).message
+    with outbox.engine.begin() as connection:
+        for id, moment, body in rows:
+            place = {"id": id, "created_at": moment, "message_id": uuid7()}
+            connection.execute(log.insert().values(topic="orders", slot=0, **place, body=body.encode()))
+
+
 BEGINNINGS = [
     (datetime(2025, 1, 1, tzinfo=UTC), ["0", "1", "2", "3", "4"]),
     (MOMENTS[0], ["0", "1", "2", "3", "4"]),
@@ -367,16 +376,23 @@ BEGINNINGS = [
 
 @pytest.mark.parametrize("holes", [False, True])
 def test_a_new_subscription_may_begin_at_a_moment(outbox, holes):
-    log = tables_of(outbox.database).message
-    envelope = {"topic": "orders", "slot": 0}
-    with outbox.engine.begin() as connection:
-        for n, moment in enumerate(MOMENTS):
-            place = {"id": 7 * n + 3 if holes else n + 1, "created_at": moment, "message_id": uuid7()}
-            connection.execute(log.insert().values(**envelope, **place, body=str(n).encode()))
+    append(outbox, *((7 * n + 3 if holes else n + 1, moment, str(n)) for n, moment in enumerate(MOMENTS)))
 
     found = [begun(outbox, start, name=f"from {n}") for n, (start, _) in enumerate(BEGINNINGS)]
 
     assert found == [expected for _, expected in BEGINNINGS]
+
+
+def test_a_moment_within_a_long_statement_passes_no_message_over(outbox):
+    """All rows of a statement have the moment of its beginning; others are written in between, with later moments."""
+    began = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    moment = began + timedelta(seconds=30)
+    append(
+        outbox, (1, began, "long"), (2, moment, "short"), *((id, began, "long") for id in range(3, 8)),
+        (8, moment + timedelta(seconds=1), "next"),
+    )  # fmt: skip
+
+    assert begun(outbox, moment) == ["short", *["long"] * 5, "next"]
 
 
 def test_a_moment_in_an_empty_log_is_the_beginning(outbox):

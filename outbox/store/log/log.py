@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -260,9 +260,10 @@ def selected(values: Values, selection: Selection, slots: Mapping[str, int] | No
 
 
 def ids_before(channel: Channel, moment: datetime) -> tuple[int, int]:
-    """Return the first id of the log, and the last id before the first row that was created at `moment` or later.
+    """Return the first id of the log, and the last id before a row that was created at `moment` or later.
 
-    Of an empty log this is (1, 0). The second is smaller than the first where no row is older than `moment`.
+    This is a search by halves: of rows that were written at once, some before the last id may be later; see
+    `last_id_before`. Of an empty log this is (1, 0). The second is smaller than the first where no row is older than `moment`.
     """
     lowest, highest = channel.rows(_ENDS)[0]
     if lowest is None:
@@ -278,6 +279,20 @@ def ids_before(channel: Channel, moment: datetime) -> tuple[int, int]:
         else:
             high = middle
     return lowest, low - 1
+
+
+def last_id_before(channel: Channel, moment: datetime) -> int:
+    """Return the last id before each row that was created at `moment` or later.
+
+    A row has the moment at which its statement began. So between the rows of a long statement lie others with later
+    moments, and a search by halves may pass these over.
+    """
+    first, last = ids_before(channel, moment)
+    if last < first:
+        return last
+    _, sure = ids_before(channel, moment - _LONGEST_STATEMENT)
+    bounds = {"after": sure, "last": last, "moment": channel.database.dialect.clock.bind(moment)}
+    return next((id - 1 for (id,) in channel.rows(_CREATED_SINCE, **bounds)), last)
 
 
 def nothing(capture: Capture | None) -> Page:
@@ -314,6 +329,12 @@ def _bounds(window: Window) -> dict[str, Any]:
 
 _LAST = "SELECT max(id) FROM {message}"
 _ENDS = "SELECT min(id), max(id) FROM {message}"
+#: The rows of a statement are written within this time.
+_LONGEST_STATEMENT = timedelta(minutes=1)
+#: By primary key, because no index has the moments.
+_CREATED_SINCE = """
+    SELECT id FROM {message} WHERE id > :after AND id <= :last AND created_at >= :moment ORDER BY id LIMIT 1
+"""
 _FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
 _AT = f"SELECT {LOG_COLUMNS} FROM {{message}} WHERE {{id_in_ids}} AND direct = :only ORDER BY id"
 #: Large bodies, as many as the limit of bytes allows, but at least one; by primary key. Bodies stay out of the window

@@ -23,7 +23,7 @@ from outbox.model.topics import Topics
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
-from outbox.store.log.log import Log, ids_before
+from outbox.store.log.log import Log, last_id_before
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.generations import Generations
 from outbox.store.subscriptions.parked import Parked
@@ -267,8 +267,7 @@ class Subscriptions:
             return Progress(EARLIEST)
         if start == "latest":
             return Progress(now)
-        _, last = ids_before(self._channel, start)
-        return Progress(EARLIEST, now, last)
+        return Progress(EARLIEST, now, last_id_before(self._channel, start))
 
     def _of(self, row: Row) -> Subscription:
         return Subscription(
