@@ -263,7 +263,8 @@ def ids_before(channel: Channel, moment: datetime) -> tuple[int, int]:
     """Return the first id of the log, and the last id before a row that was created at `moment` or later.
 
     This is a search by halves: of rows that were written at once, some before the last id may be later; see
-    `last_id_before`. Of an empty log this is (1, 0). The second is smaller than the first where no row is older than `moment`.
+    `last_id_before`. Of an empty log this is (1, 0). The second is smaller than the first where no row is older than
+    `moment`.
     """
     lowest, highest = channel.rows(_ENDS)[0]
     if lowest is None:
