@@ -253,7 +253,8 @@ class SubscriptionWorker:
         """Return in words why a lease is given back while the worker works."""
         number = turn.held.lease.partition.partition
         if turn.arrived:
-            return f"partition {number} has come to where all partitions meet"
+            is_backfill = self._stored is not None and self._stored.kind == "backfill"
+            return f"partition {number} has come to {'its end' if is_backfill else 'where all partitions meet'}"
         if self._stored is not None and turn.began_under != self._stored.pauses:
             return f"what is paused has changed, which concerns partition {number}"
         if turn.held.lease.partition not in self._search.own:

@@ -125,6 +125,7 @@ def test_relays_at_work_take_it_up_and_end_it_without_a_warning(engine, channel,
 
     said = [record.getMessage() for record in caplog.records]
     assert said.count("relay:backfill has come to its end") == 2
+    assert "relay:backfill: partition 0 has come to its end; giving it back" in said
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
