@@ -67,8 +67,9 @@ class PostgresChannel:
         notify = sql.SQL("SET LOCAL synchronous_commit = off; NOTIFY {}").format(self._name)
         self._notify = notify.as_bytes(driver)
         driver.rollback()
-        # The driver says so in every BEGIN, whatever the role's defaults are, or an engine with an isolation_level.
-        driver.isolation_level, driver.read_only, driver.deferrable = psycopg.IsolationLevel.READ_COMMITTED, False, None
+        # The driver says so in every BEGIN, whatever the role's defaults are, or an engine with an isolation_level. It
+        # does not say READ WRITE, because a standby would refuse.
+        driver.isolation_level, driver.read_only, driver.deferrable = psycopg.IsolationLevel.READ_COMMITTED, None, None
         driver.autocommit = True
         letters = _letters_of(driver)
         # A handler keeps psycopg from hoarding the notifications that come along with other answers.
