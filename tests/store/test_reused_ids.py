@@ -68,13 +68,21 @@ def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine
     assert str(raised.value) == (
         "relay: message 1 of the log cannot be parked, because another message is parked under this id; nothing was"
         " settled. Ids are given out again when the log was truncated or its sequence restored: run outbox doctor,"
-        " which says how to mend the sequence. Then replay or discard the parked message (outbox parked show 1 --name"
+        " which says how to mend the log. Then replay or discard the parked message (outbox parked show 1 --name"
         " relay); the worker goes on when it is gone"
     )
     assert (parked(engine), settled(engine)) == ([(1, b"old", "dead")], before)
+    with closing(outbox.database.open()) as channel:
+        (finding,) = findings(channel)
+    assert str(finding) == (
+        "outbox_parked: has message 1 of relay, but another message has this id now: ids were given again; replay or"
+        " discard the parked message; to see the message, run: outbox parked show 1 --name relay"
+    )
     request(engine, "discard")
     relay_to(destination, outbox).until_empty()
     assert parked(engine) == [(1, b"retried", "retry"), (2, b"dead", "dead")]
+    with closing(outbox.database.open()) as channel:
+        assert findings(channel) == []
     assert b"accepted" in destination.bodies
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 from typing import Any
 
 from sqlalchemy import (
@@ -38,6 +39,8 @@ _MISSING = "is missing"
 #: The tables in the database of a consumer without an outbox.
 INBOX_ALONE = {"outbox_inbox"}
 _MARK = "outbox_progress.last_message"
+#: Without these columns nobody can tell what is parked under which id.
+_PARKED_IDS = {f"outbox_{table}.{column}" for table in ("message", "parked") for column in ("id", "message_id")}
 _MOST_SLOTS = 32_767
 _SAMPLED = 1_000
 #: Clocks that NTP sets differ by milliseconds.
@@ -54,6 +57,11 @@ _KEYED = """
 _IDS = (("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("meta", "purged_id"))
 #: Columns with positions, whose numbers are ids where the log has no `xact_id`. A head is one more than the last id.
 _POSITIONS = (("progress", "base"), ("progress", "target"), ("meta", "purged"))
+#: Messages parked under an id that another message of the log has.
+_UNDER_ANOTHERS_ID = """
+    SELECT p.subscription, min(p.id), count(*) FROM {parked} AS p JOIN {message} AS m ON m.id = p.id
+    WHERE p.message_id <> m.message_id GROUP BY p.subscription ORDER BY p.subscription
+"""
 
 
 def findings(channel: Channel, slots: int | None = None, *, behind: bool = False) -> list[Finding]:
@@ -81,6 +89,8 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
         found += _of_meta(channel, slots, log_is_there="outbox_message" in present)
     if {"outbox_message", "outbox_progress"} <= present and not any(each.where == _MARK for each in found):
         found += _of_progress(channel)
+    if {"outbox_message", "outbox_parked"} <= present and not any(each.where in _PARKED_IDS for each in found):
+        found += _of_parked(channel)
     return found
 
 
@@ -231,6 +241,17 @@ def _of_progress(channel: Channel) -> Iterator[Finding]:
             f" NULL, after_id = NULL WHERE subscription = '{quoted}'"
         )
         yield Finding("outbox_progress", problem, again)
+
+
+def _of_parked(channel: Channel) -> Iterator[Finding]:
+    """Find parked messages whose id another message of the log has: that message could not be parked."""
+    for name, id, number in channel.rows(channel.database.sql(_UNDER_ANOTHERS_ID)):
+        more = "" if number == 1 else f", and {number - 1} more so"
+        problem = f"has message {id} of {name}{more}, but another message has this id now: ids were given again"
+        look = f"outbox parked show {id} --name {quote(name)}"
+        yield Finding(
+            "outbox_parked", problem, f"replay or discard the parked message; to see the message, run: {look}"
+        )
 
 
 def _of_server(channel: Channel) -> Iterator[Finding]:

@@ -415,7 +415,7 @@ class Parked:
             raise DatabaseError(
                 f"{name}: message {id} of the log cannot be parked, because another message is parked under this id;"
                 " nothing was settled. Ids are given out again when the log was truncated or its sequence restored:"
-                " run outbox doctor, which says how to mend the sequence. Then replay or discard the parked message"
+                " run outbox doctor, which says how to mend the log. Then replay or discard the parked message"
                 f" (outbox parked show {id} --name {quote(name)}); the worker goes on when it is gone"
             )
 
