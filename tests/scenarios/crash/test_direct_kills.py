@@ -15,14 +15,19 @@ import pytest
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
+from outbox import Outbox, Relay
 from tests.scenarios.exactness import direct_actors
 from tests.scenarios.exactness.business import FactRow, facts, set_up
-from tests.scenarios.exactness.direct_actors import Task
+from tests.scenarios.exactness.direct_actors import CallingSender, Task
 from tests.scenarios.exactness.history import Delivery, Fault, Findings, HistoryFile, judge
+from tests.scenarios.exactness.relays import settings
 from tests.scenarios.exactness.runs import Child
+from tests.support.directly import without_grace
 from tests.support.waiting import eventually
 
 ROWS, KEYS = 100, 20
+#: In seconds; no process gets no processor for so long.
+PATIENCE = 300.0
 
 
 @dataclass(frozen=True)
@@ -48,16 +53,25 @@ class Battle:
     def start(self, *, writes: bool, **more: object) -> Child:
         """Another process."""
         self._writers_so_far += writes
-        task = Task(
+        task = self._task(writer=self._writers_so_far if writes else None, **more)
+        return Child(direct_actors, task, self.log)
+
+    def send_what_is_left(self) -> None:
+        """Deliver in this process, until nothing is left, as if each grace were over: all writers are gone."""
+        without_grace(self._engine)
+        sender = CallingSender(self._task())
+        Relay(Outbox(self._engine), sender, settings=settings(ROWS, PATIENCE)).until_empty()
+        sender.close()
+
+    def _task(self, **more: object) -> Task:
+        return Task(
             url=self._engine.url.render_as_string(hide_password=False),
             history=str(self._folder / "history"),
             calls=str(self._folder / "calls"),
             enough=str(self._folder / "enough"),
             rows=ROWS,
-            writer=self._writers_so_far if writes else None,
             **more,  # type: ignore[arg-type]  # the test knows the names
         )
-        return Child(direct_actors, task, self.log)
 
     def kill(self, process: Child, *, writes: bool) -> None:
         """It does not come back."""
@@ -164,23 +178,26 @@ POINTS = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_writer_that_dies_at_a_point_of_its_way_loses_nothing(engine: Engine, tmp_path: Path, point: str) -> None:
-    """At its first time there. Only who dies between sending and saying so has somebody send again."""
+    """At its first time there. Only who dies between sending and saying so has somebody send again.
+
+    Grace, lease and deadline are so long that nobody sends in the place of a process that only stands still.
+    """
     arrives, comes_again = POINTS[point]
     battle = Battle(engine, tmp_path)
-    relays = [battle.start(writes=False) for _ in range(2)]
-    writer = battle.start(writes=True, kill_at=point, orders=1000, grace=1.5)
+    relays = [battle.start(writes=False, lease=PATIENCE) for _ in range(2)]
+    writer = battle.start(writes=True, kill_at=point, orders=1000, grace=PATIENCE, deadline=PATIENCE / 3)
     try:
-        died = eventually(lambda: not writer.running)
+        died = eventually(lambda: not writer.running, PATIENCE)
         code = writer.end(signal.SIGKILL)
         battle.kill(writer, writes=True)
-        complete = eventually(battle.complete)
-        time.sleep(3)
+        ended = [relay.end(signal.SIGTERM, PATIENCE) for relay in relays]
     finally:
         for relay in relays:
             relay.end(signal.SIGKILL)
+    battle.send_what_is_left()
 
     findings, repeated = battle.findings(), battle.repeated()
-    assert (died, code, complete) == (True, -signal.SIGKILL, True), battle.log.read_text()[-3000:]
+    assert (died, code, ended) == (True, -signal.SIGKILL, [0, 0]), battle.log.read_text()[-3000:]
     assert findings.wrong == {}
     assert battle.committed() >= 3 * arrives
     assert bool(findings.duplicates) == comes_again

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy import insert
@@ -42,6 +43,7 @@ class Task:
     keys: int = 20
     lease: float = 2.0
     pause: float = 0.002
+    deadline: float = 5.0
     grace: float | None = None
     kill_at: str | None = None
     #: How many orders; None: until `enough` is there.
@@ -53,12 +55,18 @@ class CallingSender(HistorySender):
 
     def __init__(self, task: Task) -> None:
         super().__init__(Path(task.history), task.pause)
+        self.deadline = timedelta(seconds=task.deadline)
         self._calls = os.open(task.calls, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
 
     def send(self, messages: Sequence[Message]) -> list[Done]:
         """As told."""
         os.write(self._calls, b"%d %d\n" % (os.getpid(), len(messages)))
         return super().send(messages)
+
+    def close(self) -> None:
+        """Give the files back."""
+        os.close(self._calls)
+        super().close()
 
 
 def order(outbox: Outbox, key: str, name: str) -> None:
