@@ -40,6 +40,8 @@ class State(NamedTuple):
     arrived: tuple[int, ...]
     dead: frozenset[int]
     counted: frozenset[int]
+    #: Blocked messages that wait for nothing.
+    forgotten: frozenset[int]
     broken: str | None
 
 
@@ -81,18 +83,28 @@ class Blaming:
 
     def wrong_at_rest(self, state: State) -> str | None:
         """Return what is missing when nothing can happen any more."""
-        bad = next((item.key for item in self.log if item.id == self.poison), None)
-        behind = {item.id for item in self.log if self.poison and item.key == bad and item.id >= self.poison}
-        missing = {item.id for item in self.log} - set(state.arrived) - behind
+        missing = {item.id for item in self.log} - set(state.arrived) - self.behind_poison
         if missing:
             return f"lost: at rest message {min(missing)} has not arrived"
+        if state.forgotten:
+            return f"lost: at rest message {min(state.forgotten)} waits for nothing"
         # To blame it the library has to see another message accepted after each of its failures.
         counted = self.away or self.poison in {None, *state.dead}
         return None if counted else "stuck: what always fails never becomes a dead letter"
 
+    @property
+    def behind_poison(self) -> set[int]:
+        """The message that crashes its handler, and what waits behind it."""
+        bad = next((item.key for item in self.log if item.id == self.poison), None)
+        return {item.id for item in self.log if self.poison and item.key == bad and item.id >= self.poison}
+
     def blame(self) -> Blame:
         """Return what remembers which messages failed alone; twins have another one."""
         return Blame()
+
+    def released_keys(self, rows: Parked) -> set[str]:
+        """Return the keys whose blocked rows may be tried; twins have other ones."""
+        return rules.released_keys(rows, NOW)
 
     def _play(self, decided: tuple[str, ...]) -> State:
         play = _Play(self)
@@ -103,7 +115,15 @@ class Blaming:
                 options = script.send(choice)
             except StopIteration:
                 options = ()
-        return State(decided, options, tuple(play.arrived), frozenset(play.dead), frozenset(play.counted), play.broken)
+        return State(
+            decided,
+            options,
+            tuple(play.arrived),
+            frozenset(play.dead),
+            frozenset(play.counted),
+            frozenset(play.forgotten),
+            play.broken,
+        )
 
 
 Choice = Generator[tuple[str, ...], str, None]
@@ -135,10 +155,21 @@ class _Play:
         """The messages of which attempts were counted."""
         return {row.id for row in self._parked if row.attempts}
 
+    @property
+    def forgotten(self) -> set[int]:
+        """The blocked messages of keys that nothing holds back; what was tried last is not forgotten."""
+        held = rules.keys_held(self._parked)
+        return {row.id for row in self._parked if row.state == "blocked" and row.key not in held} - self._tried
+
+    @property
+    def _tried(self) -> set[int]:
+        """What always fails, if it was tried last, and what waits behind it."""
+        return self._world.behind_poison if self._world.poison in self._last else set()
+
     def script(self) -> Choice:
         """Handle what there is, until there is nothing."""
         while not self._at_rest() and self._calls < _ENDLESS:
-            if ready := self._ready():
+            if ready := self._ready(self._world.rows):
                 # What failed is tried again after a while; once that is longer than a batch of the log takes.
                 later = self._passed < len(self._world.log) and not self._waited
                 tries = f"the worker tries again what is parked: {', '.join(str(item.id) for item in ready)}"
@@ -153,13 +184,13 @@ class _Play:
             self.broken = self.broken or "stuck: the worker tries without an end"
 
     def _at_rest(self) -> bool:
-        """Return whether nothing is left, or only what always fails, was tried last, and what waits behind it."""
-        left = {row.id for row in self._parked if row.state not in ("dead", "blocked")}
-        return self._passed == len(self._world.log) and left <= {self._world.poison} & self._last
+        """Return whether nothing may be tried, or only what always fails, was tried last, and what waits behind it."""
+        ready = {item.id for item in self._ready(len(self._world.log))}
+        return self._passed == len(self._world.log) and ready <= self._tried
 
-    def _ready(self) -> list[Item]:
+    def _ready(self, most: int) -> list[Item]:
         keys = {item.id: item.key for item in self._world.log}
-        rows = rules.ready(self._parked, rules.released_keys(self._parked, NOW), NOW, self._world.rows)
+        rows = rules.ready(self._parked, self._world.released_keys(self._parked), NOW, most)
         return [Item(row.id, keys[row.id], row.attempts + 1) for row in rows]
 
     def _handle_log(self) -> Choice:
@@ -167,13 +198,13 @@ class _Play:
         held = rules.held_among(self._parked, {item.key for item in batch if item.key is not None})
         free = [item for item in batch if item.key not in held]
         more = self._passed + len(batch) < len(self._world.log)
-        parkings = yield from self._perform(free, parked=False, others=lambda: more or bool(self._ready()))
+        parkings = yield from self._perform(free, parked=False, others=lambda: more or bool(self._ready(1)))
         for item, parking in [(item, BLOCKED) for item in batch if item.key in held] + parkings:
             self._parked = rules.parked(self._parked, [LogRow(item.id, item.key)], parking, NOW)
         self._passed += len(batch)
 
     def _handle_parked(self) -> Choice:
-        parkings = yield from self._perform(self._ready(), parked=True, others=lambda: False)
+        parkings = yield from self._perform(self._ready(self._world.rows), parked=True, others=lambda: False)
         for item, parking in parkings:
             if parking is not BLOCKED:
                 self._parked = rules.changed(self._parked, [item.id], parking, NOW)
@@ -254,6 +285,14 @@ class BlamesEveryFailure(Blaming):
     def blame(self) -> Blame:
         """Blame everyone."""
         return _Everyone()
+
+
+class ForgetsBlocked(Blaming):
+    """Tries no blocked message, also when nothing holds its key back any more."""
+
+    def released_keys(self, rows: Parked) -> set[str]:
+        """Return no key."""
+        return set()
 
 
 class BlamesNobody(Blaming):

@@ -127,6 +127,8 @@ SCENES: tuple[Scene, ...] = (
     Scene("an outage of which the destination speaks", partial(Blaming, *"abcd", away=8, says="unavailable"), 170),
     Scene("a message that crashes its handler", partial(Blaming, *"abacdef", poison=1), 20),
     Scene("an outage and a message that crashes", partial(Blaming, *"abacd", away=8, poison=2), 800),
+    Scene("an outage and a key with more than a batch", partial(Blaming, *"aaaaa", away=3), 70),
+    Scene("a message that crashes, behind one of an outage", partial(Blaming, *"abaacd", away=4, poison=3), 380),
     Scene("more keys than memory", _holding(Holding, "a", "b", "a", "b", most_keys=0), 14_000),
     Scene(
         "late answers",
@@ -278,6 +280,16 @@ TWINS: tuple[Twin, ...] = (
     _twin("released keys forgotten", _holding, holding.ForgetsBlocked, Holding, "order", "a", "a", "a"),
     _twin("a key freed at once", _holding, holding.FreesAtOnce, Holding, "order", "a", "a", "a"),
     _twin("every failure is blamed", _of, blaming.BlamesEveryFailure, Blaming, "an attempt", *"abcd", away=8),
+    _twin(
+        "blocked messages are not tried",
+        _of,
+        blaming.ForgetsBlocked,
+        Blaming,
+        "lost: at rest message 3 waits for nothing",
+        *"abaacd",
+        away=4,
+        poison=3,
+    ),
     _twin("nobody is blamed", _of, blaming.BlamesNobody, Blaming, "stuck", *"abcdefg", poison=1),
     _twin("late answers over a lost lease", _of, answering.CountsLateAnswers, Answering, "order", 2, troubles=_HANGS),
     _twin(

@@ -197,7 +197,9 @@ def test_a_writer_that_dies_at_a_point_of_its_way_loses_nothing(engine: Engine, 
     battle.send_what_is_left()
 
     findings, repeated = battle.findings(), battle.repeated()
-    assert (died, code, ended) == (True, -signal.SIGKILL, [0, 0]), battle.log.read_text()[-3000:]
+    assert (died, code) == (True, -signal.SIGKILL), battle.log.read_text()[-3000:]
+    # A relay that has hardly begun ends by the signal itself.
+    assert {0, -signal.SIGTERM}.issuperset(ended), battle.log.read_text()[-3000:]
     assert findings.wrong == {}
     assert battle.committed() >= 3 * arrives
     assert bool(findings.duplicates) == comes_again
