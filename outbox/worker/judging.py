@@ -95,15 +95,16 @@ class Judge:
         parked: list[tuple[Message, Parking]] = []
         failed_keys: set[str | None] = set()
         alone = len(messages) == 1 or self._policy.in_portions
-        last_done = max((place for place, verdict in enumerate(verdicts) if verdict is DONE), default=-1)
+        last_done = max((place for place, verdict in enumerate(verdicts) if isinstance(verdict, Done)), default=-1)
         for place, (message, verdict) in enumerate(zip(messages, verdicts, strict=True)):
             if isinstance(verdict, Done) or message.key in failed_keys:
                 continue
             if self._policy.ordered and message.key is not None:
                 failed_keys.add(message.key)
             if isinstance(verdict, Unavailable):
-                passed = place < last_done or self._is_passed(batch, message, verdict)
-                parking = self._unavailable(batch, message, verdict, passed=passed, alone=alone)
+                # A destination that has accepted a later message of the call is not away.
+                away = verdict.everything and place > last_done
+                parking = self._unavailable(batch, message, verdict.error, away=away, alone=alone)
             else:
                 parking = self._failed(message, verdict)
             if parking is not None:
@@ -111,23 +112,23 @@ class Judge:
         batch.resolve(done, parked)
         return bool(done or parked)
 
-    def _is_passed(self, batch: Pending, message: Message, verdict: Unavailable) -> bool:
+    def _is_passed(self, batch: Pending, message: Message, *, away: bool) -> bool:
         """Return whether the destination accepts others while it does not accept a message.
 
         If it accepts nothing at all, an earlier message proves nothing: an outage has begun since. That parks nothing.
         """
-        accepts = batch.findings.some_accepted and not verdict.everything
+        accepts = batch.findings.some_accepted and not away
         return accepts or self._blame.accepted_since_failure(message)
 
-    def _unavailable(
-        self, batch: Pending, message: Message, verdict: Unavailable, *, passed: bool, alone: bool
-    ) -> Parking | None:
-        """Return the parking of a message that is not accepted, while others are; None: the message stays in place."""
-        error = verdict.error
+    def _unavailable(self, batch: Pending, message: Message, error: str, *, away: bool, alone: bool) -> Parking | None:
+        """Return the parking of a message that is not accepted, while others are; None: the message stays in place.
+
+        `away`: the destination accepts nothing at all.
+        """
         if self._policy.suspend:
             return self._policy.failed(message, error, counts=False)
-        batch.findings.away = error if verdict.everything else None
-        if passed and batch.quota > 0:
+        batch.findings.away = error if away else None
+        if batch.quota > 0 and self._is_passed(batch, message, away=away):
             batch.quota -= 1
             return self._policy.waiting(message, error)
         self._size.one()

@@ -259,7 +259,7 @@ def test_an_outage_that_begins_within_a_batch_parks_nothing(calls):
 
 
 def test_a_judge_that_trusts_earlier_messages_would_park(monkeypatch):
-    monkeypatch.setattr(Judge, "_is_passed", lambda _judge, batch, _message, _verdict: batch.findings.some_accepted)
+    monkeypatch.setattr(Judge, "_is_passed", lambda _judge, batch, _message, away: batch.findings.some_accepted)
 
     assert through_an_outage(3).parked
 
@@ -290,6 +290,17 @@ def test_a_message_of_a_missing_topic_waits_also_when_it_is_the_last_of_its_batc
     outcome = Stage(handler, looks=100).run([*messages("a"), missing])
 
     assert seen(outcome) == {"done": [1], "parked": [(2, "waiting", 0)], "open": []}
+
+
+def test_a_message_refused_as_if_the_server_were_away_waits_when_a_later_one_of_its_call_was_accepted():
+    """The later one shows that the server is there: the log goes on, and no outage begins."""
+    handler = Handler(only(2, verdict=Unavailable("403", everything=True)))
+
+    outcome = Stage(handler, looks=20).run(messages("a", "b", "c", "d"))
+
+    assert handler.calls == [[1], [2, 3, 4]]
+    assert seen(outcome) == {"done": [1, 3, 4], "parked": [(2, "waiting", 0)], "open": []}
+    assert not outcome.away
 
 
 def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations_text():
