@@ -37,3 +37,9 @@ def epoch(engine: Engine) -> int:
     """How often it was taken."""
     with engine.connect() as connection:
         return int(connection.execute(text("SELECT epoch FROM outbox_lease")).scalar_one())
+
+
+def end_lease(engine: Engine) -> None:
+    """As if the lease had run out, of a process that has given it back or does nothing any more."""
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_lease SET owner = NULL, lease_until = NULL"))
