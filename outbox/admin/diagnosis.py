@@ -73,12 +73,15 @@ class _Diagnosis:
         """Yield that nothing purges a log with old messages, and for whom a purge keeps more than its retention."""
         if log.oldest is None:
             return
-        size, days = f"about {log.rows} messages with {log.bytes / 1e6:.0f} MB", self.facts.now - log.oldest
-        if days > _UNPURGED and (log.purged_at is None or self.facts.now - log.purged_at > _NIGHTS):
+        oldest = self.facts.now - log.oldest
+        megabytes = "less than 1 MB" if log.bytes < 1e6 else f"{log.bytes / 1e6:.0f} MB"
+        size = f"about {counted(log.rows, 'message')} with {megabytes}"
+        since = f"the oldest from {age(oldest.total_seconds())} ago"
+        if oldest > _UNPURGED and (log.purged_at is None or self.facts.now - log.purged_at > _NIGHTS):
             yield Finding(
                 kind="unpurged",
                 subscription=None,
-                what=f"nothing purges the log: {size}, the oldest from {days.days} days ago",
+                what=f"nothing purges the log: {size}, {since}",
                 since=log.purged_at,
                 seconds=None if log.purged_at is None else self._seconds(log.purged_at),
                 advice="to delete old messages, run relays with --keep 7d, or every night",
@@ -89,8 +92,9 @@ class _Diagnosis:
             yield Finding(
                 kind="held_back",
                 subscription=name,
-                what=f"about {rows} messages older than {age(log.keep_seconds or 0.0)} are kept for this subscription",
-                evidence=f"{size} are in the log, the oldest from {days.days} days ago",
+                what=f"about {counted(rows, 'message')} older than {age(log.keep_seconds or 0.0)}"
+                f" {'is' if rows == 1 else 'are'} kept for this subscription",
+                evidence=f"{size} in the log, {since}",
                 advice="let its worker catch up, or drop the subscription; to see all, run",
                 next_command="outbox subscriptions list",
             )
