@@ -31,6 +31,7 @@ from outbox.admin.results import (
 from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
+from outbox.model.limits import require_wait
 from outbox.model.message import Message
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
@@ -358,7 +359,9 @@ class Admin:
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell which messages are needed.
+            ValueError: the age is below 0, or above 100 years.
         """
+        require_wait("older_than", older_than)
         with self._channel() as channel:
             return Purge(channel).run(older_than, rehearsal=rehearsal)
 
@@ -382,7 +385,12 @@ class Admin:
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell which messages are needed.
+            TypeError: one text is given in place of a list.
         """
+        for field, given in {"keys": keys, "message_ids": message_ids}.items():
+            if isinstance(given, str):
+                # Its letters would be taken for keys, and the messages of others would go.
+                raise TypeError(f"{field} must be a list, and not one text: {given!r:.80}; pass […]")
         with self._channel() as channel:
             by = by or user_and_host()
             return erase(channel, keys=keys, message_ids=message_ids, by=by, rehearsal=rehearsal)

@@ -14,6 +14,7 @@ from outbox.admin.statuses import properties_of
 from outbox.errors import SubscriptionError
 from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
+from outbox.model.limits import require_wait
 from outbox.model.parking import STATES
 from outbox.model.subscription import (
     Declaration,
@@ -70,6 +71,7 @@ def create(channel: Channel, name: str, start: Start, properties: Properties) ->
     require_known("create", properties, ("start", *Properties.__annotations__))
     require_own_name(name)
     require_start(start)
+    _require_grace(properties)
     destination = properties.get("destination")
     if destination is None:
         raise SubscriptionError("destination: a new subscription needs a URL, as nats://host:4222")
@@ -131,6 +133,7 @@ def with_followers(
 
 def _changed(stored: Subscription, wanted: Properties) -> Subscription:
     require_policy(wanted.get("on_dead"))
+    _require_grace(wanted)
     destination = wanted.get("destination")
     checked = None if destination is None else checked_destination(destination, stored)
     if not stored.is_used and checked is None and stored.direct is None:
@@ -144,6 +147,11 @@ def _changed(stored: Subscription, wanted: Properties) -> Subscription:
     }
     changes["destination"] = checked or stored.destination
     return replace(stored, **{"on_dead": stored.on_dead or "block", **changes})
+
+
+def _require_grace(wanted: Properties) -> None:
+    if (grace := wanted.get("grace")) is not None:
+        require_wait("grace", grace)
 
 
 def _details(channel: Channel, stored: Subscription) -> SubscriptionDetails:

@@ -65,14 +65,16 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         """Return the sum of the parts."""
+        from outbox.model.limits import MAX_DELAY
+
         if isinstance(value, timedelta):
             return value
         if not re.fullmatch(f"({_DURATION.pattern})+", value):
             self.fail(f"{value!r} is not a duration; write 90s, 1h30m or 7d", param, ctx)
-        try:
-            return timedelta(seconds=sum(float(n) * _UNITS[unit] for n, unit in _DURATION.findall(value)))
-        except OverflowError:
-            self.fail(f"{value!r} is longer than anybody will wait", param, ctx)
+        seconds = sum(float(n) * _UNITS[unit] for n, unit in _DURATION.findall(value))
+        if seconds > MAX_DELAY.total_seconds():
+            self.fail(f"{value!r} is longer than {MAX_DELAY.days}d", param, ctx)
+        return timedelta(seconds=seconds)
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only

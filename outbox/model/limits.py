@@ -212,3 +212,9 @@ def require_window(name: str, window: object) -> None:
     """Refuse a length of time that is no timedelta above 0 and up to `MAX_DELAY`; the error begins with `name`."""
     if not isinstance(window, timedelta) or not timedelta(0) < window <= MAX_DELAY:
         raise ValueError(f"{name} must be a timedelta above 0, of at most {MAX_DELAY.days} days, not {window!r:.40}")
+
+
+def require_wait(name: str, wait: object) -> None:
+    """Refuse a length of time that is no timedelta from 0 to `MAX_DELAY`; the error begins with `name`."""
+    if not isinstance(wait, timedelta) or not timedelta(0) <= wait <= MAX_DELAY:
+        raise ValueError(f"{name} must be a timedelta from 0 to {MAX_DELAY.days} days, not {wait!r:.40}")

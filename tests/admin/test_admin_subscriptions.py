@@ -49,6 +49,8 @@ def test_properties_are_altered_one_by_one(engine):
         ({"partitions": 2, "topics": ["a"]}, "partitions is a change of its own"),
         ({"destination": "reddist://h"}, "there is no sender for reddist: URLs"),
         ({"on_dead": "stop"}, "on_dead must be 'block' or 'continue', not 'stop'"),
+        ({"grace": timedelta(days=-1)}, "grace must be a timedelta from 0 to 36525 days, not datetime.timedelta"),
+        ({"grace": timedelta.max}, "grace must be a timedelta from 0 to 36525 days"),
         ({"to": TO}, "alter has no option to; there are wait, topics, tags, filter, destination"),
     ],
 )

@@ -111,6 +111,7 @@ def test_a_variable_counts_as_the_option(sqlite_engine):
         ("postgresql://localhost:1/x", ["relay"], 2, "no destination"),
         ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--topics", "a,,b"], 2, "names with a comma"),
         ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--lease", "10"], 2, "is not a duration"),
+        ("postgresql://localhost:1/x", ["purge", "--older-than", "100001w"], 2, "'100001w' is longer than 36525d"),
         ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--from", "soon"], 2, "2026-01-31T12:00:00Z"),
         ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--from", "2026-01-31"], 2, "append Z"),
         ("postgresql://localhost:1/x", ["relay", "--to", "teapot://x"], 2, "no sender for teapot"),

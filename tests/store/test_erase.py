@@ -149,3 +149,15 @@ def test_somebody_must_be_meant(sqlite_engine):
     ended = command(sqlite_engine, "erase")
 
     assert (ended.code, "say whose messages: --key KEY or --message-id UUID" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(("chosen", "field"), [({"keys": "bob"}, "keys"), ({"message_ids": "bob"}, "message_ids")])
+def test_one_text_in_place_of_a_list_is_refused(outbox, channel, destination, chosen, field):
+    """Its letters would be taken for the keys of others."""
+    send(outbox, "b", "o", "bob")
+    Relay(outbox, destination).until_empty()
+
+    with pytest.raises(TypeError, match=rf"{field} must be a list, and not one text: 'bob'; pass \[…\]"):
+        Admin(channel).erase(**chosen)
+
+    assert left(outbox) == ["of b", "of o", "of bob"]

@@ -383,3 +383,15 @@ def test_purging_without_pause_beside_writers_and_a_relay_loses_nothing(engine):
     Relay(outbox, destination).until_empty()
 
     assert destination.bodies == wanted
+
+
+@pytest.mark.parametrize("wrong", [-WEEK, timedelta.max], ids=["before", "long"])
+def test_an_age_that_is_none_is_refused(outbox, wrong):
+    """With the moment of 7 days ago in mind, somebody would purge all, and not what is older."""
+    send(outbox, "1")
+    Relay(outbox, Destination()).until_empty()
+
+    with pytest.raises(ValueError, match="older_than must be a timedelta from 0 to 36525 days, not"):
+        outbox.admin.purge(wrong)
+
+    assert kept(outbox) == [b"1"]
