@@ -93,11 +93,12 @@ def _upgrade_one(target: Target, *, inbox: bool) -> tuple[str, str]:
 
 def _upgrade(target: Target, slots: int | None) -> tuple[str | None, str | None, bool]:
     """Upgrade; return the revision before and after, and whether there were tables."""
-    from sqlalchemy import inspect
+    from sqlalchemy import inspect, select
 
     from outbox import migrate
     from outbox.cli.connection import engine_of
     from outbox.model.slots import SLOTS
+    from outbox.schema import tables
 
     engine = engine_of(target.url, create=True)
     try:
@@ -105,8 +106,12 @@ def _upgrade(target: Target, slots: int | None) -> tuple[str | None, str | None,
         before = migrate.current_revision(engine, target.schema)
         migrate.upgrade(engine, target.schema, slots or SLOTS)
         after = migrate.current_revision(engine, target.schema)
+        with engine.connect() as connection:
+            stored = connection.scalar(select(tables(target.schema, engine.dialect.name).meta.c.slots))
     finally:
         engine.dispose()
+    if slots not in (None, stored):
+        warn(f"the tables have {stored} slots, not {slots}: the number was fixed when they were made")
     return before, after, are_there
 
 

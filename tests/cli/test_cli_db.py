@@ -158,6 +158,15 @@ def test_the_sql_needs_no_database(dialect):
     assert (ended.code, "CREATE TABLE outbox_message" in ended.out) == (0, True)
 
 
+def test_another_number_of_slots_than_the_tables_have_is_told(empty):
+    outbox(empty, "db", "upgrade", "--slots", "16")
+
+    told = [outbox(empty, "db", "upgrade", *options) for options in ([], ["--slots", "16"], ["--slots", "32"])]
+
+    fixed = "warning: the tables have 16 slots, not 32: the number was fixed when they were made"
+    assert [(each.code, fixed in each.err) for each in told] == [(0, False), (0, False), (0, True)]
+
+
 def test_another_number_of_slots_is_the_databases_own_matter(empty, tmp_path):
     """Whoever made the tables chose it; commands do not have to be told."""
     outbox(empty, "db", "upgrade", "--slots", "16")
