@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -16,10 +17,13 @@ import click
 
 from outbox.cli.options import as_given, as_value, option, together
 from outbox.cli.output import printable, scrubbed
+from outbox.runtime.named import named
 
 if TYPE_CHECKING:
     from outbox.admin.results import Look
     from outbox.relay.supervisor import Supervisor
+
+logger = logging.getLogger("outbox")
 
 #: While a command is not ready, systemd is asked to wait for so many microseconds more.
 _EXTEND = 60_000_000
@@ -103,7 +107,7 @@ def run_probed(supervisor: Supervisor, probes: Probes, looks: Mapping[str, Calla
 
 
 class Pulse:
-    """Shows that a supervisor lives: touches a file, and tells systemd."""
+    """Shows that a supervisor lives: touches a file, and tells systemd; the log says which work is stuck."""
 
     def __init__(self, supervisor: Supervisor, file: Path | None, environment: Mapping[str, str]) -> None:
         self._supervisor = supervisor
@@ -112,12 +116,19 @@ class Pulse:
         # A name that begins with @ is no file.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._ready = False
+        self._stuck = frozenset[str]()
         self._touch()
 
     def beat(self) -> None:
         """Touch the file and feed systemd's watchdog, unless a work is stuck; tell systemd when all work."""
+        from outbox.relay.supervisor import STUCK_SECONDS
+
         health = self._supervisor.health
-        if any(each.stuck for each in health):
+        before, self._stuck = self._stuck, frozenset(each.name for each in health if each.stuck)
+        for name in sorted(self._stuck - before):
+            text = "%s: its thread has shown no sign of life for %g s, or has ended; to go on, start the process again"
+            logger.error(text, name, STUCK_SECONDS, extra=named("stuck", seconds=STUCK_SECONDS))
+        if self._stuck:
             return
         if self._file is not None:
             # A file that is not touched is what its reader looks for.

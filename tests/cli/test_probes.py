@@ -171,6 +171,21 @@ class Ill:
         self.health = [Health(name="relay", stuck=False, trouble="connection refused")]
 
 
+def test_a_work_that_gets_stuck_is_told_in_the_log_once(caplog):
+    """Otherwise the log would say nothing about the restart of a process whose database hangs."""
+    supervisor = Ill()
+    pulse = Pulse(supervisor, None, {})  # type: ignore[arg-type]
+    for stuck in (False, True, True, False, True):
+        supervisor.health = [
+            Health(name="relay", stuck=stuck, trouble=None),
+            Health(name="b", stuck=False, trouble=None),
+        ]
+        pulse.beat()
+
+    line = "relay: its thread has shown no sign of life for 60 s, or has ended; to go on, start the process again"
+    assert [record.getMessage() for record in caplog.records] == [line, line]
+
+
 def test_systemd_learns_what_a_work_waits_for_that_it_is_ready_and_lives(tmp_path):
     path, file = tmp_path / "notify", tmp_path / "heartbeat"
     supervisor = Ill()
