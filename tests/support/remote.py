@@ -151,6 +151,7 @@ def stored_of(message: Message) -> Stored:
 #: Each process ends in its own way, and makes its sender after the fork that began it.
 _PROGRAM = """
 import importlib, os, sys
+from datetime import timedelta
 from outbox.model.message import Message
 from outbox.model.verdict import DONE
 
@@ -166,7 +167,7 @@ def wait(pid):
 for way in ways:
     process = os.fork()
     if not process:
-        sender = Sender(url)
+        sender = Sender(url, timeout=timedelta(minutes=2))  # no process stands still for so long
         send()
         exec(way)
         sys.exit()
@@ -418,6 +419,7 @@ class RemoteSenderContract:
         )
         sender.close()
 
+    @pytest.mark.timeout(900)
     def test_a_process_may_fork_and_end_as_it_likes(self, place: Place) -> None:
         """Each process has a connection of its own, and none has a word to say at its end."""
         sender = type(place).sender
@@ -425,7 +427,7 @@ class RemoteSenderContract:
 
         done = subprocess.run(
             [sys.executable, "-W", "default", "-c", _PROGRAM, *arguments],
-            capture_output=True, text=True, timeout=240, check=False, cwd=TOP,
+            capture_output=True, text=True, timeout=600, check=False, cwd=TOP,
         )  # fmt: skip
 
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
