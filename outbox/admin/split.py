@@ -86,9 +86,7 @@ def _made(
     moved = Topics.of(stored.topics).within(wanted.included)
     if moved is None:
         raise SubscriptionError(f"{stored.name} has no topics that match {','.join(wanted.included)}")
-    if as_name == "" or not (as_name or "-").isprintable():
-        raise SubscriptionError("the new name must be one or more characters that can be printed")
-    name = as_name or route_name(base, ",".join(wanted.included))
+    name = route_name(base, ",".join(wanted.included)) if as_name is None else as_name
     require_own_name(name)
     return replace(stored, name=name, topics=moved.chosen(), destination=destination, generation=1)
 

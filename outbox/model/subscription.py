@@ -20,6 +20,8 @@ OnDead = Literal["block", "continue"]
 Kind = Literal["relay", "compensation", "check", "extract", "consumer", "broadcast", "backfill"]
 #: Kinds whose messages go to functions of an application, if there is no destination.
 _CALLED: tuple[Kind, ...] = ("consumer", "broadcast", "backfill")
+#: Names are parts of primary keys, which have room for so many bytes beside a message key.
+_LONGEST_NAME = 1_000
 #: The start of a new subscription: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
 
@@ -76,7 +78,16 @@ def grace_milliseconds(grace: timedelta) -> int:
 
 
 def require_own_name(name: str) -> None:
-    """Refuse to run a compensation or a backfill alone: the workers of its subscription do its work."""
+    """Refuse a name that no relay or consumer can have.
+
+    The workers of a subscription do the work of its compensation and its backfill, and a check-back has a name that is
+    made from its producer group.
+    """
+    if not (name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME):
+        shown = ascii(name[:40])
+        raise SubscriptionError(f"name: must be 1 to {_LONGEST_NAME} bytes of text that can be printed, not {shown}")
+    if name.startswith(check_of("")):
+        raise SubscriptionError(f"name: {name} is the check-back of a producer group; use another name")
     own = subscription_of(name)
     if own is not None:
         what = name.removeprefix(f"{own}:")

@@ -1,11 +1,14 @@
 """Subscriptions by the Python API: made, altered, split, paused, reset and dropped, as the command line does."""
 
 import asyncio
+import secrets
+import string
 from datetime import datetime, timedelta
 
 import pytest
 
-from outbox import Outbox, Relay, SubscriptionError
+from outbox import Outbox, Reject, Relay, SubscriptionError
+from outbox.model.limits import MAX_KEY_BYTES
 from tests.support.command_line import outbox as run
 
 TO = "nats://h:4222"
@@ -77,6 +80,43 @@ def test_a_subscription_with_a_wrong_property_is_not_made(engine, wrong, said):
         admin.create("audit", destination=TO, **wrong)
 
     assert [each.name for each in admin.subscriptions()] == ["relay"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "name: must be 1 to 1000 bytes of text that can be printed, not ''"),
+        ("a\0", r"that can be printed, not 'a\\x00'"),
+        ("a\ud800", r"that can be printed, not 'a\\ud800'"),
+        (501 * "é", "1 to 1000 bytes"),
+        ("check:shop", "check:shop is the check-back of a producer group; use another name"),
+    ],
+    ids=["none", "zero", "surrogate", "long", "check"],
+)
+def test_a_name_that_no_relay_can_have_is_refused(engine, name, said):
+    outbox = Outbox(engine)
+
+    for make in (
+        lambda: outbox.admin.create(name, destination=TO),
+        lambda: Relay(outbox, print, name=name),
+        lambda: Outbox(engine, sender=print, direct=name),
+    ):
+        with pytest.raises(SubscriptionError, match=said):
+            make()
+
+    assert [each.name for each in outbox.admin.subscriptions()] == ["relay"]
+
+
+def test_the_longest_name_can_be_stored_in_every_table(engine):
+    # By chance, because the server compresses repetitions.
+    name, key = ("".join(secrets.choice(string.ascii_letters) for _ in range(most)) for most in (1000, MAX_KEY_BYTES))
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        outbox.send(session, "t", b"1", key=key)
+    relay = Relay(outbox, lambda _message: Reject("never"), name=name)
+    relay.until_empty()
+
+    assert [each.state for each in outbox.admin.parked(name=name)] == ["dead"]
 
 
 @pytest.mark.parametrize(
