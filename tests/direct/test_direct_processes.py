@@ -20,8 +20,6 @@ from tests.support.programs import Program
 from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
-GRACE_SECONDS = 10
-
 
 def program(engine: Engine, path: Path | str, way: str, *arguments: str, stdout: IO[Any] | None = None) -> Program:
     url = engine.url.render_as_string(hide_password=False)
@@ -46,7 +44,7 @@ def test_a_program_that_ends_has_sent_what_it_committed(engine, tmp_path, way, c
     """Nothing waits for the grace, and nothing is sent by two."""
     path = tmp_path / "arrived"
 
-    assert program(engine, path, way).wait(120) == code
+    assert program(engine, path, way).wait(280) == code
     assert sorted(arrived(path)) == bodies
     assert sorted(map(bytes.decode, marked(engine))) == bodies
     by_process = {line.split()[1]: line.split()[0] for line in path.read_text().splitlines()}
@@ -58,7 +56,7 @@ def test_what_a_thread_commits_after_the_end_of_the_main_thread_comes_once(engin
     """Direct sends have ended by then; they may have begun anew."""
     path = tmp_path / "arrived"
 
-    assert program(engine, path, "leaves_a_thread").wait(120) == 0
+    assert program(engine, path, "leaves_a_thread").wait(280) == 0
     assert sorted(map(bytes.decode, marked(engine))) == sorted(sent := arrived(path))
     assert sorted([*sent, *map(bytes.decode, relayed(engine, "file"))]) == ["1", "2"]
 
@@ -66,13 +64,13 @@ def test_what_a_thread_commits_after_the_end_of_the_main_thread_comes_once(engin
 def test_a_program_whose_sender_hangs_ends_nevertheless(engine, tmp_path):
     """It waits for five seconds and then leaves the message to the relay."""
     with (tmp_path / "said").open("w+") as said:
-        code = program(engine, tmp_path / "arrived", "hangs", stdout=said).wait(120)
+        code = program(engine, tmp_path / "arrived", "hangs", stdout=said).wait(280)
         ended = time.time()
         said.seek(0)
         took = ended - float(said.readline())
 
     assert code == 0
-    assert 4 < took < 50  # the end of an interpreter takes its time on a busy machine
+    assert 4 < took < 200  # the end of an interpreter takes its time on a busy machine
 
 
 def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nats):
@@ -80,7 +78,7 @@ def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nat
     with TcpProxy("127.0.0.1", nats.port) as proxy:
         stream = Stream(nats, proxy)
 
-        assert program(pg_engine, stream.url.replace("127.0.0.1", "localhost"), "returns").wait(120) == 0
+        assert program(pg_engine, stream.url.replace("127.0.0.1", "localhost"), "returns").wait(280) == 0
         assert [message.body for message in stream.stored()] == [b"1", b"2"]
         stream.close()
     assert marked(pg_engine) == [b"1", b"2"]
@@ -88,26 +86,27 @@ def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nat
 
 def test_a_program_that_ends_before_direct_sends_have_begun_leaves_all_to_the_relay(engine, tmp_path):
     """At once, not after a grace."""
-    assert program(engine, tmp_path / "arrived", "is_short").wait(120) == 0
+    assert program(engine, tmp_path / "arrived", "is_short").wait(280) == 0
 
     assert (marked(engine), relayed(engine, "file")) == ([], [b"1", b"2"])
 
 
 def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine, tmp_path):
-    """The compensation sends it by itself."""
+    """The compensation sends it by itself; also what the program had sent, if that was not acknowledged any more."""
     path = tmp_path / "arrived"
     destination = Destination()
     destination.destination = "file"
-    relay = relay_to(destination, Outbox(engine))
+    relay = relay_to(destination, Outbox(engine), lease=LONG_LEASE)
     relay.start()
 
-    assert program(engine, path, "is_gone").wait(120) == 4
-    complete = eventually(lambda: len(destination.bodies) + len(arrived(path)) >= 2, GRACE_SECONDS + 120)
+    assert program(engine, path, "is_gone").wait(280) == 4
+    complete = eventually(lambda: {*destination.bodies, *map(str.encode, arrived(path))} == {b"1", b"2"}, 240)
     relay.stop()
     relay.join(60)
 
     assert complete
-    assert sorted([*map(bytes.decode, destination.bodies), *arrived(path)]) == ["1", "2"]
+    assert len(destination.bodies) == len({*destination.bodies})
+    assert len(arrived(path)) == len({*arrived(path)})
 
 
 @pytest.mark.parametrize(
