@@ -19,7 +19,7 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox as command_line
-from tests.support.destination import Destination, failing, fill, relay_to
+from tests.support.destination import LONG_LEASE, Destination, failing, fill, relay_to
 from tests.support.direct import append, declare_compensation
 from tests.support.parked import states
 from tests.support.waiting import eventually
@@ -59,29 +59,38 @@ def bodies_by_key(*destinations: Destination) -> dict[str | None, list[int]]:
 
 def test_under_load_nothing_is_lost_doubled_or_reordered(engine, messages):
     """A relay is at work, the next ones wait for their topics, and writers write on."""
-    outbox, writers = Outbox(engine), 3
+    outbox, writers, is_split = Outbox(engine), 3, threading.Event()
+    written = [0] * writers
     both, orders, rest = Destination(), Destination(), Destination()
     rest.destination = both.destination
-    threads = [threading.Thread(target=write, args=(outbox, n, messages // writers // 5 * 5)) for n in range(writers)]
-    relay = relay_to(both, outbox)
+
+    def write_on(number: int) -> None:
+        while written[number] < messages // writers or not is_split.is_set():
+            write(outbox, number, 5, written[number])
+            written[number] += 5
+
+    threads = [threading.Thread(target=write_on, args=(n,), daemon=True) for n in range(writers)]
+    relay = relay_to(both, outbox, lease=LONG_LEASE)
     relay.start()
     for thread in threads:
         thread.start()
-    assert eventually(lambda: len(both.messages) > messages // 10)
+    assert eventually(lambda: len(both.messages) > messages // 10, 120)
     relays = Relays(routes(outbox, {"orders.*": orders, "*": rest}), pause=wait_fixed(0.1))
     running = threading.Thread(target=relays.run)
     running.start()
     channel = outbox.database.open()
 
-    origin, made, _ = split(channel, "relay", ["orders.*"], destination="test")
-    channel.close()
-    still_writing = any(thread.is_alive() for thread in threads)
+    try:
+        origin, made, _ = split(channel, "relay", ["orders.*"], destination="test")
+        still_writing = all(thread.is_alive() for thread in threads)
+    finally:
+        is_split.set()
+        channel.close()
     relay.stop()
     relay.join(60)
     for thread in threads:
         thread.join()
-    total = messages // writers // 5 * 5 * writers
-    came = eventually(lambda: len(both.messages) + len(orders.messages) + len(rest.messages) >= total)
+    came = eventually(lambda: len(both.messages) + len(orders.messages) + len(rest.messages) >= sum(written), 120)
     relays.stop()
     running.join(60)
 
@@ -97,7 +106,7 @@ def test_under_load_nothing_is_lost_doubled_or_reordered(engine, messages):
         found = bodies_by_key(one)
         assert all(each == sorted(set(each)) for each in found.values())
     everything = sorted(n for each in bodies_by_key(both, orders, rest).values() for n in each)
-    assert everything == sorted(list(range(messages // writers // 5 * 5)) * writers)
+    assert everything == sorted(n for each in written for n in range(each))
 
 
 def test_parked_messages_move_with_their_topics(engine):
