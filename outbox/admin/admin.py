@@ -165,6 +165,7 @@ class Admin:
         Raises:
             SubscriptionError: neither ids nor `all`; an id that is not parked, or that several subscriptions have
                 parked; or a state that cannot be replayed. Nothing was done.
+            InvalidMessageError: a text is too long, or no text. Nothing was done.
             LeaseLostError: a worker took the lease of a subscription meanwhile. The error says what was done there.
         """
         with self._channel() as channel:
@@ -272,7 +273,7 @@ class Admin:
 
         Raises:
             SubscriptionError: the subscription cannot be paused, or the rate is wrong.
-            InvalidMessageError: no message can have the key.
+            InvalidMessageError: no message can have the key, or a text is too long, or no text.
         """
         with self._channel_that_reads_leases() as channel:
             found = pausing.pause(channel, name, key=key, rate=rate, by=by or user_and_host(), reason=reason)

@@ -11,6 +11,7 @@ from typing import TypedDict
 from outbox.admin.commands import carry_out_without_worker
 from outbox.admin.results import Decision, ParkedDetail
 from outbox.errors import SubscriptionError
+from outbox.model.limits import require_notes
 from outbox.model.parking import STATES, State
 from outbox.model.subscription import Subscription
 from outbox.runtime.keywords import require_known
@@ -85,6 +86,7 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None,
             verb does not fit the state or the subscription. Nothing was done.
     """
     require_known(verb, order, ("reason", *Order.__annotations__))
+    require_notes(reason=reason, by=order.get("by"))
     if bool(ids) == order.get("all", False):
         raise SubscriptionError(f"{verb}: give ids, or all=True with a choice; not both")
     chosen = _filter(order, ids, default="dead")
@@ -116,6 +118,7 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None,
 def _filter(choice: Choice, ids: Sequence[int] = (), *, default: State | None = None) -> ParkedFilter:
     """Return a checked choice; `default`: the state that is meant without another."""
     state, before = choice.get("state") or default, choice.get("before")
+    require_notes(topic=choice.get("topic"), key=choice.get("key"), error_like=choice.get("error_like"))
     states = (state,) if isinstance(state, str) else state
     if unknown := [each for each in states or () if each not in STATES]:
         raise SubscriptionError(f"state: {', '.join(unknown)} is no state; the states are {', '.join(STATES)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outbox.admin.commands import followers_of
 from outbox.errors import SubscriptionError
-from outbox.model.limits import checked_key
+from outbox.model.limits import checked_key, require_notes
 from outbox.model.pausing import Pause, Pauses, without_pause
 from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
@@ -29,6 +29,7 @@ def pause(
     all instances are paused. Direct writers go on. The messages of a key are parked as blocked, and `resume` releases
     them in order. All partitions have equal shares of a rate.
     """
+    require_notes(by=by, reason=reason)
     order = Pause(since=channel.now(), by=by, reason=reason, key=key, rate=rate)
     with Subscriptions(channel).changing():
         meant = _meant(channel, name)

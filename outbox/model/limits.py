@@ -33,6 +33,8 @@ MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
 MAX_CONTENT_TYPE = 255
 MAX_DELAY = timedelta(days=36_525)
+#: The reason of an order is stored with each message that it is about.
+MAX_NOTE = 2_000
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1), datetime(9000, 1, 1)  # noqa: DTZ001 - compared without zones
 
 _TOPIC = re.compile(r"[A-Za-z0-9._%|-]+")
@@ -218,3 +220,10 @@ def require_wait(name: str, wait: object) -> None:
     """Refuse a length of time that is no timedelta from 0 to `MAX_DELAY`; the error begins with `name`."""
     if not isinstance(wait, timedelta) or not timedelta(0) <= wait <= MAX_DELAY:
         raise ValueError(f"{name} must be a timedelta from 0 to {MAX_DELAY.days} days, not {wait!r:.40}")
+
+
+def require_notes(**notes: str | None) -> None:
+    """Refuse a text of a person that cannot be stored or looked for; by the name of the argument. None: no text."""
+    for field, note in notes.items():
+        if note is not None and ("\0" in _text(field, note) or len(note) > MAX_NOTE):
+            _refuse(field, f"must be at most {MAX_NOTE} characters without NUL", "shorten or clean it")

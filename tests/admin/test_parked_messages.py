@@ -114,6 +114,23 @@ def test_a_choice_that_means_nothing_is_refused(shop, wrong, said):
         shop.admin.parked(**wrong)
 
 
+@pytest.mark.parametrize("wrong", ["a\0", "a\ud800", 2_001 * "a"], ids=["zero", "surrogate", "long"])
+@pytest.mark.parametrize("field", ["reason", "by", "topic", "key", "error_like"])
+def test_a_text_that_cannot_be_stored_is_refused_and_decides_nothing(shop, field, wrong):
+    before = shop.admin.parked()
+
+    with pytest.raises(OutboxError, match=rf"^{field}: "):
+        shop.admin.discard(all=True, **{"reason": "seen", field: wrong})
+    if field in ("reason", "by"):
+        with pytest.raises(OutboxError, match=rf"^{field}: "):
+            shop.admin.pause("relay", **{field: wrong})
+    else:
+        with pytest.raises(OutboxError, match=rf"^{field}: "):
+            shop.admin.parked(**{field: wrong})
+
+    assert (shop.admin.parked(), shop.admin.subscriptions()[0].pauses) == (before, ())
+
+
 def test_a_name_that_no_choice_has_is_refused_and_chooses_nothing(shop):
     """Ignored, the name would let a decision be about more messages."""
     before = states(shop.admin)
