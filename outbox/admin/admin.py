@@ -31,7 +31,7 @@ from outbox.admin.results import (
 from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
-from outbox.model.limits import require_wait
+from outbox.model.limits import checked_key, require_notes, require_wait
 from outbox.model.message import Message
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
@@ -386,12 +386,16 @@ class Admin:
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell which messages are needed.
+            InvalidMessageError: no message can have a key, or `by` cannot be stored.
             TypeError: one text is given in place of a list.
         """
         for field, given in {"keys": keys, "message_ids": message_ids}.items():
             if isinstance(given, str):
                 # Its letters would be taken for keys, and the messages of others would go.
                 raise TypeError(f"{field} must be a list, and not one text: {given!r:.80}; pass […]")
+        require_notes(by=by)
+        for key in keys:
+            checked_key(key)
         with self._channel() as channel:
             by = by or user_and_host()
             return erase(channel, keys=keys, message_ids=message_ids, by=by, rehearsal=rehearsal)

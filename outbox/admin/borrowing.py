@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.2
 _ASK_SECONDS = BID_SECONDS / 5
 
 
-class WorkerAliveError(SubscriptionError):
+class LeaseHeldError(SubscriptionError):
     """Raised when a worker holds the lease, or another command; `holder` says until when.
 
     `waited`: for how long the command has asked for the lease.
@@ -53,11 +53,6 @@ class WorkerAliveError(SubscriptionError):
             super().__init__(f"worker {holder.owner} {held}; stop it first")
         self.holder = holder
 
-    @property
-    def by_command(self) -> bool:
-        """True when no worker holds any of the leases, but another command does for a moment."""
-        return self.holder.is_command
-
 
 @contextmanager
 def borrowed(
@@ -75,7 +70,7 @@ def borrowed(
         wait: for how long workers are asked; 0: not at all.
 
     Raises:
-        WorkerAliveError: a worker still holds a lease.
+        LeaseHeldError: a worker still holds a lease, or, where no worker does, another command.
         SubscriptionError: a lease is not there, because another command has changed the partitions meanwhile.
     """
     borrowing = _Borrowing(channel, subscriptions)
@@ -138,7 +133,8 @@ class _Borrowing:
         while missing := self._try_each():
             alive = [each for each in missing if each[1].live]
             if alive and clock() >= until:
-                raise WorkerAliveError(*min(alive, key=lambda each: each[1].is_command), wait)
+                # Of a worker, if there is one.
+                raise LeaseHeldError(*min(alive, key=lambda each: each[1].is_command), wait)
             self._say_what_is_watched(missing)
             if clock() >= ask_at:
                 self._keep()

@@ -11,11 +11,12 @@ from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 
-from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, WorkerAliveError, borrowed, changing
+from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, LeaseHeldError, borrowed, changing, lease_logger
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.parking import STATES
 from outbox.model.position import Position
 from outbox.model.subscription import Start, Subscription, backfill_of, compensation_of
+from outbox.runtime.clock import clock
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
@@ -26,6 +27,9 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import MOST_REQUESTS, carry_out, log_carried_out
 from outbox.worker.settle import Settlement
 
+#: So long another command is waited for. A command that has died counts as alive for as long as its lease lasts.
+_PATIENCE = LENGTH + WAIT
+
 
 def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], int]) -> tuple[int, str | None]:
     """Write a request on parked messages of a subscription, and carry it out; or leave that to a live worker.
@@ -33,14 +37,23 @@ def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], 
     Without a worker the request and the first messages are one transaction, so that an error changes nothing. The other
     messages follow in small transactions, which writers and other commands do not wait for. Return what `request`
     returns, the number of messages, and the name of the worker. Another command that has the lease is waited for.
+
+    Raises:
+        LeaseHeldError: another command has the lease for very long; nothing was requested.
     """
     identity.verify(channel)
+    until, waits = clock() + _PATIENCE.total_seconds(), False
     while True:
         try:
             return _carry_out_here(channel, Subscriptions(channel).get(name), request), None
-        except WorkerAliveError as error:
-            if not error.by_command:
+        except LeaseHeldError as error:
+            if not error.holder.is_command:
                 return request(), error.holder.owner
+            if clock() >= until:
+                raise
+            if not waits:
+                lease_logger.info("%s: another command has the lease; waiting for its end", name)
+                waits = True
         # The other command looks at no request that is written from now on. At random, because two commands may have
         # kept each other from their leases.
         time.sleep(random.uniform(0.1, 0.3))

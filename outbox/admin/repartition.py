@@ -42,9 +42,9 @@ def repartition(channel: Channel, name: str, partitions: int, *, wait: timedelta
     found = _met(channel, name, wait)
     if found.next_partitions is None and found.partitions != partitions:
         raise SubscriptionError(
-            f"{name} has {counted(found.partitions, 'partition')}, and not {partitions}: another command has ordered"
-            " that number meanwhile, or a call of a relay hangs, and its lease cannot be given back; to see it, run:"
-            " outbox status; then order the change again"
+            f"{name} has {counted(found.partitions, 'partition')}, and not {partitions}: (1) another command has"
+            " changed the number meanwhile, or (2) a call of a relay hangs, which cannot give its lease back; to see"
+            " which, run: outbox status; then order the change again"
         )
     return found
 

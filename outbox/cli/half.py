@@ -221,9 +221,11 @@ def rollback(*, target: Target, id: str, **how: Any) -> None:
 
 def _end(target: Target, id: str, op: Op, *, by: str | None, business: str | None, unchecked: bool, json: bool) -> None:
     """Write a verdict by hand, if none stands."""
+    from outbox.model.limits import require_notes
     from outbox.store.half_messages.half import half_of
     from outbox.store.half_messages.pending import HalfTransactions
 
+    require_notes(by=by)
     with target.open_outbox() as channel:
         pending, stands = _found(channel, id)
         if pending is not None and stands is None and pending.verdict == "record" and not unchecked:
@@ -302,9 +304,11 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
     commit or rollback, or run the check service with a longer --age-limit.
     """
     from outbox.admin.commands import carry_out_without_worker
+    from outbox.model.limits import require_notes
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessages
 
+    require_notes(by=by, reason=reason)
     with target.open_outbox() as channel:
         transaction, decided = _found(channel, id)
         if transaction is None or decided is not None:

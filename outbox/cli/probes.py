@@ -126,8 +126,10 @@ class Pulse:
         health = self._supervisor.health
         before, self._stuck = self._stuck, frozenset(each.name for each in health if each.stuck)
         for name in sorted(self._stuck - before):
-            text = "%s: its thread has shown no sign of life for %g s, or has ended; to go on, start the process again"
-            logger.error(text, name, STUCK_SECONDS, extra=named("stuck", seconds=STUCK_SECONDS))
+            text = "%s is stuck: its thread has ended, or has shown no sign of life for %g s; start the process again"
+            logger.error(text, name, STUCK_SECONDS, extra=named("stuck", work=name, seconds=STUCK_SECONDS))
+        for name in sorted(before - self._stuck):
+            logger.info("%s goes on", name, extra=named("goes_on", work=name))
         if self._stuck:
             return
         if self._file is not None:

@@ -249,7 +249,7 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
     gives the lease back, and goes on from the new position.
     """
     from outbox.admin.admin import Admin
-    from outbox.admin.borrowing import NO_WAIT, WAIT, WorkerAliveError
+    from outbox.admin.borrowing import NO_WAIT, WAIT, LeaseHeldError
     from outbox.errors import SubscriptionError
 
     with target.open_outbox() as channel:
@@ -259,8 +259,8 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
         confirmed(f"let {names} begin again at {at}{lost}?", yes=yes)
         try:
             done = Admin(channel).reset(name, to, wait=WAIT if force else NO_WAIT)
-        except WorkerAliveError as error:
-            if force or error.by_command:
+        except LeaseHeldError as error:
+            if force or error.holder.is_command:
                 raise
             hint = "give --force: the worker then gives the lease back, and goes on"
             raise SubscriptionError(f"{error}, or {hint}") from None

@@ -71,8 +71,8 @@ class Holder:
 
     @property
     def is_command(self) -> bool:
-        """Whether a command has borrowed the lease."""
-        return self.owner is not None and self.owner.startswith(COMMAND)
+        """True when a command has borrowed the lease."""
+        return self.owner is not None and self.owner.startswith(COMMAND) and ":" not in self.owner
 
 
 @dataclass(frozen=True, slots=True)

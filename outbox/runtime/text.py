@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 _MOST_TEXT = 500
+_NUMBER = re.compile(r"\d+")
 
 
 def one_line(text: object, most: int = _MOST_TEXT) -> str:
@@ -11,6 +14,11 @@ def one_line(text: object, most: int = _MOST_TEXT) -> str:
     if len(line) > most:
         line = f"{line[: most - 1]}…"
     return line if line.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in line)
+
+
+def without_numbers(error: str | None) -> str:
+    """Return what errors have in common that differ in ids, sizes and times alone."""
+    return _NUMBER.sub("#", error or "")
 
 
 def age(seconds: float) -> str:

@@ -175,8 +175,8 @@ class Database:
                 command = self.upgrade_command.removesuffix(named) + named
                 # The cause is left out, because it shows the statement's parameters: bodies, keys.
                 raise SchemaError(f"{self._needed} not there{where}; run: {command}") from None
-            if (fix := fix_of_writer(cause)) is not None:
-                error.add_note(fix)
+            if self.dialect.errors.lacks_right(cause):
+                error.add_note(fix_of_writer(cause))
             raise
 
     @property

@@ -24,17 +24,12 @@ def in_one_line(error: Exception) -> tuple[str, bool]:
 
 
 def with_fix(text: str, error: Exception) -> str:
-    """Return the text of a driver's error, with the fix where a role lacks a right."""
-    return f"{text}; for the rights of each role, run: {_GRANTS}" if _lacks_right(error) else text
+    """Return the text of an error of our own driver, with the fix where a role lacks a right."""
+    lacks = getattr(error, "sqlstate", None) == _NO_RIGHT
+    return f"{text}; for the rights of each role, run: {_GRANTS}" if lacks else text
 
 
-def fix_of_writer(error: Exception) -> str | None:
-    """Return the fix where the role of an application lacks a right; None for another error of a driver."""
-    if not _lacks_right(error):
-        return None
+def fix_of_writer(error: Exception) -> str:
+    """Return the fix where the role of an application lacks a right."""
     task = " --writer ROLE --dedup" if "outbox_dedup" in str(error) else ""
     return f"for the rights of each role, run: {_GRANTS}{task}"
-
-
-def _lacks_right(error: Exception) -> bool:
-    return getattr(error, "sqlstate", None) == _NO_RIGHT

@@ -13,7 +13,7 @@ from outbox.model.message import Message
 from outbox.model.parking import Held
 from outbox.model.retry import seconds_to_wait
 from outbox.runtime.named import named
-from outbox.runtime.text import one_line
+from outbox.runtime.text import one_line, without_numbers
 from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.telemetry.events import Teller
 from outbox.worker.hung import HungCalls
@@ -88,11 +88,15 @@ class ParkedKeys:
 
 @dataclass(slots=True)
 class _Refusal:
-    """A topic that is refused. `error`: as stored with its waiting messages; another one is stored from `renew_at`."""
+    """A topic that is refused. `error`: as stored with its waiting messages; another one is stored from `renew_at`.
+
+    `renewing`: the error that the first of the messages have by now.
+    """
 
     until: float = 0.0
     failures: int = 0
     error: str | None = None
+    renewing: str | None = None
     renew_at: float = 0.0
 
 
@@ -247,22 +251,23 @@ class ParkedQueue:
         return self._round.worked
 
     def _renew_errors(self) -> None:
-        """Store why the messages of refused topics wait, where the reason is another one by now."""
+        """Store why the messages of refused topics wait, where the reason is another one by now; a portion a round.
+
+        While a call hangs, its messages, and those of their keys, wait for another reason.
+        """
         now = time.monotonic()
-        changed = [
-            (self._refused[topic], topic, error)
-            for topic, error in self._round.refused.items()
-            if error not in (None, self._refused[topic].error) and now >= self._refused[topic].renew_at
-        ]
-        if not changed:
-            return
-        # Messages of calls that hang wait for another reason.
-        but = self._hung.ids
-        with self._settlement.held():
-            for refusal, topic, error in changed:
-                refusal.error = error
-                if self._parked.renew_error(topic, error[:MAX_ERROR], but=but):
-                    refusal.renew_at = now + _RENEW_SECONDS
+        for topic, found in self._round.refused.items():
+            refusal = self._refused[topic]
+            is_new = without_numbers(found) != without_numbers(refusal.error) and now >= refusal.renew_at
+            error = refusal.renewing or (found if is_new else None)
+            if error is None or self._hung:
+                continue
+            with self._settlement.held():
+                renewed = self._parked.renew_error(topic, error[:MAX_ERROR], MOST_REQUESTS)
+            refusal.renewing = error
+            if renewed < MOST_REQUESTS:
+                refusal.error, refusal.renewing = error, None
+                refusal.renew_at = now + _RENEW_SECONDS if renewed else now
 
     def _next_look(self) -> float:
         """Return the moment when a message falls due, or a topic may be tried again.

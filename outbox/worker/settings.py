@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast
 
-from outbox.model.limits import require_window
+from outbox.model.limits import require_wait, require_window
 from outbox.store.log.log import Limits
 
 #: Until when a worker works: until it is stopped; until all is handled that was committed before now, and nothing that
@@ -83,5 +83,6 @@ class Settings:
             raise ValueError(f"poll: the shortest pause, {self.poll[0]}, is longer than the longest, {self.poll[1]}")
         require_window("lease", self.lease)
         require_window("renew_every", self.renew_every)
+        require_wait("settle_within", self.settle_within)
         if self.renew_every * 2 > self.lease:
             raise ValueError(f"renew_every {self.renew_every} leaves no second try within a lease of {self.lease}")

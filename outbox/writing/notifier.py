@@ -108,7 +108,7 @@ def _notify_for_ever(reference: weakref.ref[Notifier], rung: SimpleQueue[None], 
         notifier = reference() if times and not stop.asked else None
         if notifier is None:
             continue
-        worked, pause = channel is not None, linger.after(times)
+        was_open, pause = channel is not None, linger.after(times)
         try:
             channel = channel or notifier._open_channel()
             if channel is not None:
@@ -118,7 +118,7 @@ def _notify_for_ever(reference: weakref.ref[Notifier], rung: SimpleQueue[None], 
             if channel is not None:
                 channel.close()
             channel = None
-            if worked:
+            if was_open:
                 # The server may have ended a connection that was idle. The hint goes out on a new one, at once.
                 rung.put(None)
             else:

@@ -21,7 +21,9 @@ from outbox import (
     Unavailable,
     Verdict,
 )
+from outbox.admin import commands
 from outbox.admin.borrowing import borrowed
+from outbox.model.lease import Holder
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import MOST_REQUESTS
 from tests.support.command_line import outbox as run
@@ -209,6 +211,20 @@ def test_a_decision_waits_for_another_command_and_is_carried_out(shop, channel):
         (done,) = order.result(60)
 
     assert (done.messages, done.worker, states(shop.admin, state="dead")) == (1, None, [])
+
+
+def test_a_decision_does_not_wait_for_ever(shop, channel, monkeypatch):
+    monkeypatch.setattr(commands, "_PATIENCE", timedelta(0))
+    stored = Subscriptions(channel).get("relay")
+    with borrowed(channel, [stored]), pytest.raises(SubscriptionError, match="try again when that command has ended"):
+        shop.admin.discard(1, reason="seen")
+
+    assert {each.request for each in shop.admin.parked()} == {None}
+
+
+@pytest.mark.parametrize(("owner", "is_command"), [("command-0a1b2c3d", True), ("command-relay-7d9f:12:ab", False)])
+def test_a_worker_may_run_on_a_host_with_any_name(owner, is_command):
+    assert Holder(owner, 1, 0, None, live=True).is_command is is_command
 
 
 def test_another_change_is_told_of_the_command_that_has_the_lease(shop, channel):

@@ -299,7 +299,7 @@ def test_at_a_terminal_a_reason_is_asked_for(engine, dead):
 def test_a_reason_is_one_harmless_line_of_the_applications_log(engine, dead, destination, caplog):
     """The worker logs what it carries out; who asked may have written anything."""
     hold(engine)
-    reason = "line\none \x1b[2J" + "x" * 10_000
+    reason = "line\none \x1b[2J" + "x" * 1_900
     outbox(engine, "parked", "discard", str(dead[0]), "--reason", reason, "--by", "ann\nbob")
     with engine.begin() as connection:
         connection.execute(text("UPDATE outbox_lease SET lease_until = NULL, owner = NULL"))

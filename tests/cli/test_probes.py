@@ -171,8 +171,9 @@ class Ill:
         self.health = [Health(name="relay", stuck=False, trouble="connection refused")]
 
 
-def test_a_work_that_gets_stuck_is_told_in_the_log_once(caplog):
+def test_a_work_that_gets_stuck_is_told_in_the_log_once_and_that_it_goes_on(caplog):
     """Otherwise the log would say nothing about the restart of a process whose database hangs."""
+    caplog.set_level("INFO", "outbox")
     supervisor = Ill()
     pulse = Pulse(supervisor, None, {})  # type: ignore[arg-type]
     for stuck in (False, True, True, False, True):
@@ -182,8 +183,8 @@ def test_a_work_that_gets_stuck_is_told_in_the_log_once(caplog):
         ]
         pulse.beat()
 
-    line = "relay: its thread has shown no sign of life for 60 s, or has ended; to go on, start the process again"
-    assert [record.getMessage() for record in caplog.records] == [line, line]
+    line = "relay is stuck: its thread has ended, or has shown no sign of life for 60 s; start the process again"
+    assert [record.getMessage() for record in caplog.records] == [line, "relay goes on", line]
 
 
 def test_systemd_learns_what_a_work_waits_for_that_it_is_ready_and_lives(tmp_path):

@@ -17,7 +17,9 @@ from outbox.rocketmq import TransactionResolution, VerdictStandsError
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
+from outbox.store.operations import parked_status
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.rocketmq.halves import ask, begun, producer
 from tests.rocketmq.parts import ONE_DATABASE, end
 from tests.support.command_line import outbox
@@ -207,6 +209,22 @@ def test_status_warns_no_more_once_a_person_has_decided(engine):
     (check,) = [each for each in look.subscriptions if each.name == "check:shop"]
     assert (check.parked["dead"], check.troubles) == (0, ())
     assert [each for each in look.findings if each.kind == "given_up"] == []
+
+
+@ONE_DATABASE
+def test_a_count_that_was_cut_says_so(engine, monkeypatch):
+    """What a person has decided may fill the part that is counted."""
+    monkeypatch.setattr(parked_status, "MOST_COUNTED", 1)
+    transactions = [begun(engine, "orders", "orders") for _ in range(2)]
+    ask(engine)
+    for transaction in transactions:
+        outbox(engine, "half", "rollback", transaction.id)
+
+    with closing(Outbox(engine).database.open()) as channel:
+        (check,) = [each for each in Subscriptions(channel).all() if each.name == "check:shop"]
+        found = parked_status.status_of_parked(channel, check).counts["dead"]
+
+    assert (found.number, found.about) == (0, True)
 
 
 # Showing

@@ -145,7 +145,7 @@ def test_another_file_of_the_same_name_is_used_for_the_next_connection(tmp_path)
             assert sender.send(sent) == [DONE]
 
     assert isinstance(refused, Unavailable)
-    assert missing == Unavailable(f"NATS: {server.url}: creds: no such file or directory")
+    assert missing == Unavailable(f"NATS: {server.url}: creds: {file}: no such file or directory")
 
 
 @pytest.mark.parametrize("option", ["creds", "nkey"])

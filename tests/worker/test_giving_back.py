@@ -116,7 +116,7 @@ def test_while_a_call_hangs_the_lease_is_kept_and_the_command_says_so(outbox):
     fill(outbox, 100)
     with running(relay_to(destination, outbox, deadline=SECOND)):
         assert eventually(lambda: destination.calls)
-        with pytest.raises(borrowing.WorkerAliveError) as refused:
+        with pytest.raises(borrowing.LeaseHeldError) as refused:
             alter(outbox, destination="elsewhere", wait=5 * SECOND)
         held.set()
         assert eventually(lambda: len(destination.messages) >= 100)
@@ -134,7 +134,7 @@ def test_a_worker_that_knows_of_no_bids_is_waited_for_and_left_alone(outbox, cha
     lease = Leases(channel).acquire(PARTITION, "w0rker", timedelta(minutes=5))
     assert lease is not None
 
-    with pytest.raises(borrowing.WorkerAliveError, match=r"worker w0rker holds .* not given it back within 1 s"):
+    with pytest.raises(borrowing.LeaseHeldError, match=r"worker w0rker holds .* not given it back within 1 s"):
         alter(outbox, on_dead="continue", wait=SECOND)
 
     assert Leases(channel).renew(lease, SECOND)
@@ -163,7 +163,7 @@ def test_without_a_wait_nobody_is_asked(outbox, channel):
     relay_to(Destination(), outbox).until_empty()
     assert Leases(channel).acquire(PARTITION, "w0rker", timedelta(minutes=5))
 
-    with pytest.raises(borrowing.WorkerAliveError, match=r"holds the lease of relay until [0-9:]+ UTC; stop it first$"):
+    with pytest.raises(borrowing.LeaseHeldError, match=r"holds the lease of relay until [0-9:]+ UTC; stop it first$"):
         alter(outbox, on_dead="continue", wait=timedelta(0))
 
 
@@ -185,7 +185,7 @@ def test_a_step_of_the_clock_takes_no_lease_from_a_worker_that_is_well(engine, o
         order = pool.submit(alter, outbox, on_dead="continue", wait=wait)
         time.sleep(2)
         renewed = Leases(channel).renew(lease, timedelta(minutes=5))
-        with pytest.raises(borrowing.WorkerAliveError, match="worker w0rker holds the lease of relay"):
+        with pytest.raises(borrowing.LeaseHeldError, match="worker w0rker holds the lease of relay"):
             order.result(60)
 
     assert (renewed, stored(outbox)) == (True, ("test", "block"))

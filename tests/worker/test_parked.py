@@ -213,18 +213,21 @@ def test_what_waits_tells_why_it_is_not_accepted_now(engine):
     assert [(each.state, each.messages, each.error) for each in status.troubles] == [("waiting", 3, "no stream")]
 
 
-def test_only_what_waits_in_the_topic_gets_its_new_error(engine, channel):
+def test_only_what_waits_in_the_topic_gets_its_new_error_by_portions(engine, channel):
     outbox, parked = Outbox(engine), Parked(channel, "relay")
     with outbox.begin() as session:
         outbox.send_all(session, [Message(topic, b"") for topic in ("a", "a", "b", "a")])
     waiting = Parking(state="waiting", blocks=False, error="bad password", delay=timedelta(0))
     with channel.transaction():
         parked.park({waiting: [1, 2, 3], replace(waiting, state="dead"): [4]})
-        parked.renew_error("a", "no stream", but=[2])
+        renewed = [parked.renew_error("a", "no stream", limit=1)]
 
-    found = [each.error for each in outbox.admin.parked()]
+    found = [[each.error for each in outbox.admin.parked()]]
+    renewed += [parked.renew_error("a", "no stream", limit=5) for _ in range(2)]
+    found += [[each.error for each in outbox.admin.parked()]]
 
-    assert found == ["no stream", *["bad password"] * 3]
+    assert renewed == [1, 1, 0]
+    assert found == [["no stream", *["bad password"] * 3], [*["no stream"] * 2, *["bad password"] * 2]]
 
 
 def test_a_delayed_message_for_a_missing_topic_is_probed_at_leisure(engine):

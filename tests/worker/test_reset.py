@@ -20,7 +20,7 @@ from tenacity import wait_fixed
 
 from outbox import Outbox, Relay, RetryPolicy, SubscriptionError, create_engine
 from outbox.admin import borrowing
-from outbox.admin.borrowing import WorkerAliveError
+from outbox.admin.borrowing import LeaseHeldError
 from outbox.admin.commands import reset
 from outbox.admin.repartition import repartition
 from outbox.model.message import Message
@@ -121,7 +121,7 @@ def test_a_worker_with_a_lease_is_in_the_way_of_a_reset_that_asks_nobody(outbox,
     fill(outbox, 10)
     with running(relay_to(destination, outbox, lease=PATIENCE)):
         assert eventually(lambda: len(destination.messages) == 10)
-        with pytest.raises(WorkerAliveError, match="holds the lease of relay"):
+        with pytest.raises(LeaseHeldError, match="holds the lease of relay"):
             reset(channel, "relay", "earliest")
         fill(outbox, 10, first=10)
         assert eventually(lambda: len(destination.messages) == 20)
@@ -137,7 +137,7 @@ def test_a_worker_whose_call_hangs_keeps_its_lease_also_from_a_forced_reset(engi
     with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300), lease=PATIENCE)):
         assert eventually(lambda: states(engine) == {"waiting": 1, "blocked": 9} or destination.calls > 0)
         time.sleep(1)
-        with pytest.raises(WorkerAliveError, match="has not given it back"):
+        with pytest.raises(LeaseHeldError, match="has not given it back"):
             reset(channel, "relay", "earliest", wait=timedelta(seconds=2))
         release.set()
         assert eventually(lambda: len(destination.messages) >= 10 and not states(engine))

@@ -276,6 +276,8 @@ class Errors:
     locked: Callable[[Exception], bool]
     #: Our tables are not there.
     missing_table: Callable[[Exception], bool]
+    #: The role lacks a right.
+    lacks_right: Callable[[Exception], bool]
     #: An earlier statement of the transaction has failed.
     in_failed_transaction: Callable[[Exception], bool]
     #: A table, a column or an index cannot be made because it is there.

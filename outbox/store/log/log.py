@@ -330,7 +330,7 @@ def _bounds(window: Window) -> dict[str, Any]:
 
 _LAST = "SELECT max(id) FROM {message}"
 _ENDS = "SELECT min(id), max(id) FROM {message}"
-#: The rows of a statement are written within this time.
+#: A statement is taken to write its rows within this time; beside a longer one, later moments may be passed over.
 _LONGEST_STATEMENT = timedelta(minutes=1)
 #: By primary key, because no index has the moments.
 _CREATED_SINCE = """

@@ -43,6 +43,7 @@ _MARK = "outbox_progress.last_message"
 _PARKED_IDS = {f"outbox_{table}.{column}" for table in ("message", "parked") for column in ("id", "message_id")}
 _MOST_SLOTS = 32_767
 _SAMPLED = 1_000
+_MOST_PARKED = 10_000
 #: Clocks that NTP sets differ by milliseconds.
 _MOST_AHEAD = timedelta(seconds=5)
 #: A pooler may give a session the same process again by chance.
@@ -57,10 +58,12 @@ _KEYED = """
 _IDS = (("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("meta", "purged_id"))
 #: Columns with positions, whose numbers are ids where the log has no `xact_id`. A head is one more than the last id.
 _POSITIONS = (("progress", "base"), ("progress", "target"), ("meta", "purged"))
-#: Messages parked under an id that another message of the log has.
+#: Messages parked under an id that another message of the log has, among the newest of each subscription.
 _UNDER_ANOTHERS_ID = """
-    SELECT p.subscription, min(p.id), count(*) FROM {parked} AS p JOIN {message} AS m ON m.id = p.id
-    WHERE p.message_id <> m.message_id GROUP BY p.subscription ORDER BY p.subscription
+    SELECT min(p.id), count(*)
+    FROM (SELECT id, message_id FROM {parked} WHERE subscription = :name ORDER BY id DESC LIMIT :limit) AS p
+    JOIN {message} AS m ON m.id = p.id
+    WHERE p.message_id <> m.message_id
 """
 
 
@@ -89,7 +92,8 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
         found += _of_meta(channel, slots, log_is_there="outbox_message" in present)
     if {"outbox_message", "outbox_progress"} <= present and not any(each.where == _MARK for each in found):
         found += _of_progress(channel)
-    if {"outbox_message", "outbox_parked"} <= present and not any(each.where in _PARKED_IDS for each in found):
+    tables = {"outbox_message", "outbox_parked", "outbox_subscription"}
+    if tables <= present and not any(each.where in _PARKED_IDS for each in found):
         found += _of_parked(channel)
     return found
 
@@ -245,13 +249,14 @@ def _of_progress(channel: Channel) -> Iterator[Finding]:
 
 def _of_parked(channel: Channel) -> Iterator[Finding]:
     """Find parked messages whose id another message of the log has: that message could not be parked."""
-    for name, id, number in channel.rows(channel.database.sql(_UNDER_ANOTHERS_ID)):
-        more = "" if number == 1 else f", and {number - 1} more so"
-        problem = f"has message {id} of {name}{more}, but another message has this id now: ids were given again"
-        look = f"outbox parked show {id} --name {quote(name)}"
-        yield Finding(
-            "outbox_parked", problem, f"replay or discard the parked message; to see the message, run: {look}"
-        )
+    for (name,) in channel.rows("SELECT name FROM {subscription} ORDER BY name"):
+        id, number = channel.rows(_UNDER_ANOTHERS_ID, name=name, limit=_MOST_PARKED)[0]
+        if number:
+            more = "" if number == 1 else f" and {number - 1} other" + ("s" if number > 2 else "")
+            problem = f"has message {id} of {name}{more}, under whose ids the log now has other messages"
+            look = f"outbox parked show {id} --name {quote(name)}"
+            fix = f"replay or discard the parked message, and run doctor again; to see the message, run: {look}"
+            yield Finding("outbox_parked", problem, fix)
 
 
 def _of_server(channel: Channel) -> Iterator[Finding]:

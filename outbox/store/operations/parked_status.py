@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from outbox.model.parking import STATES, State
 from outbox.model.subscription import Subscription
+from outbox.runtime.text import without_numbers
 from outbox.store.database import Channel
 
 #: Rows are counted up to this number; more are estimated.
@@ -19,8 +19,6 @@ UNSENT: tuple[State, ...] = ("waiting", "retry", "blocked")
 _FAILED: tuple[State, ...] = ("waiting", "retry", "dead")
 #: The most errors of one state that are listed, the most that are looked at, and the most characters of each.
 _MOST_TROUBLES, _MOST_ERRORS, _MOST_CHARACTERS = 5, 1_000, 500
-#: Errors that differ in ids, sizes and times alone are one error.
-_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +32,9 @@ class Count:
         return f"~{self.number}" if self.about else str(self.number)
 
     @classmethod
-    def upto(cls, number: int) -> Count:
-        """Return the count of rows, of which at most `MOST_COUNTED` + 1 were read."""
-        return cls(min(number, MOST_COUNTED), about=number > MOST_COUNTED)
+    def upto(cls, number: int, read: int | None = None) -> Count:
+        """Return the count of rows, of which at most `MOST_COUNTED` + 1 were read; `read`: so many, to find these."""
+        return cls(min(number, MOST_COUNTED), about=(number if read is None else read) > MOST_COUNTED)
 
     @classmethod
     def total(cls, counts: Iterable[Count]) -> Count:
@@ -75,10 +73,9 @@ class ParkedStatus:
 UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL"
 #: The ORDER BY keeps it on (subscription, state, id).
 _LOOK = """
-    SELECT count(*), min(due)
+    SELECT count(CASE WHEN {meant} THEN 1 END), count(*), min(CASE WHEN {meant} THEN due END)
     FROM (SELECT key, CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END AS due
           FROM {parked} WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS r
-    WHERE {meant}
 """
 #: Delayed messages that are due and that the worker has not taken up yet, by the partial index on due_at.
 _OVERDUE = """
@@ -114,28 +111,29 @@ def status_of_parked(channel: Channel, subscription: Subscription) -> ParkedStat
     name = subscription.name
     meant = channel.database.sql(UNDECIDED) if subscription.kind == "check" else "TRUE"
     looks = {state: _look(channel, name, state, meant) for state in STATES}
+    some = {state for state, (count, _) in looks.items() if count.number}
     unsent, overdue = [looks[state][1] for state in UNSENT], None
-    if looks["delayed"][0]:
+    if "delayed" in some:
         found = channel.rows(_OVERDUE, subscription=name, limit=MOST_COUNTED + 1)[0][0]
         overdue = channel.database.dialect.clock.read(found)
     return ParkedStatus(
-        counts={state: Count.upto(number) for state, (number, _) in looks.items()},
+        counts={state: count for state, (count, _) in looks.items()},
         unsent_since=min((each for each in (*unsent, overdue) if each is not None), default=None),
-        troubles=tuple(each for state in _FAILED if looks[state][0] for each in _by_error(channel, name, state, meant)),
-        some_free=overdue is not None or (looks["blocked"][0] > 0 and _some_blocked_are_free(channel, subscription)),
+        troubles=tuple(each for state in _FAILED if state in some for each in _by_error(channel, name, state, meant)),
+        some_free=overdue is not None or ("blocked" in some and _some_blocked_are_free(channel, subscription)),
     )
 
 
 def parked_counts(channel: Channel, subscription: str) -> dict[str, Count]:
     """Count what a subscription has parked, by state."""
-    return {state: Count.upto(_look(channel, subscription, state)[0]) for state in STATES}
+    return {state: _look(channel, subscription, state)[0] for state in STATES}
 
 
-def _look(channel: Channel, subscription: str, state: State, meant: str = "TRUE") -> tuple[int, datetime | None]:
+def _look(channel: Channel, subscription: str, state: State, meant: str = "TRUE") -> tuple[Count, datetime | None]:
     """Count the messages in a state, and find the moment from which on the first could have been sent."""
     look = channel.database.sql(_LOOK, meant=meant)
-    number, due = channel.rows(look, subscription=subscription, state=state, limit=MOST_COUNTED + 1)[0]
-    return int(number), channel.database.dialect.clock.read(due)
+    number, read, due = channel.rows(look, subscription=subscription, state=state, limit=MOST_COUNTED + 1)[0]
+    return Count.upto(int(number), int(read)), channel.database.dialect.clock.read(due)
 
 
 def _some_blocked_are_free(channel: Channel, subscription: Subscription) -> bool:
@@ -152,7 +150,7 @@ def _by_error(channel: Channel, subscription: str, state: State, meant: str) -> 
     found: dict[str, tuple[str | None, int, datetime]] = {}
     for error, number, parked in channel.rows(by_error, subscription=subscription, state=state, **limits):
         since = channel.database.moment(parked)
-        like = _NUMBER.sub("#", error or "")
+        like = without_numbers(error)
         first, known, oldest = found.get(like, (error, 0, since))
         found[like] = (first, known + int(number), min(oldest, since))
     most = sorted(found.values(), key=lambda each: -each[1])[:_MOST_TROUBLES]

@@ -170,11 +170,12 @@ _REPLAY = """
     WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
 """
 #: By the index of the states. Only what differs is written, so that a worker may store the error it begins with.
-_RENEW_ERROR = """
-    UPDATE {parked} SET error = :error
+_WITH_ANOTHER_ERROR = """
+    SELECT id FROM {parked}
     WHERE subscription = :subscription AND state = 'waiting' AND topic = :topic AND error <> :error {of_slots}
-      AND NOT {id_in_ids}
+    ORDER BY id LIMIT :limit
 """
+_RENEW_ERROR = "UPDATE {parked} SET error = :error WHERE subscription = :subscription AND {id_in_ids}"
 _SOME = "SELECT 1 FROM {parked} WHERE subscription = :subscription {of_slots} LIMIT 1"
 _CLEAR = "DELETE FROM {parked} WHERE subscription = :subscription AND state = :state"
 #: The messages of some topics, with the requests on them, become those of another subscription.
@@ -372,10 +373,12 @@ class Parked:
         """Make messages due now whose replay a person has requested; attempts begin at 0 again."""
         self._run(self._database.sql(_REPLAY, blocks="key IS NOT NULL" if self.ordered else "FALSE"), ids)
 
-    def renew_error(self, topic: str, error: str, *, but: Collection[int | None]) -> int:
-        """Give the waiting messages of a topic this error, except ids in `but`; return how many had another error."""
-        statement = self._database.sql(_RENEW_ERROR, of_slots=self._of_slots)
-        return self._channel.run(statement, **self._common, topic=topic, error=error, ids=self._database.bind(but))
+    def renew_error(self, topic: str, error: str, limit: int) -> int:
+        """Give waiting messages of a topic this error, `limit` at most; return how many had another error."""
+        statement = self._database.sql(_WITH_ANOTHER_ERROR, of_slots=self._of_slots)
+        found = self._channel.rows(statement, **self._common, topic=topic, error=error, limit=limit)
+        self._run(_RENEW_ERROR, [id for (id,) in found], error=error)
+        return len(found)
 
     def unblock(self, *, dead: bool) -> None:
         """Let messages no longer hold back keys; `dead`: only dead letters.
@@ -422,9 +425,9 @@ class Parked:
     def _rows(self, statement: str, **parameters: Any) -> list[Row]:
         return self._channel.rows(self._database.sql(statement, of_slots=self._of_slots), **self._common, **parameters)
 
-    def _run(self, statement: str, ids: Collection[int]) -> None:
+    def _run(self, statement: str, ids: Collection[int], **more: Any) -> None:
         if ids:
-            self._channel.run(statement, **self._common, ids=self._database.bind(ids))
+            self._channel.run(statement, **self._common, **more, ids=self._database.bind(ids))
 
     def _place(self, statement: str, parking: Parking, ids: Sequence[int]) -> int:
         seconds = None if parking.delay is None else parking.delay.total_seconds()
