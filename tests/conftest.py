@@ -128,8 +128,15 @@ def process_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def log_as_it_was() -> Iterator[None]:
-    """A test leaves the library's log as it was, or the log lines of a later test would be missing."""
+    """A test leaves the library's log as it was, or the log lines of a later test would be missing.
+
+    A framework may configure the log of its whole process. In the process of the tests this ends.
+    """
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
     yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
     log = logging.getLogger("outbox")
     assert (log.level, log.propagate, log.handlers) == (logging.NOTSET, True, [])
 

@@ -76,7 +76,8 @@ def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine
         (finding,) = findings(channel)
     assert str(finding) == (
         "outbox_parked: has message 1 of relay, but another message has this id now: ids were given again; replay or"
-        " discard the parked message; to see the message, run: outbox parked show 1 --name relay"
+        " discard the parked message, and run doctor again; to see the message, run: outbox parked show 1 --name"
+        " relay"
     )
     request(engine, "discard")
     relay_to(destination, outbox).until_empty()

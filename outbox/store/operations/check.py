@@ -252,8 +252,8 @@ def _of_parked(channel: Channel) -> Iterator[Finding]:
     for (name,) in channel.rows("SELECT name FROM {subscription} ORDER BY name"):
         id, number = channel.rows(_UNDER_ANOTHERS_ID, name=name, limit=_MOST_PARKED)[0]
         if number:
-            more = "" if number == 1 else f" and {number - 1} other" + ("s" if number > 2 else "")
-            problem = f"has message {id} of {name}{more}, under whose ids the log now has other messages"
+            more = "" if number == 1 else f" (the first of {number})"
+            problem = f"has message {id} of {name}{more}, but another message has this id now: ids were given again"
             look = f"outbox parked show {id} --name {quote(name)}"
             fix = f"replay or discard the parked message, and run doctor again; to see the message, run: {look}"
             yield Finding("outbox_parked", problem, fix)
