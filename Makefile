@@ -15,7 +15,7 @@ FIND_PYTHON = for python in python3 python3.14 python3.13 python3.12 python3.11;
 
 help:
 	@echo 'make demo       see transactions become messages, with a crash in the middle'
-	@echo 'make test       every suite, at a scale for 14 minutes on 2 cores'
+	@echo 'make test       every suite, at a scale for 12 to 16 minutes on 2 cores'
 	@echo 'make test-unit  what needs no server, and small worlds of the model, in a minute'
 	@echo 'make test-full  every suite, at full scale; AREA=senders: one folder of tests/ or tests/scenarios/'
 	@echo 'make model      every interleaving of small worlds, and the twins that break'
