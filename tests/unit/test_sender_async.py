@@ -345,7 +345,7 @@ from outbox import Message
 from outbox.runtime import event_loop
 from outbox.senders.opening import open_sender
 
-event_loop._SHARE_OF_FIRST_WAIT = 0.5  # the loop has five seconds to notice, on a busy machine
+event_loop._SHARE_OF_FIRST_WAIT = 0.1  # the loop has nine seconds to notice, on a busy machine
 
 loops = set()
 
