@@ -130,7 +130,7 @@ def process_as_it_was() -> Iterator[None]:
 def log_as_it_was() -> Iterator[None]:
     """A test leaves the library's log as it was, or the log lines of a later test would be missing.
 
-    A framework may configure the log of its whole process. In the process of the tests this ends.
+    A framework may configure the log of its whole process; after the test the fixture takes that back.
     """
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)

@@ -133,7 +133,7 @@ class _Borrowing:
         while missing := self._try_each():
             alive = [each for each in missing if each[1].live]
             if alive and clock() >= until:
-                # Of a worker, if there is one.
+                # The error names a worker, if a worker holds one of the leases.
                 raise LeaseHeldError(*min(alive, key=lambda each: each[1].is_command), wait)
             self._say_what_is_watched(missing)
             if clock() >= ask_at:

@@ -27,7 +27,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import MOST_REQUESTS, carry_out, log_carried_out
 from outbox.worker.settle import Settlement
 
-#: So long another command is waited for. A command that has died counts as alive for as long as its lease lasts.
+#: A decision waits so long for another command. A command that has died counts as alive until its lease has run out.
 _PATIENCE = LENGTH + WAIT
 
 
@@ -39,7 +39,7 @@ def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], 
     returns, the number of messages, and the name of the worker. Another command that has the lease is waited for.
 
     Raises:
-        LeaseHeldError: another command has the lease for very long; nothing was requested.
+        LeaseHeldError: another command keeps the lease for a minute; nothing was requested.
     """
     identity.verify(channel)
     until, waits = clock() + _PATIENCE.total_seconds(), False

@@ -90,7 +90,7 @@ class ParkedKeys:
 class _Refusal:
     """A topic that is refused. `error`: as stored with its waiting messages; another one is stored from `renew_at`.
 
-    `renewing`: the error that the first of the messages have by now.
+    `renewing`: the error that is being stored, portion by portion; None: no error is.
     """
 
     until: float = 0.0

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from outbox.errors import DatabaseError
+from outbox.store.dialects.postgresql.dialect import DIALECT
 from outbox.store.failure import in_one_line
 
 
@@ -28,3 +29,22 @@ from outbox.store.failure import in_one_line
 )
 def test_only_the_text_of_a_driver_s_error_and_of_ours_is_shown(error, line, foreseen):
     assert in_one_line(error) == (line, foreseen)
+
+
+class RefusedError(Exception):
+    """An error of a driver of PostgreSQL, with the fields by which drivers tell its code."""
+
+    def __init__(self, *arguments: object, **fields: str) -> None:
+        super().__init__(*arguments)
+        vars(self).update(fields)
+
+
+@pytest.mark.parametrize("field", ["sqlstate", "pgcode", "C"])
+def test_a_missing_right_is_known_whatever_the_driver(field):
+    """The codes are from psycopg and asyncpg, psycopg2, and pg8000."""
+    missing, other = (
+        RefusedError({"C": code}) if field == "C" else RefusedError("refused", **{field: code})
+        for code in ("42501", "42P01")
+    )
+
+    assert (DIALECT.errors.lacks_right(missing), DIALECT.errors.lacks_right(other)) == (True, False)

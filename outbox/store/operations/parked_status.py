@@ -33,7 +33,7 @@ class Count:
 
     @classmethod
     def upto(cls, number: int, read: int | None = None) -> Count:
-        """Return the count of rows, of which at most `MOST_COUNTED` + 1 were read; `read`: so many, to find these."""
+        """Return the count of rows; `read`: the rows that were read, at most `MOST_COUNTED` + 1; None: `number`."""
         return cls(min(number, MOST_COUNTED), about=(number if read is None else read) > MOST_COUNTED)
 
     @classmethod
