@@ -115,6 +115,7 @@ class RedisSender:
         )
         self._topology = topology_of(address, kind, connecting, master=master)
         self._log = ConnectionLog(logging.getLogger(__name__), "Redis")
+        self._is_closed = False
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages; return one verdict per message, in their order."""
@@ -127,9 +128,13 @@ class RedisSender:
         except _AbortedError:
             verdicts = chains.verdicts()
             return send_again(messages, verdicts, lambda left: self._deliver(left, _chains(left), until))
+        finally:
+            if self._is_closed:
+                self._topology.close()  # the call may have opened connections since
 
     def close(self) -> None:
         """Close the connections; those in use at the end of their calls."""
+        self._is_closed = True
         self._topology.close()
 
     def _deliver(self, messages: Sequence[Message], chains: Chains, until: float) -> list[Verdict]:

@@ -197,12 +197,14 @@ class _Link:
             connection = self._connect(server, self._log)
             try:
                 await _by_driver(connection.open(loop.time() + share))
+                if not self._is_closed:
+                    self._connection = connection
+                    return connection
             except Exception as error:  # any program may listen at that port, and answer anything
                 errors.append(f"{server}: {connection.words(error)}")
-                await connection.close()
-            else:
-                self._connection = connection
-                return connection
+            finally:
+                if self._connection is not connection:
+                    await connection.close()
         raise ConnectionError("; ".join(errors))
 
     def _text(self, connection: Connection | None, call: Call, error: Exception) -> str:

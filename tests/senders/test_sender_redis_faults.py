@@ -77,9 +77,13 @@ def test_a_key_of_several_topics_waits_where_its_topic_changes(streams):
     sender.close()
 
 
-def test_closing_lets_a_call_end_well_and_closes_its_connection_then(streams):
-    """The client fails in many ways where another thread takes a connection away from it."""
-    sent = [a_message("orders", n, key="a") for n in range(3)]
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_closing_lets_a_call_end_well_and_closes_its_connection_then(streams, rounds):
+    """The client fails in many ways where another thread takes a connection away from it.
+
+    A key waits where its topic changes, and the second round needs another connection.
+    """
+    sent = [a_message(topic, n, key="a") for n, topic in enumerate(["orders"] * 3 + ["more"] * (rounds - 1))]
     sender = streams.open(seconds=60)
     check_all_done(sender.send(first := [a_message("first", 1)]), first)
     connected = len(streams.client.client_list())
