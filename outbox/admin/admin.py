@@ -31,7 +31,7 @@ from outbox.admin.results import (
 from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
-from outbox.model.limits import checked_key, require_notes, require_wait
+from outbox.model.limits import checked_key, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
@@ -124,7 +124,9 @@ class Admin:
 
         Raises:
             SubscriptionError: there is no such subscription or state, or a moment has no zone.
+            ValueError: the limit is no whole number from 1 on.
         """
+        require_numbers(limit=limit)
         with self._channel() as channel:
             return tuple(decisions.parked(channel, limit, choice))
 
@@ -138,7 +140,9 @@ class Admin:
 
         Raises:
             SubscriptionError: no message is parked under this id, or several subscriptions have parked it.
+            ValueError: no message can have this id.
         """
+        require_numbers(id=id)
         with self._channel() as channel:
             return decisions.detail(channel, id, name)
 
@@ -166,6 +170,7 @@ class Admin:
             SubscriptionError: neither ids nor `all`; an id that is not parked, or that several subscriptions have
                 parked; or a state that cannot be replayed. Nothing was done.
             InvalidMessageError: a text is too long, or no text. Nothing was done.
+            ValueError: no message can have one of the ids. Nothing was done.
             LeaseLostError: a worker took the lease of a subscription meanwhile. The error says what was done there.
         """
         with self._channel() as channel:
@@ -342,12 +347,21 @@ class Admin:
         Args:
             limit: at most so many.
             topic, key: only messages of a topic, or with a key.
+
+        Raises:
+            ValueError: the limit is no whole number from 1 on.
         """
+        require_numbers(limit=limit)
         with self._channel() as channel:
             return tuple(tail.newest(channel, limit, topic, key))
 
     def message(self, id: int) -> Message | None:
-        """Return a message of the log by its id; None: there is none, or no longer."""
+        """Return a message of the log by its id; None: there is none, or no longer.
+
+        Raises:
+            ValueError: no message can have this id.
+        """
+        require_numbers(id=id)
         with self._channel() as channel:
             return tail.message(channel, id)
 
@@ -387,12 +401,15 @@ class Admin:
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell which messages are needed.
             InvalidMessageError: no message can have a key, or `by` cannot be stored.
-            TypeError: one text is given in place of a list.
+            TypeError: one text is given in place of a list, or an id is no UUID.
         """
         for field, given in {"keys": keys, "message_ids": message_ids}.items():
             if isinstance(given, str):
                 # Its letters would be taken for keys, and the messages of others would go.
                 raise TypeError(f"{field} must be a list, and not one text: {given!r:.80}; pass […]")
+        for id in message_ids:
+            if not isinstance(id, UUID):
+                raise TypeError(f"message_ids must be UUIDs, not {id!r:.80}; pass the ids that send has returned")
         require_notes(by=by)
         for key in keys:
             checked_key(key)

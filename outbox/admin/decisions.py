@@ -11,7 +11,7 @@ from typing import TypedDict
 from outbox.admin.commands import carry_out_without_worker
 from outbox.admin.results import Decision, ParkedDetail
 from outbox.errors import SubscriptionError
-from outbox.model.limits import require_notes
+from outbox.model.limits import require_notes, require_numbers
 from outbox.model.parking import STATES, State
 from outbox.model.subscription import Subscription
 from outbox.runtime.keywords import require_known
@@ -87,6 +87,8 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None,
     """
     require_known(verb, order, ("reason", *Order.__annotations__))
     require_notes(reason=reason, by=order.get("by"))
+    for id in ids:
+        require_numbers(id=id)
     if bool(ids) == order.get("all", False):
         raise SubscriptionError(f"{verb}: give ids, or all=True with a choice; not both")
     chosen = _filter(order, ids, default="dead")

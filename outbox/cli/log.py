@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.groups import Group
-from outbox.cli.options import Target, about_a_database, as_json, option
+from outbox.cli.options import ID, Target, about_a_database, as_json, option
 from outbox.cli.output import moment, say, show_json, show_table
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def tail(*, target: Target, topic: str | None, key: str | None, limit: int, json
 
 @log.command()
 @about_a_database
-@click.argument("id", type=click.IntRange(1))
+@click.argument("id", type=ID)
 @as_json
 def show(*, target: Target, id: int, json: bool) -> None:
     """Show a message with headers and body."""

@@ -163,6 +163,8 @@ class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versi
 
 
 DURATION, RATE, START, MOMENT, NAMES, URLS = Duration(), Rate(), StartAt(), Moment(), Names(), Urls()
+#: The id of a message in the log.
+ID = click.IntRange(1, 2**63 - 1)
 
 #: The rest of a selection, besides topics.
 by_content = together(
@@ -324,7 +326,7 @@ def _source(name: str) -> ParameterSource | None:
 
 
 as_json = option("--json", "json", is_flag=True, help="Machine-readable output.")
-at_most = option("--limit", type=click.IntRange(1), default=100, help="Show at most so many.")
+at_most = option("--limit", type=click.IntRange(1, 2**31 - 1), default=100, help="Show at most so many.")
 by_whom = option("--by", help="The person; otherwise the user of the process.")
 
 

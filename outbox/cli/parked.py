@@ -11,6 +11,7 @@ import click
 
 from outbox.cli.groups import Group
 from outbox.cli.options import (
+    ID,
     MOMENT,
     NAMES,
     Target,
@@ -118,7 +119,7 @@ def _row(message: ParkedMessage) -> tuple[object, ...]:
 
 @parked.command()
 @about_a_database
-@click.argument("id", type=click.IntRange(1))
+@click.argument("id", type=ID)
 @_name
 @as_json
 def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
@@ -153,7 +154,7 @@ class Decided:
 
 _decision = together(
     about_a_database,
-    click.argument("ids", nargs=-1, type=click.IntRange(1), metavar="[ID]…"),
+    click.argument("ids", nargs=-1, type=ID, metavar="[ID]…"),
     option("--all", is_flag=True, help="All messages of the other options; without --state the dead letters."),
     _filtered,
     by_whom,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypedDict, get_args
 
+from outbox.model.limits import require_numbers
 from outbox.model.retry import RETRY_LEVELS, RetryPolicy
 from outbox.model.subscription import OnDead, Start, require_policy, require_start, require_words
 from outbox.worker.settings import Settings
@@ -57,7 +58,7 @@ class Options:
     settings: Settings | None = None
 
     def __post_init__(self) -> None:
-        _require_numbers(
+        require_numbers(
             concurrency=self.concurrency,
             partitions=1 if self.partitions is None else self.partitions,
             batch_size=1 if self.batch_size is None else self.batch_size,
@@ -74,9 +75,3 @@ class Options:
             raise ValueError("partitions: an instance of a broadcast consumer has one partition; leave partitions out")
         if self.instance is not None and not self.broadcast:
             raise ValueError("instance is for broadcast=True; leave instance out, the members of a group need no names")
-
-
-def _require_numbers(**numbers: object) -> None:
-    for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ValueError(f"{name} must be a whole number from 1 on, not {number!r:.40}")

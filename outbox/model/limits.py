@@ -35,6 +35,8 @@ MAX_CONTENT_TYPE = 255
 MAX_DELAY = timedelta(days=36_525)
 #: The reason of an order is stored with each message that it is about.
 MAX_NOTE = 2_000
+#: The largest number of a BIGINT, such as a log id.
+MAX_NUMBER = 2**63 - 1
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1), datetime(9000, 1, 1)  # noqa: DTZ001 - compared without zones
 
 _TOPIC = re.compile(r"[A-Za-z0-9._%|-]+")
@@ -227,3 +229,11 @@ def require_notes(**notes: str | None) -> None:
     for field, note in notes.items():
         if note is not None and ("\0" in _text(field, note) or len(note) > MAX_NOTE):
             _refuse(field, f"must be at most {MAX_NOTE} characters without NUL", "shorten or clean it")
+
+
+def require_numbers(**numbers: object) -> None:
+    """Refuse a value that is no whole number from 1 to `MAX_NUMBER`; by the name of the argument."""
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_NUMBER:
+            range = f"from 1 to {MAX_NUMBER}" if isinstance(number, int) and number > MAX_NUMBER else "from 1 on"
+            raise ValueError(f"{name} must be a whole number {range}, not {number!r:.40}")

@@ -8,6 +8,8 @@ from datetime import timedelta
 from tenacity import RetryCallState
 from tenacity.wait import wait_base, wait_chain, wait_fixed, wait_random_exponential
 
+from outbox.model.limits import require_numbers
+
 #: RocketMQ's retry levels: the pauses after the 1st to the 16th failure, from 10 s to 2 h.
 RETRY_LEVELS: wait_base = wait_chain(
     *map(wait_fixed, (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200))
@@ -29,8 +31,7 @@ class RetryPolicy:
     wait: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=1, min=1, max=600))
 
     def __post_init__(self) -> None:
-        if not isinstance(self.attempts, int) or isinstance(self.attempts, bool) or self.attempts < 1:
-            raise ValueError(f"attempts must be a whole number from 1 on, not {self.attempts!r:.40}")
+        require_numbers(attempts=self.attempts)
         if not callable(self.wait):
             raise TypeError(
                 f"wait must be a wait strategy of tenacity, not {self.wait!r:.40}; write wait_fixed(5) or wait_chain(…)"

@@ -116,6 +116,30 @@ def test_a_choice_that_means_nothing_is_refused(shop, wrong, said):
         shop.admin.parked(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda admin: admin.parked(limit=-1), "limit must be a whole number from 1 on, not -1"),
+        (lambda admin: admin.dead_letters(limit=2**63), "limit must be a whole number from 1 to 9223372036854775807"),
+        (lambda admin: admin.newest(limit=-1), "limit must be a whole number from 1 on, not -1"),
+        (lambda admin: admin.newest(limit=True), "limit must be a whole number from 1 on, not True"),
+        (lambda admin: admin.message(2**63), "id must be a whole number from 1 to 9223372036854775807"),
+        (lambda admin: admin.parked_message(2**63), "id must be a whole number from 1 to 9223372036854775807"),
+        (lambda admin: admin.parked_message("1"), "id must be a whole number from 1 on, not '1'"),
+        (lambda admin: admin.replay(1, 2**63), "id must be a whole number from 1 to 9223372036854775807"),
+        (lambda admin: admin.discard(-1, reason="seen"), "id must be a whole number from 1 on, not -1"),
+        (lambda admin: admin.erase(message_ids=[2**63]), "message_ids must be UUIDs, not 9223372036854775808; pass"),
+    ],
+)
+def test_a_number_that_no_column_holds_is_refused_and_decides_nothing(shop, ask, said):
+    before = shop.admin.parked()
+
+    with pytest.raises((ValueError, TypeError), match=said):
+        ask(shop.admin)
+
+    assert shop.admin.parked() == before
+
+
 @pytest.mark.parametrize("wrong", ["a\0", "a\ud800", 2_001 * "a"], ids=["zero", "surrogate", "long"])
 @pytest.mark.parametrize("field", ["reason", "by", "topic", "key", "error_like"])
 def test_a_text_that_cannot_be_stored_is_refused_and_decides_nothing(shop, field, wrong):

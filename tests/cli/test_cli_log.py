@@ -53,6 +53,23 @@ def test_the_newest_are_listed_in_the_order_of_the_log_without_half_messages(eng
     assert [outbox(engine, "log", "show", id).code for id in ("1", "4", "99")] == [0, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("log", "show", str(2**63)), "ID"),
+        (("parked", "show", str(2**63)), "ID"),
+        (("parked", "replay", str(2**63)), "[ID]\u2026"),
+        (("parked", "list", "--limit", str(2**63)), "--limit"),
+        (("half", "list", "--limit", str(2**63)), "--limit"),
+    ],
+)
+def test_a_number_that_no_column_holds_is_refused_in_a_line(engine, arguments, name):
+    ended = outbox(engine, *arguments)
+
+    said = f"Error: Invalid value for '{name}': {2**63} is not in the range 1<=x<="
+    assert (ended.code, ended.err.splitlines()[-1].startswith(said)) == (2, True)
+
+
 def test_a_body_that_is_no_text_is_shown_in_base64_and_called_so(sqlite_engine):
     with Outbox(sqlite_engine).begin() as session:
         Outbox(sqlite_engine).send(session, "orders", b"\x01\xff")

@@ -12,7 +12,7 @@ from typing import Any
 
 from outbox.errors import DatabaseError, StandbyError
 from outbox.model.lease import Partition
-from outbox.model.limits import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC, require_numbers
 from outbox.model.message import Message
 from outbox.model.position import EARLIEST, Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
@@ -42,10 +42,8 @@ class Limits:
     bytes: int = 8 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        for name, number in (("rows", self.rows), ("bytes", self.bytes)):
-            # With 0 rows a worker would find every log empty.
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, not {number!r:.40}")
+        # With 0 rows a worker would find every log empty.
+        require_numbers(rows=self.rows, bytes=self.bytes)
 
     @property
     def inline(self) -> int:
