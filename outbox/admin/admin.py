@@ -31,7 +31,7 @@ from outbox.admin.results import (
 from outbox.admin.split import split
 from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
-from outbox.model.limits import checked_key, require_notes, require_numbers, require_wait
+from outbox.model.limits import checked_key, require_flags, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
@@ -307,6 +307,7 @@ class Admin:
             LeaseLostError: a worker took the lease meanwhile. Nothing changed.
         """
         require_start(start)
+        require_flags(rehearsal=rehearsal)
         with self._channel() as channel:
             meant, parked = subscriptions.with_followers(channel, name, backfills=False)
             commands.require_resettable(meant[0])
@@ -324,6 +325,7 @@ class Admin:
             SubscriptionError: a worker holds the lease. Nothing changed.
             LeaseLostError: a worker took the lease meanwhile. Nothing changed.
         """
+        require_flags(rehearsal=rehearsal)
         with self._channel() as channel:
             meant, parked = subscriptions.with_followers(channel, name)
             names = [each.name for each in meant] if rehearsal else commands.drop(channel, name)
@@ -377,6 +379,7 @@ class Admin:
             ValueError: the age is below 0, or above 100 years.
         """
         require_wait("older_than", older_than)
+        require_flags(rehearsal=rehearsal)
         with self._channel() as channel:
             return Purge(channel).run(older_than, rehearsal=rehearsal)
 
@@ -411,6 +414,7 @@ class Admin:
             if not isinstance(id, UUID):
                 raise TypeError(f"message_ids must be UUIDs, not {id!r:.80}; pass the ids that send has returned")
         require_notes(by=by)
+        require_flags(rehearsal=rehearsal)
         for key in keys:
             checked_key(key)
         with self._channel() as channel:

@@ -11,7 +11,7 @@ from typing import TypedDict
 from outbox.admin.commands import carry_out_without_worker
 from outbox.admin.results import Decision, ParkedDetail
 from outbox.errors import SubscriptionError
-from outbox.model.limits import require_notes, require_numbers
+from outbox.model.limits import require_flags, require_notes, require_numbers
 from outbox.model.parking import STATES, State
 from outbox.model.subscription import Subscription
 from outbox.runtime.keywords import require_known
@@ -86,6 +86,7 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None,
             verb does not fit the state or the subscription. Nothing was done.
     """
     require_known(verb, order, ("reason", *Order.__annotations__))
+    require_flags(all=order.get("all", False), rehearsal=order.get("rehearsal", False))
     require_notes(reason=reason, by=order.get("by"))
     for id in ids:
         require_numbers(id=id)

@@ -21,6 +21,7 @@ from outbox.model.subscription import (
     OnDead,
     Start,
     Subscription,
+    require_ordering,
     require_own_name,
     require_policy,
     require_start,
@@ -133,6 +134,7 @@ def with_followers(
 
 def _changed(stored: Subscription, wanted: Properties) -> Subscription:
     require_policy(wanted.get("on_dead"))
+    require_ordering(wanted.get("ordered"), wanted.get("compact"))
     _require_grace(wanted)
     destination = wanted.get("destination")
     checked = None if destination is None else checked_destination(destination, stored)

@@ -15,7 +15,7 @@ from outbox.consumer.options import ConsumerOptions, Options
 from outbox.errors import SubscriptionError
 from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
-from outbox.model.subscription import AT, Declaration, Kind, Start, require_own_name
+from outbox.model.subscription import AT, Declaration, Kind, Start, require_ordering, require_own_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.relay.life_cycle import LifeCycle
 from outbox.runtime.keywords import require_known
@@ -86,6 +86,7 @@ class Consumer(LifeCycle):
         known = ("topics", "tags", "filter", "ordered", *ConsumerOptions.__annotations__)
         require_known(f"consumer {name!r:.60}", options, known)
         chosen = Options(**options)
+        require_ordering(ordered, chosen.compact)
         checked_consumer(name)
         require_own_name(name)
         if AT in name:

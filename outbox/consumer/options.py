@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypedDict, get_args
 
-from outbox.model.limits import require_numbers
+from outbox.model.limits import require_flags, require_numbers
 from outbox.model.retry import RETRY_LEVELS, RetryPolicy
 from outbox.model.subscription import OnDead, Start, require_policy, require_start, require_words
 from outbox.worker.settings import Settings
@@ -63,6 +63,7 @@ class Options:
             partitions=1 if self.partitions is None else self.partitions,
             batch_size=1 if self.batch_size is None else self.batch_size,
         )
+        require_flags(inbox=self.inbox, broadcast=self.broadcast)
         require_words(suspend=(self.suspend, get_args(Suspend)))
         require_policy(self.on_dead)
         require_start(self.start)

@@ -237,3 +237,10 @@ def require_numbers(**numbers: object) -> None:
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_NUMBER:
             range = f"from 1 to {MAX_NUMBER}" if isinstance(number, int) and number > MAX_NUMBER else "from 1 on"
             raise ValueError(f"{name} must be a whole number {range}, not {number!r:.40}")
+
+
+def require_flags(**flags: object) -> None:
+    """Refuse a value that is neither True nor False, because every text counts as true; by the name of the argument."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} must be True or False, not {flag!r:.40}")

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
+from outbox.model.limits import require_flags
 from outbox.model.pausing import Pause, Pauses
 from outbox.model.position import Position
 
@@ -40,6 +41,11 @@ def require_words(**words: tuple[object, tuple[str, ...]]) -> None:
 def require_policy(on_dead: object) -> None:
     """Refuse a policy for dead letters that is unknown; None: as stored."""
     require_words(on_dead=("block" if on_dead is None else on_dead, get_args(OnDead)))
+
+
+def require_ordering(ordered: object, compact: object) -> None:
+    """Refuse a value that is neither True nor False; None: as stored."""
+    require_flags(ordered=ordered is not None and ordered, compact=compact is not None and compact)
 
 
 def require_start(start: object) -> None:
@@ -147,6 +153,7 @@ class Declaration:
 
     def __post_init__(self) -> None:
         require_policy(self.on_dead)
+        require_ordering(self.ordered, self.compact)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,7 @@ def test_properties_are_altered_one_by_one(engine):
         ({"on_dead": "stop"}, "on_dead must be 'block' or 'continue', not 'stop'"),
         ({"grace": timedelta(days=-1)}, "grace must be a timedelta from 0 to 36525 days, not datetime.timedelta"),
         ({"grace": timedelta.max}, "grace must be a timedelta from 0 to 36525 days"),
+        ({"compact": "no"}, "compact must be True or False, not 'no'"),
         ({"to": TO}, "alter has no option to; there are wait, topics, tags, filter, destination"),
     ],
 )
@@ -71,6 +72,7 @@ def test_a_change_that_is_not_clear_is_refused(engine, change, said):
         ({"on_dead": "stop"}, "on_dead must be 'block' or 'continue', not 'stop'"),
         ({"on_death": "block"}, "create has no option on_death; there are start, topics"),
         ({"start": "now"}, "start must be 'earliest', 'latest' or a moment, not 'now'"),
+        ({"ordered": "no"}, "ordered must be True or False, not 'no'"),
     ],
 )
 def test_a_subscription_with_a_wrong_property_is_not_made(engine, wrong, said):

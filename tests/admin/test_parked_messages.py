@@ -116,6 +116,28 @@ def test_a_choice_that_means_nothing_is_refused(shop, wrong, said):
         shop.admin.parked(**wrong)
 
 
+@pytest.mark.parametrize("wrong", ["no", None], ids=repr)
+@pytest.mark.parametrize(
+    ("ask", "name"),
+    [
+        (lambda admin, wrong: admin.replay(all=wrong), "all"),
+        (lambda admin, wrong: admin.discard(1, reason="seen", rehearsal=wrong), "rehearsal"),
+        (lambda admin, wrong: admin.reset("relay", "earliest", rehearsal=wrong), "rehearsal"),
+        (lambda admin, wrong: admin.drop("relay", rehearsal=wrong), "rehearsal"),
+        (lambda admin, wrong: admin.purge(timedelta(0), rehearsal=wrong), "rehearsal"),
+        (lambda admin, wrong: admin.erase(keys=["a"], rehearsal=wrong), "rehearsal"),
+    ],
+)
+def test_what_is_neither_true_nor_false_is_refused_and_decides_nothing(shop, ask, name, wrong):
+    """Every text would count as true."""
+    before = shop.admin.parked(), len(shop.admin.newest())
+
+    with pytest.raises(TypeError, match=f"^{name} must be True or False, not {wrong!r}$"):
+        ask(shop.admin, wrong)
+
+    assert (shop.admin.parked(), len(shop.admin.newest())) == before
+
+
 @pytest.mark.parametrize(
     ("ask", "said"),
     [

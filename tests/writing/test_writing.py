@@ -241,6 +241,19 @@ def waiting(engine: Engine, *, granted: bool = False) -> int:
         return int(connection.execute(text(question), {"granted": granted}).scalar_one())
 
 
+def test_a_lock_is_wanted_or_not(sqlite_engine):
+    outbox = Outbox(sqlite_engine)
+    with sqlite_engine.begin() as connection:
+        for send in (
+            lambda: outbox.send(connection, "orders", b"1", key="k", lock_key="no"),  # type: ignore[arg-type]
+            lambda: outbox.send_all(connection, [Message("orders", b"1")], lock_keys=0),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(TypeError, match=r"^lock_keys must be True or False, not "):
+                send()
+
+    assert bodies(sqlite_engine) == []
+
+
 def test_sqlite_has_one_writer_anyway_so_the_lock_costs_nothing(sqlite_engine):
     outbox = Outbox(sqlite_engine)
     with sqlite_engine.begin() as connection, statements(sqlite_engine) as seen:

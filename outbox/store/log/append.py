@@ -10,6 +10,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from outbox.model.filter.sql92 import Filter
+from outbox.model.limits import require_flags
 from outbox.model.message import LogRef, Message
 from outbox.model.slots import slot_of
 from outbox.model.subscription import compensation_of
@@ -72,6 +73,7 @@ class Writing:
         A message with a known dedup key is not inserted; the id of the first message is returned. `lock_keys`: make
         other writers of the same keys wait. `direct`: the messages that the writer will send.
         """
+        require_flags(lock_keys=lock_keys)
         if lock_keys and self._database.dialect.locks.keys is not None:
             keys = [message.key for message in messages if message.key is not None]
             # Equal keys of two schemas are two keys.
