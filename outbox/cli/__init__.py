@@ -126,6 +126,8 @@ def main() -> None:
     variable, shown in the help of its command. A URL with a password belongs into the environment or a file.
 
     Exit codes: 0 fine, 1 failure or findings, 2 usage or configuration, 3 database unreachable, 4 a hang, or a drain
-    without an end. A terminal gets colours, unless NO_COLOR is set.
+    without an end. A name or an id that is not there ends a command with 2.
+
+    A terminal gets colours, unless NO_COLOR is set.
     """
     click.get_current_context().color = False if os.environ.get("NO_COLOR") else None

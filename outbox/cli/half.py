@@ -339,11 +339,13 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
 
 
 def _found(channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:
+    from outbox.cli.connection import Failure
+    from outbox.cli.failures import USAGE
     from outbox.store.half_messages.pending import HalfTransactions
 
     found, decided = HalfTransactions(channel).find(id)
     if found is None and decided is None:
-        raise click.ClickException(f"there is no transaction {id}; for the pending ones run: outbox half list")
+        raise Failure(f"there is no transaction {id}; for the pending ones run: outbox half list", USAGE)
     return found, decided
 
 

@@ -54,12 +54,14 @@ def tail(*, target: Target, topic: str | None, key: str | None, limit: int, json
 def show(*, target: Target, id: int, json: bool) -> None:
     """Show a message with headers and body."""
     from outbox.admin.admin import Admin
+    from outbox.cli.connection import Failure
     from outbox.cli.contents import show_contents, show_fields
+    from outbox.cli.failures import USAGE
 
     with target.open_outbox() as channel:
         found = Admin(channel).message(id)
     if found is None:
-        raise click.ClickException(f"no message {id} is in the log; perhaps it was purged")
+        raise Failure(f"no message {id} is in the log; perhaps it was purged", USAGE)
     if json:
         show_json(_as_json(found))
     else:

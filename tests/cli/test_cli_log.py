@@ -50,7 +50,28 @@ def test_the_newest_are_listed_in_the_order_of_the_log_without_half_messages(eng
     cut = [outbox(engine, "log", "tail", "--json", "--limit", limit).json["more"] for limit in ("2", "3")]
     assert (found, cut) == ([[1, 2, 3], [2, 3], [1, 3], [2, 3]], [True, False])
     assert outbox(engine, "log", "tail").out.splitlines()[1].split()[3:] == ["orders", "a", "1", "1"]
-    assert [outbox(engine, "log", "show", id).code for id in ("1", "4", "99")] == [0, 1, 1]
+    assert [outbox(engine, "log", "show", id).code for id in ("1", "4", "99")] == [0, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("log", "show", "99"),
+        ("parked", "show", "99"),
+        ("parked", "replay", "99"),
+        ("parked", "discard", "99", "--reason", "seen"),
+        ("parked", "list", "--name", "nope"),
+        ("half", "show", "nope"),
+        ("half", "commit", "nope"),
+        ("half", "resume", "nope"),
+        ("subscriptions", "drop", "nope", "--yes"),
+    ],
+    ids=" ".join,
+)
+def test_an_id_or_a_name_that_is_not_there_ends_every_command_in_one_way(sqlite_engine, arguments):
+    ended = outbox(sqlite_engine, *arguments)
+
+    assert (ended.code, ended.err.startswith("Error: "), ended.err.count("\n")) == (2, True, 1)
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_one_that_is_not_there_is_told(engine, verb):
     ended = outbox(engine, "half", verb, "nope")
 
     assert (ended.code, ended.err) == (
-        1, "Error: there is no transaction nope; for the pending ones run: outbox half list\n",
+        2, "Error: there is no transaction nope; for the pending ones run: outbox half list\n",
     )  # fmt: skip
 
 
