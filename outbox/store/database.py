@@ -198,11 +198,11 @@ class Database:
 
     @property
     def _named(self) -> str:
-        """The option for this database, without user and password; empty if such a URL would not lead here."""
+        """The option for this database, without the password; empty if such a URL would not lead here."""
         url = self.engine.url
-        if not url.database or not {"host", "service", "uri"}.isdisjoint(url.query):
+        if not url.database or not {"host", "service", "uri", "user"}.isdisjoint(url.query):
             return ""
-        plain = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
+        plain = URL.create(url.get_backend_name(), url.username, host=url.host, port=url.port, database=url.database)
         return f" --database {shlex.quote(plain.render_as_string())}"
 
     def transient(self, error: Exception) -> bool:

@@ -167,7 +167,8 @@ def test_a_database_without_its_tables_is_served_once_it_has_them(postgres, sqli
         assert arrives(to_new, "2")
 
     label = label_of(engine.url)
-    missing = f"the outbox tables are not there; run: outbox db upgrade --database postgresql://{label}"
+    url = f"postgresql://{engine.url.username}@{label}"
+    missing = f"the outbox tables are not there; run: outbox db upgrade --database {url}"
     assert said == [f"{label}: {missing}; relay will try again"]
 
 

@@ -359,10 +359,10 @@ def test_the_tables_may_be_in_a_schema(pg_engine):
     assert [message.body for message in delivered(other.database)] == [b"2"]
 
 
-def test_missing_tables_name_their_database_without_its_user(postgres, tmp_path):
+def test_missing_tables_name_their_database_with_its_user_and_without_its_password(postgres, tmp_path):
     name = f"named_{tmp_path.name[-8:]}"
     url = make_url(postgres.create_database(name)).set(password="c4nary")
-    named = f"--database postgresql://{url.host}:{url.port}/{name}$"
+    named = f"--database postgresql://{url.username}@{url.host}:{url.port}/{name}$"
     for asked, says in [
         (url.render_as_string(hide_password=False), named),
         (f"sqlite:///{tmp_path}/a shop.db", f"--database 'sqlite:///{tmp_path}/a shop.db'$"),
