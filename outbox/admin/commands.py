@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,10 +10,13 @@ from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 
+from tenacity.wait import wait_random
+
 from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, LeaseHeldError, borrowed, changing, lease_logger
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.parking import STATES
 from outbox.model.position import Position
+from outbox.model.retry import seconds_to_wait
 from outbox.model.subscription import Start, Subscription, backfill_of, compensation_of
 from outbox.runtime.clock import clock
 from outbox.store import identity
@@ -29,6 +31,8 @@ from outbox.worker.settle import Settlement
 
 #: A decision waits so long for another command. A command that has died counts as alive until its lease has run out.
 _PATIENCE = LENGTH + WAIT
+#: Between two tries. At random, because two commands may have kept each other from their leases.
+_PAUSE = wait_random(0.1, 0.3)
 
 
 def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], int]) -> tuple[int, str | None]:
@@ -54,9 +58,8 @@ def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], 
             if not waits:
                 lease_logger.info("%s: another command has the lease; waiting for its end", name)
                 waits = True
-        # The other command looks at no request that is written from now on. At random, because two commands may have
-        # kept each other from their leases.
-        time.sleep(random.uniform(0.1, 0.3))
+        # The other command looks at no request that is written from now on.
+        time.sleep(seconds_to_wait(_PAUSE, 1))
 
 
 def _carry_out_here(channel: Channel, subscription: Subscription, request: Callable[[], int]) -> int:
