@@ -14,6 +14,7 @@ from outbox.model.position import Position
 from outbox.store.database import Database
 from outbox.store.log.log import Log
 from outbox.testing.servers import PostgresServer
+from tests.support.command_line import outbox as run
 from tests.support.destination import Destination, relay_to
 from tests.support.readers import delivered, send, texts
 from tests.support.servers.postgresql import Standby
@@ -151,8 +152,17 @@ def test_a_position_ahead_of_the_server_is_an_error(engine):
         connection.execute(text("UPDATE outbox_progress SET base = '900000000:900000000:'"))
     send(outbox, "1")
 
-    with pytest.raises(PositionError, match="behind the stored position"):
+    with pytest.raises(PositionError, match="behind the stored position") as refused:
         delivered(outbox.database)
+    advice = "check that the URL leads to the right database, stop all workers, and run: "
+    command = str(refused.value).partition(advice)[2]
+    ended = run(engine, *command.split()[1:], *(["--yes"] if "restore" in command else []))
+
+    if engine.dialect.name == "sqlite":
+        assert (command, "UPDATE sqlite_sequence SET seq = " in ended.out) == ("outbox doctor", True)
+    else:
+        assert (command, ended.code) == ("outbox restore --force", 0)
+        assert [message.body for message in delivered(outbox.database)] == [b"1"]
 
 
 # What a role or a pool says
