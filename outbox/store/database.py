@@ -189,11 +189,6 @@ class Database:
         """The command that compares the tables with those of this version."""
         return self._command("doctor")
 
-    @property
-    def restore_command(self) -> str:
-        """The command for a log whose server is another than its positions say."""
-        return self.check_command if self.dialect.home.restore is None else self._command("restore --force")
-
     def _command(self, verb: str) -> str:
         where = f" --schema {self.schema}" if self.schema else ""
         if self._only:

@@ -1,7 +1,7 @@
 """Positions and the ways in which they could lie: own writes, prepared transactions, standbys, copies, pools."""
 
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -146,23 +146,18 @@ def test_a_copy_within_one_server_is_refused(postgres, pg_engine):
 
 def test_a_position_ahead_of_the_server_is_an_error(engine):
     """It was restored to an earlier state: whoever goes on would pass over what is written from now on."""
-    outbox = Outbox(engine)
+    outbox, since = Outbox(engine), datetime.now(UTC).isoformat()
     delivered(outbox.database)
     with engine.begin() as connection:
         connection.execute(text("UPDATE outbox_progress SET base = '900000000:900000000:'"))
     send(outbox, "1")
 
-    with pytest.raises(PositionError, match="behind the stored position") as refused:
+    advised = r"behind the stored position .*Check that the URL .*: outbox subscriptions reset NAME --to TIME$"
+    with pytest.raises(PositionError, match=advised):
         delivered(outbox.database)
-    advice = "check that the URL leads to the right database, stop all workers, and run: "
-    command = str(refused.value).partition(advice)[2]
-    ended = run(engine, *command.split()[1:], *(["--yes"] if "restore" in command else []))
+    reset = run(engine, "subscriptions", "reset", "relay", "--to", since, "--yes")
 
-    if engine.dialect.name == "sqlite":
-        assert (command, "UPDATE sqlite_sequence SET seq = " in ended.out) == ("outbox doctor", True)
-    else:
-        assert (command, ended.code) == ("outbox restore --force", 0)
-        assert [message.body for message in delivered(outbox.database)] == [b"1"]
+    assert (reset.code, [message.body for message in delivered(outbox.database)]) == (0, [b"1"])
 
 
 # What a role or a pool says

@@ -129,7 +129,7 @@ class Cursor:
         page = self._log.read_on(channel, base)
         capture = page.capture
         assert capture is not None
-        self._require_ahead(channel, capture)
+        self._require_ahead(capture)
         end = Progress(capture.position)
         if not page.complete:
             self._extent = None
@@ -149,7 +149,7 @@ class Cursor:
         """Read the next page of what has been committed for at least the length of the grace."""
         capture = grace.look(lambda: self._log.now(channel))
         if capture is not None:
-            self._require_ahead(channel, capture)
+            self._require_ahead(capture)
         if self._progress.target is None and not self._opens(channel, grace.ripen()):
             return self._idle(capture)
         batch = self._page(channel)
@@ -174,13 +174,14 @@ class Cursor:
         end = Progress(self._nothing_before or base)
         return Batch(page=page, window=Window(base, end.base), end=end, seen=0)
 
-    def _require_ahead(self, channel: Channel, capture: Capture) -> None:
+    def _require_ahead(self, capture: Capture) -> None:
         base = self._progress.base
         if capture.position.head < base.head:
             raise PositionError(
-                f"the server is at {capture.position}, behind the stored position {base}: it was restored or replaced;"
-                " check that the URL leads to the right database, stop all workers, and run:"
-                f" {channel.database.restore_command}"
+                f"the server is at {capture.position}, behind the stored position {base}: it was restored or replaced."
+                " Check that the URL leads to the right database, and decide on parked messages, because a reset"
+                " deletes them. Then stop the workers, and run, with a time before the restore:"
+                " outbox subscriptions reset NAME --to TIME"
             )
 
     def _page(self, channel: Channel) -> Batch:
