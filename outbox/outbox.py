@@ -310,7 +310,8 @@ class Outbox(BareOutbox):
     def _write(self, handle: Handle, messages: Sequence[Message], verb: str = "send", *, lock_keys: bool) -> list[UUID]:
         if not messages:
             return []
-        flush = any(message.key is not None for message in messages)
+        # A Connection has nothing to flush.
+        flush = not isinstance(handle, Connection) and any(message.key is not None for message in messages)
         connection = self.transactions.connection_of(handle, verb, flush=flush)
         direct = None
         # The commit of a driver's own connection is not noticed, so nothing would be sent after it.

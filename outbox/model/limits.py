@@ -65,12 +65,13 @@ def _text(field: str, value: object) -> str:
 
 def checked_topic(topic: str) -> str:
     """Return the topic, if a message can have it."""
-    return _known_topic(_text("topic", topic))
+    return _known_topic(topic if type(topic) is str else _text("topic", topic))
 
 
 # Cached, like the names of headers: an application sends the same few topics again and again.
 @lru_cache(maxsize=1024)
 def _known_topic(topic: str) -> str:
+    _text("topic", topic)
     if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC or topic in (".", ".."):
         limit = f"must be 1 to {MAX_TOPIC} characters of [A-Za-z0-9._%|-], not . or .., but is {topic!a:.60}"
         _refuse("topic", limit, "rename it")
@@ -120,13 +121,16 @@ def checked_headers(headers: Mapping[str, str]) -> str:
         _refuse("headers", f"must be a mapping of str to str, not {type(headers).__name__}", "pass a dict")
     if len(headers) > MAX_HEADERS:
         _refuse("headers", f"must be at most {MAX_HEADERS}", "put more into the body")
-    lowered = {_checked_header_name(name) for name in headers}
-    if len(lowered) < len(headers):
-        _refuse("headers", "must not hold one name in two cases", "keep one of them")
+    lowered: set[str] = set()
     for name, value in headers.items():
+        if not isinstance(name, str):
+            _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
+        lowered.add(_known_header_name(name))
         # Nearly all values are plain ASCII, and need no closer look.
         if not (isinstance(value, str) and value.isascii() and value.isprintable() and value.strip() == value):
             _check_header_value(name, value)
+    if len(lowered) < len(headers):
+        _refuse("headers", "must not hold one name in two cases", "keep one of them")
     stored = stored_headers(headers)
     # JSON only adds to the headers (quotes, escapes): if ASCII JSON keeps the limit, the headers do, without a count.
     if not (len(stored) <= MAX_HEADER_BYTES and stored.isascii()) and _size(headers) > MAX_HEADER_BYTES:
@@ -136,7 +140,7 @@ def checked_headers(headers: Mapping[str, str]) -> str:
 
 def stored_headers(headers: Mapping[str, str]) -> str:
     """Return headers as they are stored: compact JSON."""
-    return f"{{{','.join(f'{_quoted(name)}:{_quoted(value)}' for name, value in headers.items())}}}"
+    return f"{{{','.join([f'{_quoted(name)}:{_quoted(value)}' for name, value in headers.items()])}}}"
 
 
 def _size(headers: Mapping[str, str]) -> int:
@@ -148,15 +152,9 @@ def fits(headers: Mapping[str, str]) -> bool:
     return len(headers) <= MAX_HEADERS and _size(headers) <= MAX_HEADER_BYTES
 
 
-def _checked_header_name(name: str) -> str:
-    """Return a header's name in lower case."""
-    if not isinstance(name, str):
-        _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
-    return _known_header_name(name)
-
-
 @lru_cache(maxsize=1024)
 def _known_header_name(name: str) -> str:
+    """Return a header's name in lower case."""
     if not _TOKEN.fullmatch(name):
         _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
     lowered = name.lower()

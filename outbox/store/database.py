@@ -147,8 +147,12 @@ class Database:
         Errors as in `explained`.
         """
         execute = executor if isinstance(connection, Connection) else self.dialect.driving.executor
-        with self.explained():
+        # Not by `explained`, which is six calls more for each message.
+        try:
             return run(execute(connection), script)
+        except Exception as error:
+            self._explain(error)
+            raise
 
     async def aexecute(self, driver: Any, script: Script[R]) -> R:
         """Do as `execute` in the transaction of a driver's own connection, which is awaited."""
@@ -163,21 +167,25 @@ class Database:
         try:
             yield
         except Exception as error:
-            cause = getattr(error, "orig", None) or error
-            if self.dialect.errors.in_failed_transaction(cause):
-                raise TransactionAbortedError(FAILED) from None
-            if self.dialect.errors.missing_table(cause):
-                where = f" in schema {self.schema}" if self.schema else ""
-                named = self._named
-                if not named:
-                    where += f" in {label_of(self.engine.url)}"
-                # A consumer may have another database than the commands that are typed beside it.
-                command = self.upgrade_command.removesuffix(named) + named
-                # The cause is left out, because it shows the statement's parameters: bodies, keys.
-                raise SchemaError(f"{self._needed} not there{where}; run: {command}") from None
-            if self.dialect.errors.lacks_right(cause):
-                error.add_note(fix_of_writer(cause))
+            self._explain(error)
             raise
+
+    def _explain(self, error: Exception) -> None:
+        """Raise the error with the fix, or add the fix to `error`, which the caller then raises."""
+        cause = getattr(error, "orig", None) or error
+        if self.dialect.errors.in_failed_transaction(cause):
+            raise TransactionAbortedError(FAILED) from None
+        if self.dialect.errors.missing_table(cause):
+            where = f" in schema {self.schema}" if self.schema else ""
+            named = self._named
+            if not named:
+                where += f" in {label_of(self.engine.url)}"
+            # A consumer may have another database than the commands that are typed beside it.
+            command = self.upgrade_command.removesuffix(named) + named
+            # The cause is left out, because it shows the statement's parameters: bodies, keys.
+            raise SchemaError(f"{self._needed} not there{where}; run: {command}") from None
+        if self.dialect.errors.lacks_right(cause):
+            error.add_note(fix_of_writer(cause))
 
     @property
     def upgrade_command(self) -> str:

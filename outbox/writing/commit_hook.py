@@ -108,11 +108,12 @@ class _Hook:
 
     def do_commit(self, pooled: Any) -> None:
         everyone = self._about_to_commit(pooled, "rollback")
+        if not everyone:
+            self._commit(pooled)
+            return
         since = clock()
         try:
-            if not everyone:
-                self._commit(pooled)
-            elif not self._driving.commit(partial(self._commit, pooled), pooled.dbapi_connection):
+            if not self._driving.commit(partial(self._commit, pooled), pooled.dbapi_connection):
                 raise TransactionAbortedError(_ABORTED)
         except BaseException:
             _tell_rolled_back(everyone)
@@ -128,8 +129,7 @@ class _Hook:
             _tell_rolled_back(everyone)
 
     def do_prepare_twophase(self, connection: Connection, xid: Any) -> None:
-        self._require_sound(connection.connection)
-        _do_last(connection.connection)
+        self._finish(connection.connection, _info_of(connection.connection).get(_SENT, {}))
         self._prepare(connection, xid)
 
     def do_commit_twophase(self, connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
@@ -158,35 +158,32 @@ class _Hook:
     def _about_to_commit(self, pooled: Any, roll_back: str) -> dict[CommitListener, Sent]:
         """Prepare for a commit, and return what was sent, by listener; `roll_back` names the driver's rollback."""
         info = _info_of(pooled)
-        everyone: dict[CommitListener, Sent]
-        if _SENT not in info:
-            return {}
+        everyone: dict[CommitListener, Sent] = info.get(_SENT, {})
+        if not everyone:
+            return everyone
         try:
-            self._require_sound(pooled)
-            _do_last(pooled)
+            self._finish(pooled, everyone)
         except BaseException:
             # SQLAlchemy takes the transaction for ended, so a Connection would stay in the aborted transaction.
-            everyone = info.pop(_SENT)
+            del info[_SENT]
             getattr(pooled.dbapi_connection, roll_back)()
             _tell_rolled_back(everyone)
             raise
-        everyone = info.pop(_SENT)
+        del info[_SENT]
         crash_point("outbox.before_commit")
         return everyone
 
-    def _require_sound(self, pooled: Any) -> None:
-        """Refuse to commit a failed transaction: PostgreSQL would roll back, and no driver raises an error."""
-        driver = self._dialect.get_driver_connection
-        if _info_of(pooled).get(_SENT) and self._driving.is_aborted(driver(pooled.dbapi_connection)):
+    def _finish(self, pooled: Any, everyone: dict[CommitListener, Sent]) -> None:
+        """Call the functions that belong right before the commit. A failed function fails again at another commit.
+
+        Refuse to commit a failed transaction: PostgreSQL would roll back, and no driver raises an error.
+        """
+        if everyone and self._driving.is_aborted(self._dialect.get_driver_connection(pooled.dbapi_connection)):
             raise TransactionAbortedError(_ABORTED)
-
-
-def _do_last(pooled: Any) -> None:
-    """Call the functions that belong right before the commit. A failed function fails again at another commit."""
-    for sent in _info_of(pooled).get(_SENT, {}).values():
-        for each in sent.last:
-            each()
-        sent.last = []
+        for sent in everyone.values():
+            for each in sent.last:
+                each()
+            sent.last = []
 
 
 def _tell(everyone: dict[CommitListener, Sent], since: float) -> None:

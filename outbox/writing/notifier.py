@@ -53,10 +53,12 @@ class Notifier:
         for listener in list(self._listeners) if self._listeners else ():
             with suppress(Exception):
                 listener()
-        with suppress(Exception):
+        try:
             if self._thread is None:
                 self._start()
             self._rung.put(None)
+        except Exception:  # noqa: S110 - the next hint tries again; `suppress` is three calls more for each commit
+            pass
 
     def close(self) -> None:
         """End the thread and its connection; a later hint starts a new thread."""

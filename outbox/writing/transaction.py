@@ -65,10 +65,11 @@ class Transactions:
             return handle
         else:
             raise refuse(handle, verb)
-        if connection.engine not in self._known:
-            self._require_usable(connection.engine)
-            self._require_home(connection.engine)
-            self._prepare(connection.engine)
+        engine = connection.engine
+        if engine is not self.database.engine and engine not in self._known:
+            self._require_usable(engine)
+            self._require_home(engine)
+            self._prepare(engine)
         if not connection.in_transaction():
             connection.begin()
         self._require_transaction(driver_of(connection))

@@ -95,14 +95,17 @@ async def arun(execute: AsyncExecute, steps: Script[R]) -> R:
 
 def executor(connection: Connection) -> Execute:
     """Return the function that executes statements on a connection of SQLAlchemy."""
-    styled = _STYLES.get(connection.dialect.paramstyle)
+    style = connection.dialect.paramstyle
 
     def execute(statement: Statement) -> Sequence[Row]:
-        if styled is None:
+        # SQLAlchemy's compiler would cost as much as everything else that `send` does.
+        if style == "pyformat":
+            result = connection.exec_driver_sql(pyformat(statement.sql), statement.parameters)
+        elif style == "numeric_dollar":
+            result = connection.exec_driver_sql(*with_numbers(statement))
+        else:
             result = connection.execute(_text(statement.sql), statement.parameters)
             return result.all() if statement.returns else counted(statement, result)
-        # SQLAlchemy's compiler would cost as much as everything else that `send` does.
-        result = connection.exec_driver_sql(*styled(statement))
         if not statement.returns:
             return counted(statement, result)
         # Rows as the driver gives them, because making SQLAlchemy's rows costs a tenth of the whole statement.
@@ -141,10 +144,3 @@ def with_numbers(statement: Statement) -> tuple[str, tuple[Any, ...]]:
     """Return a statement in the style of asyncpg, with its values."""
     text, names = _numbered(statement.sql)
     return text, tuple(statement.bound[name] for name in names)
-
-
-#: How a driver takes a statement, by its style of parameters.
-_STYLES: dict[str, Callable[[Statement], tuple[str, Any]]] = {
-    "pyformat": lambda statement: (pyformat(statement.sql), statement.bound),
-    "numeric_dollar": with_numbers,
-}

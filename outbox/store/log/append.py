@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -79,28 +79,27 @@ class Writing:
             # Equal keys of two schemas are two keys.
             seed = zlib.crc32((self._database.schema or "").encode())
             yield Statement(self._database.dialect.locks.keys, {"keys": keys, "seed": seed}, returns=True)
-        first: dict[int, UUID] = {}
+        written = Appended([message.message_id for message in messages], messages, [])
         if any(message.dedup_key is not None for message in messages):
             first = yield from self._dedup.claim(messages)
-        ids = [first.get(place, message.message_id) for place, message in enumerate(messages)]
-        new = [message for place, message in enumerate(messages) if place not in first] if first else messages
-        written = Appended(ids, new, [])
-        for part in _parts(new):
+            ids = [first.get(place, id) for place, id in enumerate(written.message_ids)]
+            written = Appended(ids, [m for place, m in enumerate(messages) if place not in first], [])
+        for part in _parts(written.messages):
             yield from self._insert(part, direct, written)
         return written
 
     def _insert(self, messages: Sequence[Message], direct: Direct | None, written: Appended) -> Script[None]:
         slots, trace = self._database.slots, trace_headers(messages[0].topic, len(messages))
-        taken = [direct is not None and direct.takes(message) for message in messages]
-        name = None if direct is None else direct.subscription
-        compensation = None if name is None or not any(taken) else compensation_of(name)
-        rows = [
-            (
+        compensation = None
+        rows = []
+        for m in messages:
+            ours = direct.subscription if direct is not None and direct.takes(m) else None
+            if ours is not None:
+                compensation = compensation_of(ours)
+            rows.append((
                 m.message_id, m.topic, m.key, slot_of(m.key, slots), m.tags, m.headers_json_with(trace), m.body,
-                m.content_type, m.deliver_at, m.delay, m.expires_at, name if ours else None,
-            )
-            for m, ours in zip(messages, taken, strict=True)
-        ]  # fmt: skip
+                m.content_type, m.deliver_at, m.delay, m.expires_at, ours,
+            ))  # fmt: skip
         places = yield from self._database.dialect.writes.append(self._database.names, rows, compensation=compensation)
         if places:
             placed = zip(places, messages, strict=True)
@@ -114,13 +113,15 @@ def present(database: Database, ids: Collection[UUID]) -> Script[set[UUID]]:
     return {UUID(str(id)) for (id,) in (yield Statement(statement, bound, returns=True))}
 
 
-def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+def _parts(messages: Sequence[Message]) -> list[Sequence[Message]]:
     """Cut the messages into parts for one statement each, by `_MOST_ROWS` and `_MOST_BYTES`."""
+    parts = []
     first = size = 0
     for at, message in enumerate(messages):
         if at > first and (at - first == _MOST_ROWS or size + len(message.body) > _MOST_BYTES):
-            yield messages[first:at]
+            parts.append(messages[first:at])
             first, size = at, 0
         size += len(message.body)
     if first < len(messages):
-        yield messages[first:]
+        parts.append(messages[first:])
+    return parts

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from outbox.store.dialects.dialect import APPENDED
 from outbox.store.dialects.statements import Row, Script, Statement
@@ -32,6 +32,8 @@ _ELEMENTS = {
     "body": "decode(body, 'hex')",
     "expires_at": "CAST(nullif(expires_at, '') AS timestamptz)",
 }
+#: The columns of every message.
+_ALWAYS = frozenset(("message_id", "topic", "slot", "body"))
 #: Parameters that are not the value of their column as they are given.
 _DERIVED = frozenset(("deliver_at", "delay", "direct"))
 _TIMES = frozenset(("deliver_at", "expires_at"))
@@ -42,40 +44,31 @@ _KNOWN_DIRECT = """
          THEN CAST({given} AS text) END"""
 
 
-class _Shape(NamedTuple):
-    """The facts that decide the text of the statement: the columns used, and the number of rows, 0 for arrays."""
-
-    used: tuple[str, ...]
-    rows: int
-
-
 def append(
     names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
 ) -> Script[list[tuple[int, bool]]]:
     """Append any number of messages by one statement; ids follow the order of the list."""
-    shape, parameters = _bound(rows)
+    columns: dict[str, Sequence[Any]] = {
+        name: column
+        for name, column in zip(APPENDED, zip(*rows, strict=True), strict=True)
+        if name in _ALWAYS or column.count(None) < len(rows)
+    }
+    if "delay" in columns:
+        columns["delay"] = [_microseconds(delay) for delay in columns["delay"]]
+    subscription = None if compensation is None else names["subscription"]
+    few = len(rows) * len(columns) <= _MOST_PARAMETERS
+    text, parameters = _insert(tuple(columns), len(rows) if few else 0, names["message"], names["now"], subscription)
+    bound: dict[str, Any]
+    if few:
+        bound = dict(zip(parameters, chain.from_iterable(columns.values()), strict=True))
+    else:
+        bound = {name: _array(name, column) for name, column in columns.items()}
     if compensation is None:
-        yield Statement(_insert(shape, names["message"], names["now"], None), parameters)
+        yield Statement(text, bound)
         return []
-    parameters["compensation"] = compensation
-    statement = _insert(shape, names["message"], names["now"], names["subscription"])
-    found = yield Statement(statement, parameters, returns=True)
+    bound["compensation"] = compensation
+    found = yield Statement(text, bound, returns=True)
     return sorted((id, marked) for id, marked in found)
-
-
-def _bound(rows: Sequence[Row]) -> tuple[_Shape, dict[str, Any]]:
-    """Return the shape of the statement for these rows, and its parameters; columns that all leave empty have none."""
-    used: list[str] = []
-    columns: list[Sequence[Any]] = []
-    for name, column in zip(APPENDED, zip(*rows, strict=True), strict=True):
-        if column.count(None) < len(rows):
-            used.append(name)
-            columns.append(column if name != "delay" else [_microseconds(delay) for delay in column])
-    if len(rows) * len(used) > _MOST_PARAMETERS:
-        arrays = {name: _array(name, column) for name, column in zip(used, columns, strict=True)}
-        return _Shape(tuple(used), 0), arrays
-    shape = _Shape(tuple(used), len(rows))
-    return shape, dict(zip(_numbered(shape), chain.from_iterable(columns), strict=True))
 
 
 def _microseconds(delay: timedelta | None) -> int | None:
@@ -95,35 +88,34 @@ def _array(name: str, column: Sequence[Any]) -> list[Any]:
 
 
 @lru_cache(maxsize=256)
-def _numbered(shape: _Shape) -> tuple[str, ...]:
-    return tuple(f"{name}_{row}" for name in shape.used for row in range(shape.rows))
-
-
-@lru_cache(maxsize=256)
-def _insert(shape: _Shape, message: str, now: str, subscription: str | None) -> str:
-    columns = [*(name for name in shape.used if name not in _DERIVED), "created_at", "deliver_at", "direct"]
+def _insert(
+    used: tuple[str, ...], rows: int, message: str, now: str, subscription: str | None
+) -> tuple[str, tuple[str, ...]]:
+    """Return the statement for so many rows, 0 for arrays, with these columns; and the names of its parameters."""
+    columns = [*(name for name in used if name not in _DERIVED), "created_at", "deliver_at", "direct"]
     into = f"INSERT INTO {message} ({', '.join(columns)})"
     returning = "" if subscription is None else " RETURNING id, direct IS NOT NULL"
-    if shape.rows:
+    if rows:
         # The rows of VALUES draw their ids one after the other, in their order.
-        lines = [_line(shape, f":{{}}_{row}".format, now, subscription) for row in range(shape.rows)]
-        return f"{into} VALUES {', '.join(f'({line})' for line in lines)}{returning}"
-    arrays = ", ".join(f"CAST(:{name} AS {_TYPES[name]}[])" for name in shape.used)
-    line = _line(shape, lambda name: _ELEMENTS.get(name, name), now, subscription)
-    unnested = f"unnest({arrays}) WITH ORDINALITY AS m({', '.join(shape.used)}, place)"
-    return f"{into} SELECT {line} FROM {unnested} ORDER BY place{returning}"
+        lines = [_line(used, f":{{}}_{row}".format, now, subscription) for row in range(rows)]
+        values = f"{into} VALUES {', '.join(f'({line})' for line in lines)}{returning}"
+        return values, tuple(f"{name}_{row}" for name in used for row in range(rows))
+    arrays = ", ".join(f"CAST(:{name} AS {_TYPES[name]}[])" for name in used)
+    line = _line(used, lambda name: _ELEMENTS.get(name, name), now, subscription)
+    unnested = f"unnest({arrays}) WITH ORDINALITY AS m({', '.join(used)}, place)"
+    return f"{into} SELECT {line} FROM {unnested} ORDER BY place{returning}", used
 
 
-def _line(shape: _Shape, given: Callable[[str], str], now: str, subscription: str | None) -> str:
+def _line(used: Collection[str], given: Callable[[str], str], now: str, subscription: str | None) -> str:
     """Return the values of one row as SQL; `given` makes the expression of a parameter from its column's name."""
-    values = [given(name) for name in shape.used if name not in _DERIVED]
+    values = [given(name) for name in used if name not in _DERIVED]
     moments = []
-    if "deliver_at" in shape.used:
+    if "deliver_at" in used:
         moments.append(f"CAST({given('deliver_at')} AS timestamptz)")
-    if "delay" in shape.used:
+    if "delay" in used:
         moments.append(f"{now} + CAST({given('delay')} AS bigint) * interval '1 microsecond'")
     deliver_at = f"coalesce({', '.join(moments)})" if moments else "NULL"
     direct = "NULL"
-    if subscription is not None and "direct" in shape.used:
+    if subscription is not None and "direct" in used:
         direct = _KNOWN_DIRECT.format(subscription=subscription, given=given("direct"))
     return ", ".join((*values, now, deliver_at, direct))
