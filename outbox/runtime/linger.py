@@ -7,7 +7,7 @@ from collections.abc import Callable
 from outbox.runtime.clock import clock as now
 
 #: When commits follow each other faster than this, work for each single commit costs more than it saves.
-BUSY_SECONDS = 0.0033
+BUSY_SECONDS = 0.004
 #: The load of ten commits: so many may come at once and do not count as many, because random arrivals come in groups.
 _CROWD_SECONDS = 10 * BUSY_SECONDS
 

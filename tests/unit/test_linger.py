@@ -60,6 +60,13 @@ def test_where_there_are_many_the_pauses_are_long():
     assert set(pauses[-20:]) == {LONG}
 
 
+def test_one_commit_in_three_milliseconds_is_many_too():
+    """Each of several writers on one machine commits so often; hints at every commit would slow all of them down."""
+    pauses = Commits(every(0.0032, 300)).pauses()
+
+    assert pauses.count(LONG) > len(pauses) / 2
+
+
 def test_they_are_short_again_soon_after():
     many = every(0.0005, 4_000)
 
