@@ -166,8 +166,9 @@ class Message:
         stored = self._message_id
         if not isinstance(stored, bytes):
             return str(self.message_id)
-        digits = stored.hex()
-        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        # In groups of four digits, so that few parts have to be put together.
+        digits = stored.hex("-", 2)
+        return f"{digits[:4]}{digits[5:29]}{digits[30:34]}{digits[35:]}"
 
     @property
     def created_at_text(self) -> str | None:

@@ -170,19 +170,24 @@ class KafkaSender:
         except (*CLIENT_ERRORS, ConnectionError) as error:
             call.chains.give_up(self._log.lost(f"{self._where}: {reason_of(error)}"))
             return call.chains.verdicts()
-        connection.begin()
-        while call.chains.left:
-            connection.hand_over(call, until)
-            left = until - time.monotonic()
-            connection.wait(call, max(0.0, min(left, 0.1)))
-            if call.is_refused and not call.under_way:
-                break
-            if connection.trouble or (left <= 0 and call.chains.left):
-                trouble = connection.trouble or f"no answer within {self._seconds * 0.9:g} s{connection.hint}"
-                call.chains.give_up(self._log.lost(f"{self._where}: {trouble}"))
-                self._drop()
-            elif call.is_answered:
-                self._log.connected(self._where)
+        try:
+            connection.begin(call)
+            while call.chains.left:
+                connection.hand_over(call, until)
+                left = until - time.monotonic()
+                connection.wait(call, max(0.0, min(left, 0.1)))
+                if call.is_refused and not call.under_way:
+                    break
+                if connection.trouble or (left <= 0 and call.chains.left):
+                    trouble = connection.trouble or f"no answer within {self._seconds * 0.9:g} s{connection.hint}"
+                    call.chains.give_up(self._log.lost(f"{self._where}: {trouble}"))
+                    self._drop()
+                elif call.is_answered:
+                    self._log.connected(self._where)
+        except BaseException:
+            # Reports that are still to come would count for the next call.
+            self._drop()
+            raise
         return call.chains.verdicts()
 
     def _commit(self, transactions: Transactions, messages: Sequence[Message], until: float) -> list[Verdict]:
@@ -252,18 +257,26 @@ class _Connection:
         self._missing: dict[str, Verdict] = {}
         #: The reason why nothing can be sent; empty while all is well. `hint`: what the client said last.
         self.trouble = self.hint = ""
+        self._call = _Call(())
+        #: The callbacks for the messages of a call, by index. They serve every call, because as many new ones for each
+        #: call would keep the garbage collector busy.
+        self._reports: list[Callable[[KafkaError | None, Record], None]] = []
 
-    def begin(self) -> None:
+    def begin(self, call: _Call) -> None:
         """Begin a call: forget earlier words of the client, and missing topics, which may be there by now."""
         with suppress(*CLIENT_ERRORS):
             self._producer.poll(0)
         self.hint = ""
         self._missing.clear()
+        self._call = call
+        self._reports.extend(partial(self._report, n) for n in range(len(self._reports), len(call.messages)))
 
     def hand_over(self, call: _Call, until: float) -> None:
         """Hand over what may be sent now."""
-        while not call.is_refused and (index := call.take()) is not None:
-            message = call.messages[index]
+        produce, reports, messages = self._producer.produce, self._reports, call.messages
+        take = call.chains.take if call.streams else call.take
+        while not call.is_refused and (index := take()) is not None:
+            message = messages[index]
             topic = self._prefix + message.topic
             verdict = self._look_up(topic, until) if topic not in self._topics else None
             if self.trouble:
@@ -273,8 +286,8 @@ class _Connection:
                 continue
             try:
                 headers: dict[str, Any] = wire_headers(message, keyed=False)
-                report = partial(self._report, call, index)
-                self._producer.produce(topic, message.body, message.key, headers=headers, on_delivery=report)
+                # By place, because the client takes longer to find arguments by their names.
+                produce(topic, message.body, message.key, -1, reports[index], None, 0, headers)
             except InvalidMessageError as unfit:
                 call.refuse(index, Reject(str(unfit)))
             except ValueError as unfit:
@@ -296,6 +309,7 @@ class _Connection:
             call.is_refused = self.streams
             if isinstance(error, KafkaException):
                 self._note(error.args[0])
+        call.settle_stored()
         if call.is_refused:
             # What the broker has not seen would wait until the deadline.
             self._producer.purge(in_queue=True, in_flight=False, blocking=False)
@@ -306,10 +320,11 @@ class _Connection:
         with suppress(*CLIENT_ERRORS):
             self._producer.close()
 
-    def _report(self, call: _Call, index: int, error: KafkaError | None, _record: Record) -> None:
-        """Take the report on one message."""
+    def _report(self, index: int, error: KafkaError | None, _record: Record) -> None:
+        """Take the report on one message of the call."""
+        call = self._call
         if error is None:
-            call.settle(index, DONE)
+            call.stored.append(index)
             return
         if error.fatal():
             self._note(error)
@@ -374,7 +389,7 @@ class _Connection:
 class _Call:
     """One call of `send`: messages and verdicts."""
 
-    __slots__ = ("_alone", "_suspects", "chains", "is_answered", "is_refused", "messages", "streams", "under_way")
+    __slots__ = ("_alone", "_suspects", "chains", "is_answered", "is_refused", "messages", "stored", "streams")
 
     def __init__(self, messages: Sequence[Message], *, streams: bool = False) -> None:
         self.messages = messages
@@ -386,32 +401,40 @@ class _Call:
         self.is_answered = False
         #: True when a record of a stream was refused: the rest of the call is not sent by it.
         self.is_refused = False
-        self.under_way = 0
+        #: Messages that are stored, and not settled yet.
+        self.stored: list[int] = []
         #: Messages whose batch was refused. Each is sent once more, alone, which shows whether it is the cause.
         self._suspects: deque[int] = deque()
         self._alone = False
 
+    @property
+    def under_way(self) -> int:
+        """The number of messages without a report."""
+        return self.chains.number_under_way - len(self._suspects)
+
     def take(self) -> int | None:
-        """Return the index of a message to send now; None when there is none."""
+        """Return the index of a message to send now, outside of a stream; None when there is none."""
         if self._suspects:
             if self.under_way:
                 return None
             self._alone = True
-            index: int | None = self._suspects.popleft()
-        elif self._alone and self.under_way:
+            return self._suspects.popleft()
+        if self._alone and self.under_way:
             return None
-        else:
-            self._alone = False
-            index = self.chains.take()
-        if index is not None:
-            self.under_way += 1
-        return index
+        self._alone = False
+        return self.chains.take()
 
     def settle(self, index: int, verdict: Verdict) -> None:
         """Store the verdict on a message."""
-        self.under_way -= 1
         self.is_answered = True
         self.chains.settle(index, verdict)
+
+    def settle_stored(self) -> None:
+        """Settle the messages that are stored, all at once, because that takes less time for each."""
+        stored, self.stored = self.stored, []
+        if stored:
+            self.is_answered = True
+            self.chains.settle_all(stored, DONE)
 
     def refuse(self, index: int, verdict: Verdict) -> None:
         """Store the verdict on a refused message, which ends a stream."""
@@ -425,5 +448,4 @@ class _Call:
         elif self.streams:
             self.refuse(index, Unavailable(error))
         else:
-            self.under_way -= 1
             self._suspects.append(index)

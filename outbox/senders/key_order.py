@@ -90,18 +90,22 @@ class Chains:
         self._not_asked: Verdict = Unavailable("not handed over")
         #: The messages that wait for a message.
         self._followers: dict[int, list[int]] = {}
+        keys = [message.key for message in messages if message.key is not None]
+        if order == "never" or len({*keys}) == len(keys):
+            self._ready.extend(range(len(messages)))
+            return
         first: dict[str, int] = {}
         newest: dict[str, int] = {}
         chained: set[str] = set()
         for index, message in enumerate(messages):
             key = message.key
-            before = None if key is None or order == "never" else newest.get(key)
-            if key is not None:
-                newest[key] = index
-            if key is None or before is None:
+            if key is None:
                 self._ready.append(index)
-                if key is not None:
-                    first[key] = index
+                continue
+            before, newest[key] = newest.get(key), index
+            if before is None:
+                self._ready.append(index)
+                first[key] = index
             elif order == "each" or key in chained or message.topic != messages[before].topic:
                 chained.add(key)
                 self._followers.setdefault(before, []).append(index)
@@ -176,6 +180,11 @@ class Chains:
                 stopped |= {message.key} - {None}
             elif message.key in stopped:
                 self._verdicts[index] = EARLIER
+
+    @property
+    def number_under_way(self) -> int:
+        """The number of messages under way."""
+        return len(self._under_way)
 
     def under_way(self) -> list[int]:
         """Return the indexes of the messages under way, sorted."""

@@ -3,6 +3,7 @@
 import logging
 import time
 
+import pytest
 from confluent_kafka import KafkaError
 
 from outbox.model.verdict import DONE, Reject, Unavailable
@@ -81,7 +82,7 @@ def test_a_refused_batch_beside_a_silent_partition_makes_no_dead_letters(monkeyp
         def wait(self, call, seconds):
             for index in [index for index in self._handed_over if index < 3]:
                 self._handed_over.remove(index)
-                self._report(call, index, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None)  # type: ignore[arg-type]
+                self._report(index, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None)  # type: ignore[arg-type]
             time.sleep(min(seconds, 0.02))
 
     monkeypatch.setattr(kafka_sender, "_Connection", HalfSilent)
@@ -129,3 +130,29 @@ def test_after_a_refusal_at_most_one_message_of_a_key_is_unacknowledged(kafka, t
 
     arrived = sorted(record.value() for record in topics.records())
     assert arrived == [b"0", b"1", b"2", b"4", b"7", b"first"]
+
+
+def test_no_report_on_a_message_of_an_interrupted_call_counts_for_the_next(monkeypatch):
+    """The next call has another producer: reports name only the place of a message in its call."""
+    made: list[object] = []
+
+    class Interrupted(kafka_sender._Connection):
+        def __init__(self, settings: object, prefix: str, *, streams: bool) -> None:
+            super().__init__({}, prefix, streams=streams)
+            made.append(self)
+
+        def hand_over(self, call, until):
+            call.take()
+
+        def wait(self, call, seconds):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(kafka_sender, "_Connection", Interrupted)
+    sender = KafkaSender("kafka://localhost:9092?timeout=1")
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            sender.send([a_message("alpha", 1)])
+    sender.close()
+
+    assert len(made) == 2
