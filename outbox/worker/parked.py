@@ -13,7 +13,7 @@ from outbox.model.message import Message
 from outbox.model.parking import Held
 from outbox.model.retry import seconds_to_wait
 from outbox.runtime.named import named
-from outbox.runtime.text import one_line, without_numbers
+from outbox.runtime.text import one_line
 from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.telemetry.events import Teller
 from outbox.worker.hung import HungCalls
@@ -33,9 +33,6 @@ _DONE_SECONDS = 5.0
 #: Seconds between two probes of a topic that was refused. A probe costs one message. When the topic is accepted again,
 #: its waiting messages go on within this time.
 _REFUSED_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
-#: The least time between two changes of the error of a topic's waiting messages. A destination may alternate between
-#: errors, and there may be thousands of messages.
-_RENEW_SECONDS = 60.0
 
 
 class ParkedKeys:
@@ -88,15 +85,10 @@ class ParkedKeys:
 
 @dataclass(slots=True)
 class _Refusal:
-    """A topic that is refused. `error`: as stored with its waiting messages; another one is stored from `renew_at`.
-
-    `renewing`: the error that is being stored, portion by portion; None: no error is.
-    """
+    """A topic that is refused until a moment. `renew_at`: when the error of its waiting messages is stored again."""
 
     until: float = 0.0
     failures: int = 0
-    error: str | None = None
-    renewing: str | None = None
     renew_at: float = 0.0
 
 
@@ -146,6 +138,7 @@ class ParkedQueue:
         self._settlement = settlement
         self._hung = hung
         self._limits = settings.limits
+        self._renew_seconds = settings.upkeep.renew_errors
         self._teller = teller
         self._finished = finished
         self._done_at = 0.0
@@ -251,23 +244,19 @@ class ParkedQueue:
         return self._round.worked
 
     def _renew_errors(self) -> None:
-        """Store why the messages of refused topics wait, where the reason is another one by now; a portion a round.
+        """Store why the messages of refused topics wait now; a portion in a transaction.
 
         While a call hangs, its messages, and those of their keys, wait for another reason.
         """
-        now = time.monotonic()
-        for topic, found in self._round.refused.items():
+        for topic, error in self._round.refused.items():
             refusal = self._refused[topic]
-            is_new = without_numbers(found) != without_numbers(refusal.error) and now >= refusal.renew_at
-            error = refusal.renewing or (found if is_new else None)
-            if error is None or self._hung:
+            if error is None or self._hung or time.monotonic() < refusal.renew_at:
                 continue
-            with self._settlement.held():
-                renewed = self._parked.renew_error(topic, error[:MAX_ERROR], MOST_REQUESTS)
-            refusal.renewing = error
-            if renewed < MOST_REQUESTS:
-                refusal.error, refusal.renewing = error, None
-                refusal.renew_at = now + _RENEW_SECONDS if renewed else now
+            renewed = MOST_REQUESTS
+            while renewed == MOST_REQUESTS:
+                with self._settlement.held():
+                    renewed = self._parked.renew_error(topic, error[:MAX_ERROR], MOST_REQUESTS)
+            refusal.renew_at = time.monotonic() + self._renew_seconds
 
     def _next_look(self) -> float:
         """Return the moment when a message falls due, or a topic may be tried again.

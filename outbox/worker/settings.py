@@ -33,6 +33,9 @@ class Upkeep:
     prune_progress: float = 600.0
     prune_expired: float = 600.0
     prune_done: float = 10.0
+    #: The error of the waiting messages of a refused topic is brought up to date so often. A destination may alternate
+    #: between errors, and there may be thousands of messages.
+    renew_errors: float = 60.0
     #: Messages past their retention are looked for so often.
     purge: float = 60.0
     #: After a portion when there is more to delete, so that messages are handled between the portions.

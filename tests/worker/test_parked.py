@@ -16,7 +16,7 @@ from outbox.store.log.log import Limits
 from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.parked import Parked
 from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
-from outbox.worker.settings import Settings
+from outbox.worker.settings import Settings, Upkeep
 from outbox.worker.settle import Settlement
 from tests.support.destination import Destination, expected, failing, fill, relay_to
 from tests.support.leases import step_clock
@@ -30,6 +30,10 @@ SMALL = Settings(
     lease=timedelta(seconds=3),
     renew_every=timedelta(milliseconds=500),
 )
+
+
+#: Errors are brought up to date with each probe.
+OFTEN = Upkeep(renew_errors=0.0)
 
 
 def parked(engine: Engine) -> list[tuple[int, str, int]]:
@@ -200,7 +204,7 @@ def test_what_waits_tells_why_it_is_not_accepted_now(engine):
     destination.answer = lambda message: Unavailable("bad password") if message.topic == "missing" else DONE
     with outbox.begin() as session:
         outbox.send_all(session, [Message("missing" if n % 2 else "there", str(n)) for n in range(6)])
-    relay = relay_to(destination, outbox)
+    relay = relay_to(destination, outbox, upkeep=OFTEN)
 
     relay.start()
     before = eventually(lambda: errors(outbox) == [("missing", "bad password")] * 3)
@@ -211,6 +215,52 @@ def test_what_waits_tells_why_it_is_not_accepted_now(engine):
 
     assert (before, after) == (True, True)
     assert [(each.state, each.messages, each.error) for each in status.troubles] == [("waiting", 3, "no stream")]
+
+
+def test_a_worker_begins_with_the_error_of_now_and_changes_it_once_a_minute(engine, monkeypatch):
+    """A portion does not hold all messages. The destination alternates between two errors."""
+    monkeypatch.setattr("outbox.worker.parked.MOST_REQUESTS", 2)
+    outbox, destination = Outbox(engine), without("missing")
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("missing" if n % 2 else "there", str(n)) for n in range(6)])
+    relay_to(destination, outbox).until_empty()
+    destination.answer = lambda message: Unavailable("bad password") if message.topic == "missing" else DONE
+    relay = relay_to(destination, outbox)
+
+    relay.start()
+    begun = eventually(lambda: errors(outbox) == [("missing", "bad password")] * 3, 30)
+    destination.answer = without("missing").answer
+    calls = destination.calls
+    probed = eventually(lambda: destination.calls >= calls + 2, 30)
+    stop(relay)
+
+    assert (begun, probed, errors(outbox)) == (True, True, [("missing", "bad password")] * 3)
+
+
+def test_what_waits_for_a_call_that_hangs_tells_so_while_others_of_its_topic_are_refused(engine):
+    """The next message of the key waits for the call, and an attempt is counted for the message of the call."""
+    outbox, destination = Outbox(engine), without("missing")
+    released = False
+    destination.hanging = lambda messages: not released and any(message.body == b"hangs" for message in messages)
+    relay = relay_to(destination, outbox, upkeep=OFTEN, deadline=timedelta(seconds=0.5))
+    try:
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("missing", body, key="k") for body in (b"hangs", b"behind")])
+        relay.start()
+        hung = eventually(lambda: len(errors(outbox)) == 2, 20)
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("missing", b"refused"), Message("there", b"1")])
+        refused = eventually(lambda: ("missing", "no stream") in errors(outbox), 20)
+        calls = destination.calls
+        probed = eventually(lambda: destination.calls >= calls + 2, 20)
+        found = {each.id: each.error for each in outbox.admin.parked(state="waiting")}
+    finally:
+        released = True
+        stop(relay)
+
+    why = "its call has not come back; it is held until the call does, or the process is started again"
+    assert (hung, refused, probed) == (True, True, True)
+    assert (found[2], found[3]) == (why, "no stream")
 
 
 def test_only_what_waits_in_the_topic_gets_its_new_error_by_portions(engine, channel):
