@@ -30,11 +30,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from httpx2 import AsyncClient, Limits
 from nats.js.api import StreamConfig
 
+from benchmarks.drain import in_a_process_of_its_own
 from benchmarks.endpoint import endpoint
 from benchmarks.far import far
 from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.site import Place, Site
 from outbox import Outbox, Relay
+from outbox.cli.relay import NEW_OBJECTS
 from outbox.testing.servers import NatsServer
 from outbox.testing.servers.process import free_port
 from tests.support.servers.kafka import KafkaServer
@@ -166,7 +168,7 @@ def _against(
         messages = _from_memory(count, keys)
         turns = Turns(name)
         for number in range(site.scale.rounds):
-            with target() as ours, target() as other:
+            with target() as ours, target() as other, in_a_process_of_its_own(NEW_OBJECTS):
                 turns.add(_by_relay(place, ours, number, count), _rate(count, lambda: by_client(other, messages)))
     return [Measurement(name=name, goal=at_least(goal), unit="msg/s", ours=turns.ours, other=turns.other)]
 
