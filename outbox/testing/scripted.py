@@ -53,7 +53,7 @@ class ScriptedSender:
         self.closed = 0
         self._script = deque(script)
         self._rules: list[Rule] = []
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     @property
     def given(self) -> list[Message]:
@@ -68,16 +68,10 @@ class ScriptedSender:
         self._rules.append(rule)
         return rule
 
-    def wait_for_calls(self, number: int, seconds: float = 30.0) -> bool:
-        """Wait until `number` calls have begun; return False if `seconds` pass before."""
-        with self._changed:
-            return self._changed.wait_for(lambda: len(self.calls) >= number, seconds)
-
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Return one verdict per message, as the script says."""
-        with self._changed:
+        with self._lock:
             self.calls.append(list(messages))
-            self._changed.notify_all()
             step = self._script.popleft() if self._script else None
         verdicts = self._verdicts(step, messages)
         self.stored += [m for m, verdict in zip(messages, verdicts, strict=False) if isinstance(verdict, Done)]
