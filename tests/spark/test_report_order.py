@@ -73,12 +73,6 @@ def test_the_window_comes_before_the_id(messages):
     assert (found(by_window), found(by_id)) == ([], [(2, "a", 2, 1, "fell")])
 
 
-def test_any_columns_may_be_the_order(messages):
-    log = messages((1, 2, "a", 1), (2, 1, "a", 2)).withColumnRenamed("window", "batch")
-
-    assert found(order.versions(log, by_body(), order=("batch", "id"))) == []
-
-
 def test_a_version_may_be_in_a_header(messages):
     log = messages((1, 1, "a", 2), (1, 2, "a", 1))
 

@@ -106,23 +106,20 @@ def candidates(channel: Channel, path: str | PathLike[str], older_than: timedelt
     return Candidates(archive, last, kept, tuple(file for file in files if held.meets(file.first_id, file.last_id)))
 
 
-def compare_candidates(
-    spark: SparkSession, found: Candidates, *, source: Mapping[str, str], width: int = ROWS_PER_RANGE
-) -> Comparison:
+def compare_candidates(spark: SparkSession, found: Candidates, *, source: Mapping[str, str]) -> Comparison:
     """Compare the messages that might be purged with their copies.
 
     Args:
         spark: a session.
         found: see `candidates`.
         source: the options by which Spark reads the same database: url, and schema.
-        width: how many ids a range has.
     """
     archive, highest = found.archive, found.kept.last_id
     is_old = sf.col("id") <= highest
     stored = _stored(spark, found, source).where(is_old)
     copies = of_files(spark, archive, found.files).where(is_old)
     _require_intact(spark, archive, found.files)
-    ranges = [replace(each, last_id=min(each.last_id, highest)) for each in compare(stored, copies, width=width)]
+    ranges = [replace(each, last_id=min(each.last_id, highest)) for each in compare(stored, copies)]
     first = next((each for each in ranges if not each.same), None)
     return Comparison(
         kept=found.kept, ranges=tuple(ranges), differences="" if first is None else _examples(first, stored, copies)

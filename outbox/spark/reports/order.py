@@ -12,8 +12,6 @@ The source of the messages decides which order is audited:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
@@ -46,7 +44,7 @@ def order_of(messages: DataFrame) -> tuple[str, ...]:
     return ("window", "id") if "window" in messages.columns else ("id",)
 
 
-def versions(messages: DataFrame, version: Column, *, order: Sequence[str] | None = None) -> DataFrame:
+def versions(messages: DataFrame, version: Column) -> DataFrame:
     """Compare the version of each message with the version of the message before, of the same key.
 
     A version that has come before in another topic is no repetition: each topic may tell of a version once.
@@ -54,14 +52,13 @@ def versions(messages: DataFrame, version: Column, *, order: Sequence[str] | Non
     Args:
         messages: half messages are left out, and so are messages without a key, which have no order.
         version: `version_in_header`, `version_in_body`, or any column that is a whole number or its text.
-        order: the columns that the messages are ordered by; None: see `order_of`.
 
     Returns:
         the columns of the order, topic, key, created_at, text (the version as written in the message), version (a whole
         number; null: none, or no whole number), previous (the version before, of the key; of a repetition the version
         before in its topic), problem (null, "fell" or "repeated").
     """
-    by = tuple(order or order_of(messages))
+    by = order_of(messages)
     text = version.cast("string")
     keyed = messages.where((sf.col("topic") != HALF_TOPIC) & sf.col("key").isNotNull())
     rows = keyed.select(*by, "topic", "key", "created_at", text.alias("text"), text.try_cast("bigint").alias("version"))
