@@ -35,11 +35,6 @@ class Child:
         self._guard: Guard | None = Guard(None)
         self._guard.watch(self._process.pid)
 
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
-
     def is_running(self) -> bool:
         """Return whether the process still runs; raise if the process ended with an error."""
         code = self._process.poll()
