@@ -90,13 +90,6 @@ def upgrade_inbox(bind: Engine | Connection, schema: str | None = None) -> bool:
     """Create the one table of a consumer's database without an outbox, for its `Inbox`; else as `upgrade_record`.
 
     A later `upgrade` makes the rest of an outbox.
-
-    Args:
-        bind: the consumer's database.
-        schema: as in `upgrade`.
-
-    Raises:
-        DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
     """
     return _make(inbox_metadata(schema), bind, schema)
 
