@@ -89,7 +89,8 @@ def _carry_out_here(channel: Channel, subscription: Subscription, request: Calla
 def alter(
     channel: Channel, changed: Subscription, *, before: Subscription | None = None, wait: timedelta = WAIT
 ) -> Subscription:
-    """Store another selection, destination, policy or grace; return the subscription. The compensation follows.
+    """Store another selection, destination, policy or grace; return the subscription. The compensation follows; its own
+    grace only grows.
 
     Workers go on: the worker with the lease finishes its calls, settles, and gives the lease back during the change. So
     no message is lost, sent twice or overtaken. A worker with another declaration ends from then on.
@@ -119,6 +120,7 @@ def alter(
         if changed.topics not in (stored.topics, now.topics):
             _require_own_topics(channel, now, stored, changed)
         altered = _merged(now, stored, changed)
+        _require_time_to_send(now, altered)
         Subscriptions(channel).alter(altered)
         for each in followers:
             Subscriptions(channel).alter(replace(each, destination=altered.destination))
@@ -160,6 +162,16 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
         raise SubscriptionError(f"the topics of {now.name} were altered meanwhile; try again")
     if taken := taken_topics(now, changed.topics, Subscriptions(channel).all()):
         raise SubscriptionError(f"the topics of {now.name} stay as they are: {taken}")
+
+
+def _require_time_to_send(now: Subscription, altered: Subscription) -> None:
+    """Refuse a shorter grace of a compensation: writers that send by the longer one do not read of it at once."""
+    if altered.kind == "compensation" and altered.grace < now.grace:
+        raise SubscriptionError(
+            f"{now.name} leaves messages to their writers for {now.grace.total_seconds():g} s, and a shorter time could"
+            " let both send the same message; for a shorter one stop the direct writers, let the relay run until it is"
+            f" empty, and run: outbox subscriptions drop {quote(now.name)}. The next writer makes it anew"
+        )
 
 
 def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox
 from outbox.direct import delivery
+from outbox.errors import SubscriptionError
 from tests.support.destination import LONG_LEASE, Destination, relay_to
 from tests.support.direct import declare_compensation
 from tests.support.directly import marked, relayed, writing_directly
@@ -133,6 +134,19 @@ def stored_grace(engine: Engine) -> timedelta:
     with engine.connect() as connection:
         statement = text("SELECT grace_ms FROM outbox_subscription WHERE name = 'relay:compensation'")
         return timedelta(milliseconds=connection.execute(statement).scalar_one())
+
+
+def test_a_grace_by_which_writers_send_only_grows(engine):
+    """They read of another one after a while, and the compensation would send beside them at once."""
+    declare_compensation(engine, timedelta(seconds=10))
+    admin = Outbox(engine).admin
+
+    with pytest.raises(SubscriptionError, match="run: outbox subscriptions drop relay:compensation"):
+        admin.alter("relay:compensation", grace=timedelta(seconds=9.9))
+    refused = stored_grace(engine)
+    admin.alter("relay:compensation", grace=timedelta(seconds=35))
+
+    assert (refused, stored_grace(engine)) == (timedelta(seconds=10), timedelta(seconds=35))
 
 
 @pytest.mark.timeout(900)
