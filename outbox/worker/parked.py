@@ -7,11 +7,8 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tenacity.wait import wait_exponential
-
 from outbox.model.message import Message
 from outbox.model.parking import Held
-from outbox.model.retry import seconds_to_wait
 from outbox.runtime.named import named
 from outbox.runtime.text import one_line
 from outbox.store.subscriptions.parked import Parked, Ready, Request
@@ -19,6 +16,7 @@ from outbox.telemetry.events import Teller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.policy import BLOCKED, EXPIRED, MAX_ERROR, HandlerPolicy
+from outbox.worker.refusals import Refusals
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
 
@@ -30,9 +28,6 @@ MOST_REQUESTS = _MOST_DONE = 1000
 _LOOK_SECONDS = 1.0
 #: How often to look for dead letters that are done by now.
 _DONE_SECONDS = 5.0
-#: Seconds between two probes of a topic that was refused. A probe costs one message. When the topic is accepted again,
-#: its waiting messages go on within this time.
-_REFUSED_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
 
 
 class ParkedKeys:
@@ -81,15 +76,6 @@ class ParkedKeys:
             self._keys -= set(keys) - still
         self.released -= set(keys)
         self.released |= still
-
-
-@dataclass(slots=True)
-class _Refusal:
-    """A topic that is refused until a moment. `renew_at`: when the error of its waiting messages is stored again."""
-
-    until: float = 0.0
-    failures: int = 0
-    renew_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -143,7 +129,7 @@ class ParkedQueue:
         self._finished = finished
         self._done_at = 0.0
         self.keys = ParkedKeys(parked, settings.upkeep.most_keys, policy.paused)
-        self._refused: dict[str, _Refusal] = {}
+        self._refusals = Refusals()
         self._look_at = 0.0
         #: Whether messages may wait for their destination, with or without keys.
         self._some_wait = True
@@ -187,15 +173,23 @@ class ParkedQueue:
         """Carry out requests, and let delayed messages fall due; return the messages to handle, if there are any."""
         worked = self._carry_out_requests() + self._remove_done() + self._fall_due() > 0
         self._round = _Round(worked)
-        ready = self._parked.ready(
+        ready, again = self._look()
+        if again and not ready:
+            ready, _ = self._look()
+        return self._sorted_out(ready) if ready else None
+
+    def _look(self) -> tuple[list[Ready], bool]:
+        """Return the messages to handle; and whether, of a refused topic, the next look begins again."""
+        places = self._refusals.places()
+        ready, more = self._parked.ready(
             self.keys.released - self.keys.paused,
-            self._refused_topics(),
+            places,
             self._limits.rows,
             self._limits.bytes,
             held=self._held(),
             retries=self.suspended,
         )
-        return self._sorted_out(ready) if ready else None
+        return ready, self._refusals.looked(ready, places, more=more)
 
     def _sorted_out(self, ready: list[Ready]) -> list[Message]:
         """Return the messages to handle. Expired ones, and those done already, are settled with the first part."""
@@ -232,13 +226,7 @@ class ParkedQueue:
 
     def end(self) -> bool:
         """Note when to look again; return whether there was anything to do."""
-        for topic in self._round.refused:
-            refusal = self._refused.setdefault(topic, _Refusal())
-            # Some messages of the topic are accepted, so it is only slow: its pauses do not grow.
-            refusal.failures = 1 if topic in self._round.accepted else refusal.failures + 1
-            refusal.until = time.monotonic() + seconds_to_wait(_REFUSED_PAUSE, refusal.failures)
-        for topic in self._round.accepted - self._round.refused.keys():
-            self._refused.pop(topic, None)
+        self._refusals.note(self._round.refused, self._round.accepted)
         self._renew_errors()
         self._look_at = time.monotonic() if self._round.worked else self._next_look()
         return self._round.worked
@@ -248,15 +236,14 @@ class ParkedQueue:
 
         While a call hangs, its messages, and those of their keys, wait for another reason.
         """
-        for topic, error in self._round.refused.items():
-            refusal = self._refused[topic]
-            if error is None or self._hung or time.monotonic() < refusal.renew_at:
-                continue
+        if self._hung:
+            return
+        for topic, error in self._refusals.to_store(self._round.refused):
             renewed = MOST_REQUESTS
             while renewed == MOST_REQUESTS:
                 with self._settlement.held():
                     renewed = self._parked.renew_error(topic, error[:MAX_ERROR], MOST_REQUESTS)
-            refusal.renew_at = time.monotonic() + self._renew_seconds
+            self._refusals.stored(topic, time.monotonic() + self._renew_seconds)
 
     def _next_look(self) -> float:
         """Return the moment when a message falls due, or a topic may be tried again.
@@ -264,7 +251,7 @@ class ParkedQueue:
         Messages that are due, and could not be handled, count for nothing: they wait for a change.
         """
         now, due = time.monotonic(), self._parked.next_due()
-        moments = [refusal.until for refusal in self._refused.values() if refusal.until > now]
+        moments = self._refusals.moments()
         if due is not None:
             moments.append(now + max(0.02, due))
         return min([now + _LOOK_SECONDS, *moments])
@@ -306,6 +293,3 @@ class ParkedQueue:
         """Return which messages are not to be tried: calls have them, or a person has paused their key."""
         held = self._hung.held()
         return replace(held, keys={*held.keys, *self.keys.paused}) if self.keys.paused else held
-
-    def _refused_topics(self) -> list[str]:
-        return [topic for topic, refusal in self._refused.items() if refusal.until > time.monotonic()]

@@ -6,19 +6,21 @@ must not stop the others. A state is what has been decided so far; the handler i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
-from typing import Literal, NamedTuple
+from itertools import count
+from typing import Any, Literal, NamedTuple
 
 from tenacity.wait import wait_fixed
 
 from outbox.model.message import Message
-from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
 from outbox.model.verdict import DONE, Unavailable
+from outbox.store.subscriptions.parked import Ready
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call
 from outbox.worker.policy import BLOCKED, HandlerPolicy
+from outbox.worker.refusals import Refusals
 from tests.model import rules
 from tests.model.explorer import Moves
 from tests.model.handling import Handled, Handler, Item
@@ -28,6 +30,7 @@ NOW = 0
 #: A call of the handler takes no time here, and waits for nothing.
 _SECONDS = timedelta(hours=1)
 _POLICY = HandlerPolicy(retry=RetryPolicy(attempts=2, wait=wait_fixed(0)), deadline=_SECONDS, pause=wait_fixed(0))
+_TOPIC = Item(0, None).topic
 #: After so many calls nobody believes any more that it ends.
 _ENDLESS = 30
 
@@ -106,6 +109,10 @@ class Blaming:
         """Return the keys whose blocked rows may be tried; twins have other ones."""
         return rules.released_keys(rows, NOW)
 
+    def refusals(self) -> Refusals:
+        """Return what remembers what was tried in vain, where each pause is over at once; twins have another one."""
+        return Refusals(count(0, 1000).__next__)
+
     def _play(self, decided: tuple[str, ...]) -> State:
         play = _Play(self)
         script = play.script()
@@ -135,6 +142,7 @@ class _Play:
     def __init__(self, world: Blaming) -> None:
         self._world = world
         self._handler = Handler(_POLICY, world.blame())
+        self._refusals = world.refusals()
         self._passed = 0
         self._parked: Parked = frozenset()
         self._outage: Literal["to come", "now", "over"] = "to come" if world.away else "over"
@@ -169,13 +177,13 @@ class _Play:
     def script(self) -> Choice:
         """Handle what there is, until there is nothing."""
         while not self._at_rest() and self._calls < _ENDLESS:
-            if ready := self._ready(self._world.rows):
+            if ready := self._look():
                 # What failed is tried again after a while; once that is longer than a batch of the log takes.
                 later = self._passed < len(self._world.log) and not self._waited
                 tries = f"the worker tries again what is parked: {', '.join(str(item.id) for item in ready)}"
                 choice = yield (tries, "nothing that is parked is due yet") if later else (tries,)
                 if choice == tries:
-                    yield from self._handle_parked()
+                    yield from self._handle_parked(ready)
                 else:
                     self._waited = True
             if self._passed < len(self._world.log):
@@ -188,9 +196,22 @@ class _Play:
         ready = {item.id for item in self._ready(len(self._world.log))}
         return self._passed == len(self._world.log) and ready <= self._tried
 
-    def _ready(self, most: int) -> list[Item]:
+    def _look(self) -> list[Item]:
+        """Return the next batch of what is parked, as the worker looks for it."""
+        for _ in range(2):
+            places = self._refusals.places()
+            ready = self._ready(self._world.rows, places.get(_TOPIC, -1))
+            there = {row.id: row for row in self._parked}
+            items: list[Any] = list(ready)
+            found = [Ready(item, there[item.id].state, False, there[item.id].place) for item in items]
+            again = self._refusals.looked(found, places, more=len(ready) == self._world.rows)
+            if ready or not again:
+                break
+        return ready
+
+    def _ready(self, most: int, behind: int = -1) -> list[Item]:
         keys = {item.id: item.key for item in self._world.log}
-        rows = rules.ready(self._parked, self._world.released_keys(self._parked), NOW, most)
+        rows = rules.ready(self._parked, self._world.released_keys(self._parked), NOW, most, behind)
         return [Item(row.id, keys[row.id], row.attempts + 1) for row in rows]
 
     def _handle_log(self) -> Choice:
@@ -198,32 +219,33 @@ class _Play:
         held = rules.held_among(self._parked, {item.key for item in batch if item.key is not None})
         free = [item for item in batch if item.key not in held]
         more = self._passed + len(batch) < len(self._world.log)
-        parkings = yield from self._perform(free, parked=False, others=lambda: more or bool(self._ready(1)))
-        for item, parking in [(item, BLOCKED) for item in batch if item.key in held] + parkings:
+        handled = yield from self._perform(free, parked=False, others=lambda: more or bool(self._ready(1)))
+        for item, parking in [(item, BLOCKED) for item in batch if item.key in held] + handled.parked:
             self._parked = rules.parked(self._parked, [LogRow(item.id, item.key)], parking, NOW)
         self._passed += len(batch)
 
-    def _handle_parked(self) -> Choice:
-        parkings = yield from self._perform(self._ready(self._world.rows), parked=True, others=lambda: False)
-        for item, parking in parkings:
+    def _handle_parked(self, items: list[Item]) -> Choice:
+        handled = yield from self._perform(items, parked=True, others=lambda: False)
+        self._refusals.note(handled.refused, [_TOPIC] if handled.done else [])
+        for item, parking in handled.parked:
             if parking is not BLOCKED:
                 self._parked = rules.changed(self._parked, [item.id], parking, NOW)
         self._parked = rules.removed(self._parked, self.arrived)
 
     def _perform(
         self, items: list[Item], *, parked: bool, others: Callable[[], bool]
-    ) -> Generator[tuple[str, ...], str, list[tuple[Item, Parking]]]:
-        """Handle a batch; return how messages are to be parked."""
+    ) -> Generator[tuple[str, ...], str, Handled]:
+        """Handle a batch; return what came of it."""
         steps = self._handler.steps(items, parked=parked, others=others)
         while self._calls < _ENDLESS:
             try:
                 call = next(steps)
             except StopIteration as end:
                 handled: Handled = end.value
-                return handled.parked
+                return handled
             yield from self._answer(call)
         steps.close()
-        return []
+        return Handled([], [], {})
 
     def _answer(self, call: Call) -> Choice:
         """Decide what comes of a call."""
@@ -293,6 +315,22 @@ class ForgetsBlocked(Blaming):
     def released_keys(self, rows: Parked) -> set[str]:
         """Return no key."""
         return set()
+
+
+class _Forgetful(Refusals):
+    """Remembers no place."""
+
+    def looked(self, ready: Sequence[Ready], places: Mapping[str, int], *, more: bool) -> bool:
+        """Take each batch for a part of one."""
+        return super().looked(ready, places, more=False)
+
+
+class LooksAtTheFirst(Blaming):
+    """Tries the first batch of what is parked again and again."""
+
+    def refusals(self) -> Refusals:
+        """Remember nothing."""
+        return _Forgetful(count(0, 1000).__next__)
 
 
 class BlamesNobody(Blaming):

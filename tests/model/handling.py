@@ -44,10 +44,14 @@ class Item(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """What came of a batch: what is done, and how the rest is parked. What is in neither is open."""
+    """What came of a batch: what is done, and how the rest is parked. What is in neither is open.
+
+    `refused`: topics that are not accepted, with the errors.
+    """
 
     done: list[int]
     parked: list[tuple[Item, Parking]]
+    refused: dict[str, str | None]
 
 
 class Handler:
@@ -75,7 +79,7 @@ class Handler:
         `others`: whether there are other messages that could be tried.
         """
         messages: list[Any] = list(items)
-        handled = Handled([], [])
+        handled = Handled([], [], {})
         quota = 0 if parked else 100
         for step in self._handler.run(messages, quota=quota, parked=parked):
             if isinstance(step, Look):
@@ -84,6 +88,7 @@ class Handler:
                 done: list[Any] = step.done
                 handled.done.extend(item.id for item in done)
                 handled.parked.extend(step.parked)  # type: ignore[arg-type]
+                handled.refused.update(step.refused)
             elif isinstance(step, Wait) and step.calls:
                 yield step.calls[0]
         return handled

@@ -236,15 +236,13 @@ def held_among(rows: Parked, keys: Collection[str]) -> set[str]:
     return {row.key for row in rows if row.key is not None and row.blocks and row.key in keys}
 
 
-def _unready(rows: Parked, row: ParkedRow, now: int) -> bool:
-    """Return whether an earlier row of the key waits for something."""
+def _unready(rows: Parked, row: ParkedRow, now: int, behind: int = -1) -> bool:
+    """Return whether an earlier row of the key waits for something, or has a place up to `behind`."""
     return any(
-        each.state == "dead" or (each.due_at is not None and each.due_at > now)
+        each.place <= behind
+        or (each.state != "blocked" and (each.state == "dead" or (each.due_at is not None and each.due_at > now)))
         for each in rows
-        if each.key == row.key is not None
-        and each.blocks
-        and (each.place, each.id) < (row.place, row.id)
-        and each.state != "blocked"
+        if each.key == row.key is not None and each.blocks and (each.place, each.id) < (row.place, row.id)
     )
 
 
@@ -269,17 +267,21 @@ def expired(row: ParkedRow, now: int) -> bool:
     return row.expires_at is not None and row.expires_at <= now
 
 
-def ready(rows: Parked, released: Collection[str], now: int, limit: int) -> list[ParkedRow]:
-    """Return the rows whose turn has come, at most `limit`. `released`: keys whose blocked rows may be tried."""
+def ready(rows: Parked, released: Collection[str], now: int, limit: int, behind: int = -1) -> list[ParkedRow]:
+    """Return the rows whose turn has come, at most `limit`. `released`: keys whose blocked rows may be tried.
+
+    `behind`: no row up to this place is tried.
+    """
     found = [
         row
         for row in rows
-        if (
+        if row.place > behind
+        and (
             (row.key is None or row.key in released or not _behind_blocked(rows, row))
             if row.state in ("waiting", "retry") and row.due_at is not None and row.due_at <= now
             else row.state == "blocked" and (row.key is None or row.key in released)
         )
-        and not _unready(rows, row, now)
+        and not _unready(rows, row, now, behind)
     ]
     return sorted(found, key=lambda row: (row.place, row.id))[:limit]
 

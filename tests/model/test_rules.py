@@ -29,7 +29,7 @@ from outbox.store.log.log import Log
 from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
-from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.parked import EVERYWHERE, Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.model import rules
@@ -311,10 +311,11 @@ def test_parked_messages_are_parked_changed_and_found(
         assert set(two.there()) == set(two.said()), verb.__name__
         released = chance.choice((set[str](), {"a"}, {"a", "b", "c"}, rules.released_keys(two.rows, 0)))
         limit = chance.choice((1, 3, 100))
-        ready = two.parked.ready(released, (), limit, 1 << 20)
+        behind = chance.choice([-1, *(row.place for row in two.rows)])
+        ready, _ = two.parked.ready(released, {"orders": behind, "others": EVERYWHERE}, limit, 1 << 20)
         assert [(each.message.id, each.message.attempt, each.state, each.expired) for each in ready] == [
             (row.id, row.attempts + 1, row.state, rules.expired(row, 0))
-            for row in rules.ready(two.rows, released, 0, limit)
+            for row in rules.ready(two.rows, released, 0, limit, behind)
         ]
         assert two.parked.keys(100) == rules.keys_held(two.rows)
         assert two.parked.keys(0) == (None if rules.keys_held(two.rows) else set())

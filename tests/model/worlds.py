@@ -126,9 +126,13 @@ SCENES: tuple[Scene, ...] = (
     Scene("an outage", partial(Blaming, *"abcd", away=8), 160),
     Scene("an outage of which the destination speaks", partial(Blaming, *"abcd", away=8, says="unavailable"), 170),
     Scene("a message that crashes its handler", partial(Blaming, *"abacdef", poison=1), 20),
-    Scene("an outage and a message that crashes", partial(Blaming, *"abacd", away=8, poison=2), 800),
+    Scene("an outage and a message that crashes", partial(Blaming, *"abacd", away=8, poison=2), 790),
     Scene("an outage and a key with more than a batch", partial(Blaming, *"aaaaa", away=3), 70),
     Scene("a message that crashes, behind one of an outage", partial(Blaming, *"abaacd", away=4, poison=3), 380),
+    Scene(
+        "more than a batch behind one of an outage, which crashes", partial(Blaming, *"aaaaab", away=4, poison=2), 100
+    ),
+    Scene("more than a batch of messages, in an outage", partial(Blaming, *"abcdef", away=6, poison=2), 100),
     Scene("more keys than memory", _holding(Holding, "a", "b", "a", "b", most_keys=0), 14_000),
     Scene(
         "late answers",
@@ -289,6 +293,16 @@ TWINS: tuple[Twin, ...] = (
         *"abaacd",
         away=4,
         poison=3,
+    ),
+    _twin(
+        "the first batch is tried again",
+        _of,
+        blaming.LooksAtTheFirst,
+        Blaming,
+        "stuck",
+        *"aaaaab",
+        away=4,
+        poison=2,
     ),
     _twin("nobody is blamed", _of, blaming.BlamesNobody, Blaming, "stuck", *"abcdefg", poison=1),
     _twin("late answers over a lost lease", _of, answering.CountsLateAnswers, Answering, "order", 2, troubles=_HANGS),

@@ -141,7 +141,7 @@ def of_a_checker(rows: int) -> dict[str, Any]:
         "pending": lambda asked: DecidedHalves(asked).pending(keys, timedelta(seconds=6)),
         "finished": lambda asked: DecidedHalves(asked).finished(messages),
         "dead": lambda asked: DecidedHalves(asked).dead(CHECK, 1000),
-        "ready": lambda asked: Parked(asked, CHECK).ready([], [], 200, 8_000_000),
+        "ready": lambda asked: Parked(asked, CHECK).ready([], {}, 200, 8_000_000),
         "next due": lambda asked: Parked(asked, CHECK).next_due(),
         "fell due": lambda asked: Parked(asked, CHECK).some_fell_due(),
         "requests": lambda asked: Parked(asked, CHECK).requests(1000),
@@ -250,9 +250,9 @@ def test_of_a_crowd_that_is_due_few_are_looked_at(logs, rows, log):
     with closing(database.open()) as channel:
         everything = Parked(channel, CHECK)
         channel.run("UPDATE outbox_parked SET due_at = due_at - interval '2 days' WHERE state = 'retry'")
-        everything.ready([], [], 200, 8_000_000)
+        everything.ready([], {}, 200, 8_000_000)
         before = pages(channel)
-        found = everything.ready([], [], 200, 8_000_000)
+        found, _ = everything.ready([], {}, 200, 8_000_000)
         looked_at = pages(channel) - before
 
     assert [each.message.id for each in found] == [n for n in range(1, 500, 2) if n % (rows // 100) != 1][:200]

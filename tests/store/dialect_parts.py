@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import TypeVar
 
 import pytest
@@ -36,7 +37,7 @@ from outbox.store.operations.purge import Purge, purged_id
 from outbox.store.operations.status import standings
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import RefusalNotice, refused_workers
-from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.parked import EVERYWHERE, Parked
 from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -182,7 +183,10 @@ class ParkedContract:
         assert _ready(parked, released=["a", "b"]) == [(ids[2], 1), (ids[4], 2)]
         parked.change({Parking(state="retry", blocks=True, attempts=3, delay=now): [ids[1]]})
         assert _ready(parked, released=["a", "b"]) == [(ids[1], 4), (ids[2], 1), (ids[3], 1), (ids[4], 2)]
-        assert _ready(parked, released=["a", "b"], refused=["alpha"]) == []
+        assert _ready(parked, released=["a", "b"], refused={"alpha": EVERYWHERE}) == []
+        first, more = parked.ready(["a", "b"], {"beta": EVERYWHERE}, 1, 1_000_000)
+        assert ([each.message.id for each in first], more) == ([ids[1]], True)
+        assert _ready(parked, released=["a", "b"], refused={"alpha": first[0].place}) == [(ids[2], 1), (ids[4], 2)]
         assert _ready(parked, released=["a", "b"], rows=2) == [(ids[1], 4), (ids[2], 1)]
 
     def test_parked_copies_are_exact_and_outlive_the_log(self, outbox: Outbox, channel: Channel) -> None:
@@ -197,7 +201,7 @@ class ParkedContract:
             parked.park({parking: [message.id or 0 for message in sent]})
         probe.empty(channel)
 
-        ready = [each.message for each in parked.ready([], [], 10, 12_000)]
+        ready = [each.message for each in parked.ready([], {}, 10, 12_000)[0]]
 
         assert [(m.message_id, m.body, m.key, m.headers) for m in ready] == [
             (m.message_id, m.body, m.key, m.headers) for m in sent[:2]
@@ -253,7 +257,7 @@ class ParkedContract:
                 [
                     parked.keys(100),
                     parked.released_keys(),
-                    {each.message.key for each in parked.ready(blocked, [], 100, 1_000)},
+                    {each.message.key for each in parked.ready(blocked, {}, 100, 1_000)[0]},
                     {each.key for each in parked.requests(100)},
                     parked.waiting(100),
                     parked.some_fell_due(),
@@ -437,8 +441,8 @@ def _appended(outbox: Outbox, channel: Channel, keys: Sequence[str | None]) -> l
 
 
 def _ready(
-    parked: Parked, released: Sequence[str] = (), refused: Sequence[str] = (), rows: int = 10
+    parked: Parked, released: Sequence[str] = (), refused: Mapping[str, int] = MappingProxyType({}), rows: int = 10
 ) -> list[tuple[int, int]]:
     """Return the ids of what may be tried now, each with the number of its attempt."""
-    found = parked.ready(released, refused, rows, 1_000_000)
+    found, _ = parked.ready(released, refused, rows, 1_000_000)
     return [(each.message.id or 0, each.message.attempt) for each in found]

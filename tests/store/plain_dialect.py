@@ -111,6 +111,8 @@ PLAIN = varied(
     SQLITE,
     among_numbers=_AMONG,
     among_texts=_AMONG,
+    among_many=_AMONG,
+    number_of="json_extract({numbers}, '$.\"' || {value} || '\"')",
     bind_list=_bind_list,
     of_topics=_OF_TOPICS,
     bind_topics=_bind_topics,

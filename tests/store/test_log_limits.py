@@ -74,7 +74,9 @@ def test_what_is_set_aside_keeps_to_the_limits_of_rows_and_bytes(engine, channel
         parked.park({Parking(state="retry", blocks=True, delay=now): list(range(1, len(sizes) + 1))})
 
     portions: list[list[Message]] = []
-    while ready := parked.ready([], [], SMALL.rows, SMALL.bytes):
+    more = True
+    while more:
+        ready, more = parked.ready([], {}, SMALL.rows, SMALL.bytes)
         portions.append([each.message for each in ready])
         parked.remove([message.id or 0 for message in portions[-1]])
 

@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 
@@ -12,10 +13,19 @@ from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST
 from outbox.store.log.log import Log
 from outbox.store.subscriptions import parked as parked_messages
-from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.parked import EVERYWHERE, Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from tests.rocketmq.test_plans import pages
 
 FEW, MANY = 2, 10_000
+#: The only parked message becomes so many, with the next ids.
+MULTIPLY = """
+    INSERT INTO outbox_parked (subscription, id, message_id, topic, key, slot, headers, body, content_type, created_at,
+                               state, blocks, place, attempts, due_at, parked_at)
+    SELECT subscription, id + n, gen_random_uuid(), topic, key, slot, headers, body, content_type, created_at, state,
+           blocks, place + n * CAST(1048576 AS bigint), attempts, due_at, parked_at
+    FROM outbox_parked, generate_series(1, :rows - 1) AS n
+"""
 RETRY, BLOCKED = "retry", "blocked"
 
 
@@ -42,7 +52,7 @@ def park(engine, channel, keys, states):
 
 def ready(parked, channel, rows):
     released = parked.released_keys()
-    return [(each.message.id, each.message.key) for each in parked.ready(released, [], rows, 1_000_000)]
+    return [(each.message.id, each.message.key) for each in parked.ready(released, {}, rows, 1_000_000)[0]]
 
 
 def drained(parked, channel):
@@ -129,10 +139,28 @@ def test_in_a_crowd_those_come_first_that_have_been_due_for_longest(engine, chan
     assert order == [ids[1], ids[3], ids[0], ids[2], ids[4], ids[5]]
 
 
+@pytest.mark.parametrize("state", ["blocked", RETRY])
+def test_of_a_key_with_very_many_messages_each_is_looked_at_once(pg_engine, state):
+    """Nothing stops them, and a topic is refused, of which they are not."""
+    rows, refused = 3_000, {"others": EVERYWHERE}
+    with closing(Outbox(pg_engine).database.open()) as channel:
+        parked, ids = park(pg_engine, channel, ["k"], [("dead", None)])
+        channel.run("UPDATE outbox_parked SET state = :state, due_at = created_at", state=state)
+        channel.run(MULTIPLY, rows=rows)
+        parked.ready(["k"], refused, 100, 1_000_000)
+        before = pages(channel)
+        found, more = parked.ready(["k"], refused, 100, 1_000_000)
+        looked_at = pages(channel) - before
+
+    assert ([each.message.id for each in found], more) == ([*range(ids[0], ids[0] + 100)], True)
+    # Each with its place in an index, and what is returned once more.
+    assert looked_at <= 2 * rows, looked_at
+
+
 def test_of_a_suspended_queue_only_messages_that_failed_are_ready(engine, channel, crowd):
     states = [("waiting", 60), (RETRY, 1), ("waiting", 50), (RETRY, 2), ("waiting", 40)]
     parked, ids = park(engine, channel, list("abcde"), states)
 
-    found = [each.message.id for each in parked.ready([], [], FEW, 1_000_000, retries=True)]
+    found = [each.message.id for each in parked.ready([], {}, FEW, 1_000_000, retries=True)[0]]
 
     assert found == [ids[1], ids[3]]

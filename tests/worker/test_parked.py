@@ -406,7 +406,7 @@ def test_a_message_that_is_replayed_waits_for_blocked_ones_before_it(engine, cha
 
     found: list[list[int | None]] = []
     for released in ((), {"a"}):
-        found.append([each.message.id for each in parked.ready(released, (), 10, 1_000)])
+        found.append([each.message.id for each in parked.ready(released, {}, 10, 1_000)[0]])
         with channel.transaction():
             parked.remove([first])
 
@@ -495,3 +495,43 @@ def test_more_messages_fall_due_at_once_than_are_placed_at_once(engine):
 
     due = [str(n).encode() for n in reversed(range(35))]
     assert [destination.of_key(f"k{key}") for key in (0, 1)] == [due[::2], due[1::2]]
+
+
+def blocked_behind_a_dead_letter(engine: Engine, count: int, *beside: Message) -> tuple[Outbox, Destination]:
+    """A key's messages wait behind a dead letter, and others of the topic for another try. Then the dead one goes."""
+    outbox = Outbox(engine)
+    destination = Destination(
+        lambda message: Reject("never") if message.body == b"head" else Retry("not yet", timedelta(seconds=0.2))
+    )
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", body, key="k") for body in ("head", *map(str, range(count)))])
+        outbox.send_all(session, beside)
+    relay_to(destination, outbox).until_empty()
+    assert states(engine) == {"dead": 1, "blocked": count, "retry": len(beside)}
+    request(engine, "discard")
+    return outbox, destination
+
+
+NEVER: dict[str, Verdict | Exception] = {
+    "raises": ValueError("cannot take this"),
+    "speaks of everything": Unavailable("403", everything=True),
+    "speaks of the topic": Unavailable("no stream"),
+}
+
+
+@pytest.mark.parametrize("never", NEVER.values(), ids=NEVER)
+def test_a_key_with_more_than_a_batch_hides_no_other(engine, never):
+    """Its first message is never accepted, and nothing else flows."""
+    outbox, destination = blocked_behind_a_dead_letter(engine, 25, Message("t", "other", key="o"), Message("t", "none"))
+    destination.answer = failing({b"0"}, never)
+    relay = relay_to(destination, outbox, settings=SMALL)
+
+    relay.start()
+    arrived = eventually(lambda: set(destination.bodies) == {b"other", b"none"}, 20)
+    destination.answer = lambda _message: DONE
+    drained = eventually(lambda: states(engine) == {}, 20)
+    stop(relay)
+
+    assert arrived
+    assert drained
+    assert destination.of_key("k") == [str(n).encode() for n in range(25)]

@@ -139,6 +139,10 @@ class Values:
     #: Conditions: `{value}` is in the list of whole numbers, or of texts, that is bound as `{list}`.
     among_numbers: str
     among_texts: str
+    #: As `among_texts`, for a long list and many rows: hashed, also in a plan that is made without the list.
+    among_many: str
+    #: The number of the text `{value}` in the JSON object that is bound as `{numbers}`; null without it.
+    number_of: str
     #: Makes a parameter of a list, for these conditions.
     bind_list: Callable[[Sequence[Any]], Any]
     bind_uuid: Callable[[UUID], Any]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from shlex import quote
 from typing import Any, Literal
 
@@ -32,6 +34,9 @@ _ENVELOPE = "message_id, topic, key, slot, tags, headers, body, content_type, cr
 
 #: The number of places between two neighbours of the log, for messages that fall due between them.
 _BETWEEN = 1 << 20
+
+#: Behind every place.
+EVERYWHERE = (1 << 63) - 1
 
 #: When more than so many are due, only those that have been due for longest are looked at.
 CROWD = 2_000
@@ -68,40 +73,40 @@ _KEYS = """
 _BLOCKED_AMONG = """
     SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
 """
-_EARLIER = """
-    SELECT 1 FROM {parked} AS e
-    WHERE e.subscription = p.subscription AND e.key = p.key AND e.blocks AND (e.place, e.id) < (p.place, p.id)
-"""
-#: True if an earlier message of the key still waits for something. By the partial index of rows that block others and
-#: are not blocked themselves; even a key with many thousands of messages has few of these.
-_UNREADY = f"""
-    (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{moment}} OR {{untried_e}}))
-     OR CASE WHEN :some_untried THEN EXISTS ({_EARLIER} AND {{untried_e}}) ELSE false END)
-"""
 #: Keys with blocked messages that nothing holds back. This is read once, when a lease is taken; after that the lease
-#: holder keeps the list in memory.
-_RELEASED = f"""
-    SELECT DISTINCT p.key FROM {{parked}} AS p
-    WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.key IS NOT NULL {{of_slots}} AND NOT {_UNREADY}
+#: holder keeps the list in memory. By the partial index of rows that block others and are not blocked themselves.
+_RELEASED = """
+    SELECT d.key FROM (
+        SELECT key, min(place) AS place FROM {parked}
+        WHERE subscription = :subscription AND state = 'blocked' AND key IS NOT NULL {of_slots} GROUP BY key) AS d
+    WHERE NOT EXISTS (
+        SELECT 1 FROM {parked} AS e
+        WHERE e.subscription = :subscription AND e.key = d.key AND e.blocks AND e.state <> 'blocked'
+          AND (e.state = 'dead' OR e.due_at > {now}) AND e.place < d.place)
 """
-#: The heads of keys that are due, and messages that stood behind heads which are gone. One that is due, and has blocked
-#: ones before it, waits for their turn: it was replayed after it had let later ones pass. By the partial indexes on
-#: due_at and place. Bodies are fetched after the cut, so that they do not pass through sorting and counting.
+#: Messages that are due, and blocked ones of keys that nothing holds back, with the length of each body. By the partial
+#: indexes on due_at and place.
+_CANDIDATES = """
+    SELECT p.id, p.key, p.place, length(p.body), {moment} FROM {parked} AS p
+    WHERE p.subscription = :subscription {of_slots} AND NOT {untried_p} AND (p.place, p.id) > (:place, :id)
+      AND ((p.state IN {due_states} AND p.due_at <= {moment})
+           OR (p.state = 'blocked' AND (p.key IS NULL OR {released})))
+    ORDER BY p.place, p.id LIMIT :limit
+"""
+#: Place and id of the first message of each key for which later ones wait: it waits for a moment or a person, or is not
+#: tried now. If the key is not released, a blocked message is one, too: a due one behind it was replayed after it had
+#: let later ones pass. Looked up once for a key, because a key may have very many messages.
+_STOP = """
+    SELECT e.{column} FROM {parked} AS e
+    WHERE e.subscription = :subscription AND e.key = k.key AND e.blocks AND e.place <= :place
+      AND (e.state = 'dead' OR e.due_at > :moment OR (e.state = 'blocked' AND {unreleased}) OR {untried_e})
+    ORDER BY e.place, e.id LIMIT 1
+"""
+_STOPS = "SELECT k.key, ({place}), ({id}) FROM {parked} AS k WHERE k.subscription = :subscription AND {chosen}"
 _READY = f"""
-    SELECT {COLUMNS.format(body="CASE WHEN c.cut <= :bytes OR c.nth = 1 THEN body END", direct="NULL AS direct")},
-           attempts + 1, state, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
-    FROM (SELECT id AS ready_id, row_number() OVER (ORDER BY place, id) AS nth,
-                 sum(size) OVER (ORDER BY place, id) AS cut
-          FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
-                WHERE p.subscription = :subscription {{of_slots}}
-                  AND NOT {{untried_p}}
-                  AND ((p.state IN {{due_states}} AND p.due_at <= {{moment}})
-                       OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
-                  AND NOT {_UNREADY}
-                  AND (p.state = 'blocked' OR NOT EXISTS ({_EARLIER} AND e.state = 'blocked') OR {{released}})
-                ORDER BY p.place, p.id LIMIT :limit) AS r) AS c
-    JOIN {{parked}} AS m ON m.subscription = :subscription AND m.id = c.ready_id
-    ORDER BY c.nth
+    SELECT {COLUMNS.format(body="body", direct="NULL AS direct")}, attempts + 1, state,
+           CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END, place
+    FROM {{parked}} WHERE subscription = :subscription AND {{id_in_ids}} ORDER BY place, id
 """
 #: A row if so many are due that sorting them would take long. By the partial index on due_at, as the next statement.
 _CROWDED = """
@@ -109,11 +114,12 @@ _CROWDED = """
     WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now} {of_slots}
     ORDER BY due_at LIMIT 1 OFFSET :crowd
 """
-#: The moment up to which due messages are looked at first: `:limit` ready ones have been due for longer than that.
-_HORIZON = f"""
-    SELECT p.due_at FROM {{parked}} AS p
-    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') {{undelayed}}
-      AND p.due_at <= {{now}} {{of_slots}} AND NOT {{untried_p}} AND NOT {_UNREADY}
+#: The moment up to which due messages are looked at first: `:limit` have been due for longer than that. Some of them
+#: may stand behind others of their keys.
+_HORIZON = """
+    SELECT p.due_at FROM {parked} AS p
+    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') {undelayed}
+      AND p.due_at <= {now} {of_slots} AND NOT {untried_p}
     ORDER BY p.due_at LIMIT 1 OFFSET :limit
 """
 #: Delayed messages that are due take a place in their key's order, in the order in which they fell due. They come
@@ -149,10 +155,13 @@ _NEXT_DUE = """
 """
 _FEW = 500
 #: One behind a message that does not wait for another try has to wait for more than that: perhaps for a person.
-_SOME_RETRY = f"""
-    SELECT 1 FROM {{parked}} AS p
-    WHERE p.subscription = :subscription AND p.state = 'retry' {{of_slots_p}} AND NOT {{paused}}
-      AND NOT EXISTS ({_EARLIER} AND e.state <> 'retry') LIMIT 1
+_SOME_RETRY = """
+    SELECT 1 FROM {parked} AS p
+    WHERE p.subscription = :subscription AND p.state = 'retry' {of_slots_p} AND NOT {paused}
+      AND NOT EXISTS (
+        SELECT 1 FROM {parked} AS e
+        WHERE e.subscription = p.subscription AND e.key = p.key AND e.blocks AND (e.place, e.id) < (p.place, p.id)
+          AND e.state <> 'retry') LIMIT 1
 """
 _WAITING = """
     SELECT count(*) FROM (
@@ -184,11 +193,12 @@ _GIVE = "UPDATE {parked} SET subscription = :other WHERE subscription = :subscri
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A parked message whose turn has come."""
+    """A parked message whose turn has come; of a key those with lower places go first."""
 
     message: Message
     state: State
     expired: bool
+    place: int
 
 
 class Parked:
@@ -247,68 +257,103 @@ class Parked:
 
     def released_keys(self) -> set[str]:
         """Return the keys with blocked messages that nothing holds back."""
-        parts = {"untried_e": self._is_untried("e"), "of_slots": self._of_slots_p}
-        statement = self._database.sql(_RELEASED, **parts, moment=self._database.dialect.clock.now)
-        return {row[0] for row in self._channel.rows(statement, **self._common, **self._untried(()))}
+        return {row[0] for row in self._rows(_RELEASED)}
 
     def ready(
         self,
         released: Collection[str],
-        refused: Collection[str],
+        refused: Mapping[str, int],
         rows: int,
         bytes: int,
         *,
         held: Held = NOTHING_HELD,
         retries: bool = False,
-    ) -> list[Ready]:
-        """Return messages whose turn has come, in the order of their keys, at most `rows`, and `bytes` of bodies.
+    ) -> tuple[list[Ready], bool]:
+        """Return messages whose turn has come, in the order of their keys, at most `rows`, and `bytes` of bodies; and
+        whether there may be more.
 
-        `released`: keys whose blocked messages may be tried. `refused`: topics that are not tried, and
-        `held`: messages. `retries`: only messages that failed.
+        `released`: keys whose blocked messages may be tried. `refused`: of these topics no message is tried up to a
+        place, and `held`: of which messages none is. `retries`: only messages that failed.
         """
-        bound = {
-            **self._common,
-            **self._untried(refused, held),
-            "released": self._database.bind(released),
-            "limit": rows,
-            "bytes": bytes,
-        }
+        bound = {**self._common, **self._untried(refused, held)}
         found: list[Row] = []
-        if not retries and self._rows(_CROWDED, crowd=CROWD):
-            found = self._ready_at_horizon(bound)
+        # What a refused topic is tried with goes from place to place, and must not begin again with those due longest.
+        from_place = any(place < EVERYWHERE for place in refused.values())
+        if not (retries or from_place) and self._rows(_CROWDED, crowd=CROWD):
+            found = self._in_turn_at_horizon(bound, released, rows)
         # Nothing may be ready at the horizon, because the first message of each key may have fallen due after it.
-        found = found or self._ready(bound, self._database.dialect.clock.now, retries=retries)
-        fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
-        messages = self._database.dialect.reads.messages([row[:13] for row in fitting])
-        return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
+        found = found or self._in_turn(bound, released, rows, retries=retries)
+        sizes = accumulate(row[3] for row in found)
+        ids = [row[0] for nth, (row, size) in enumerate(zip(found, sizes, strict=True)) if size <= bytes or nth == 0]
+        copies = self._rows(_READY, ids=self._database.bind(ids)) if ids else []
+        messages = self._database.dialect.reads.messages([row[:13] for row in copies])
+        ready = [Ready(message, row[13], bool(row[14]), row[15]) for message, row in zip(messages, copies, strict=True)]
+        return ready, len(found) == rows or len(ids) < len(found)
 
-    def _ready_at_horizon(self, bound: dict[str, Any]) -> list[Row]:
+    def _in_turn_at_horizon(self, bound: dict[str, Any], released: Collection[str], rows: int) -> list[Row]:
         """Return the messages that were ready at the horizon, when fewer were due.
 
         Of each key they come before the others that are ready now.
         """
-        untried = {"untried_e": self._is_untried("e"), "untried_p": self._is_untried("p")}
-        moment = self._database.dialect.clock.now
         # A second list of states would have a table without statistics read by another index, that of keys.
         undelayed = "AND p.state <> 'delayed'" if self.ordered else ""
-        parts = {**untried, "of_slots": self._of_slots_p, "undelayed": undelayed, "moment": moment}
-        horizon = self._channel.rows(self._database.sql(_HORIZON, **parts), **bound)
-        if not horizon:
-            return []
-        bound_moment = self._database.dialect.clock.bind(self._database.moment(horizon[0][0]))
-        return self._ready({**bound, "moment": bound_moment}, ":moment")
+        parts = {"untried_p": self._is_untried("p"), "of_slots": self._of_slots_p, "undelayed": undelayed}
+        horizon = self._channel.rows(self._database.sql(_HORIZON, **parts), **bound, limit=rows)
+        return self._in_turn(bound, released, rows, self._bound_moment(horizon[0][0])) if horizon else []
 
-    def _ready(self, bound: dict[str, Any], moment: str, *, retries: bool = False) -> list[Row]:
+    def _in_turn(
+        self, bound: dict[str, Any], released: Collection[str], rows: int, moment: Any = None, *, retries: bool = False
+    ) -> list[Row]:
+        """Return the first messages of `_CANDIDATES` behind no other for which they wait; `moment`: None is now."""
+        found: list[Row] = []
+        place, id, limit = -1, -1, rows
+        while True:
+            bound["released"] = self._database.bind(released)
+            statement = self._database.sql(
+                _CANDIDATES,
+                untried_p=self._is_untried("p"),
+                released=self._database.dialect.values.among_many.format(value="p.key", list=":released"),
+                of_slots=self._of_slots_p + (" AND p.state = 'retry'" if retries else ""),
+                due_states=self._due_states,
+                moment=self._database.dialect.clock.now if moment is None else ":moment",
+            )
+            page = self._channel.rows(statement, **bound, place=place, id=id, limit=limit, moment=moment)
+            if page:
+                # The same moment for all: else one that falls due meanwhile would be overtaken.
+                moment = self._bound_moment(page[0][4]) if moment is None else moment
+                id, place = page[-1][0], page[-1][2]
+                firsts = {row[1]: row[0] for row in reversed(page) if row[1] is not None}
+                stops = self._stops(bound, firsts, released, place, moment)
+                found += [row for row in page if row[1] not in stops or (row[2], row[0]) < stops[row[1]]]
+            if len(page) < limit or len(found) >= rows:
+                return found[:rows]
+            # Of these keys no other is in turn. Most messages wait for others: few further pages bring all.
+            released, limit = set(released).difference(stops), 4 * limit
+
+    def _stops(
+        self, bound: dict[str, Any], firsts: Mapping[str, int], released: Collection[str], place: int, moment: Any
+    ) -> dict[str, tuple[int, int]]:
+        """Return place and id of the first message for which later ones wait, of keys that have one up to `place`.
+
+        `firsts`: a message of each key.
+        """
+        if not firsts:
+            return {}
+        among = self._database.among
+        parts = {"unreleased": among("k.key", texts="unreleased"), "untried_e": self._is_untried("e")}
         statement = self._database.sql(
-            _READY,
-            untried_e=self._is_untried("e"),
-            untried_p=self._is_untried("p"),
-            released=self._database.among("p.key", texts="released"),
-            of_slots=self._of_slots_p + (" AND p.state = 'retry'" if retries else ""),
-            due_states=self._due_states,
-            moment=moment,
+            _STOPS,
+            place=self._database.sql(_STOP, column="place", **parts),
+            id=self._database.sql(_STOP, column="id", **parts),
+            chosen=among("k.id", numbers="ids"),
         )
-        return self._channel.rows(statement, **bound)
+        lists = {"ids": firsts.values(), "unreleased": firsts.keys() - released}
+        bound_lists = {name: self._database.bind(values) for name, values in lists.items()}
+        rows = self._channel.rows(statement, **bound, **bound_lists, place=place, moment=moment)
+        return {row[0]: (row[1], row[2]) for row in rows if row[2] is not None}
+
+    def _bound_moment(self, moment: Any) -> Any:
+        return self._database.dialect.clock.bind(self._database.moment(moment))
 
     @property
     def _due_states(self) -> str:
@@ -318,17 +363,17 @@ class Parked:
     def _is_untried(self, row: str) -> str:
         among = self._database.among
         key, id = f"coalesce({row}.key, '')", f"{row}.id"  # no key is empty
+        refused = self._database.dialect.values.number_of.format(value=f"{row}.topic", numbers=":refused")
         held = f"{among(key, texts='held_keys')} AND NOT {among(id, numbers='held_but')}"
-        return f"({among(f'{row}.topic', texts='refused')} OR {among(id, numbers='held_ids')} OR ({held}))"
+        return f"({row}.place <= coalesce({refused}, -1) OR {among(id, numbers='held_ids')} OR ({held}))"
 
-    def _untried(self, topics: Collection[str], held: Held = NOTHING_HELD) -> dict[str, Any]:
+    def _untried(self, refused: Mapping[str, int], held: Held) -> dict[str, Any]:
         bind = self._database.bind
         return {
-            "refused": bind(topics),
+            "refused": json.dumps(dict(refused)),
             "held_ids": bind(held.ids),
             "held_keys": bind(held.keys),
             "held_but": bind(held.but),
-            "some_untried": bool(topics or held.ids or held.keys),
         }
 
     def some_fell_due(self) -> bool:

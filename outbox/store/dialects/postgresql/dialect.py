@@ -215,6 +215,8 @@ DIALECT = Dialect(
         types={"text": "text", "bigint": "bigint", "smallint": "smallint"},
         among_numbers="{value} = ANY(CAST({list} AS bigint[]))",
         among_texts="{value} = ANY(CAST({list} AS text[]))",
+        among_many="{value} IN (SELECT unnest(CAST({list} AS text[])))",
+        number_of="CAST(CAST({numbers} AS jsonb) ->> {value} AS bigint)",
         bind_list=list,
         bind_uuid=lambda uuid: uuid,
         rows="VALUES {rows}",

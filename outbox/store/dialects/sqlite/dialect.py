@@ -179,6 +179,8 @@ DIALECT = Dialect(
         types={"text": "text", "bigint": "bigint", "smallint": "smallint"},
         among_numbers="{value} IN (SELECT value FROM json_each({list}))",
         among_texts="{value} IN (SELECT value FROM json_each({list}))",
+        among_many="{value} IN (SELECT value FROM json_each({list}))",
+        number_of="(SELECT j.value FROM json_each({numbers}) AS j WHERE j.key = {value})",
         bind_list=json.dumps,
         bind_uuid=lambda uuid: uuid.hex,
         rows="VALUES {rows}",
