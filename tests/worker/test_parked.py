@@ -293,13 +293,13 @@ def test_a_delayed_message_for_a_missing_topic_is_probed_at_leisure(engine):
     relay.start()
     eventually(lambda: destination.calls > 0)
     time.sleep(3)
-    calls, seconds = destination.calls, time.monotonic() - began
+    calls, seconds, waiting = destination.calls, time.monotonic() - began, errors(outbox)
     destination.answer = lambda _message: DONE
     arrived = eventually(lambda: len(destination.messages) == 4)
     stop(relay)
 
     assert calls <= 7 * seconds
-    assert arrived
+    assert (arrived, waiting) == (True, [("missing", "no stream")] * 3)
     assert states(engine) == {}
 
 
@@ -319,13 +319,14 @@ def test_a_blocked_message_of_a_missing_topic_holds_its_key_when_its_turn_comes(
     with outbox.begin() as session:
         outbox.send_all(session, [Message("there", f"traffic {n}") for n in range(50)])
     eventually(lambda: len(destination.messages) == 51)
+    explained = eventually(lambda: errors(outbox) == [("missing", "no stream")])
     time.sleep(1)
     during = destination.of_key("k")
     destination.answer = lambda _message: DONE
     eventually(lambda: len(destination.messages) == 53)
     stop(relay)
 
-    assert during == [b"head"]
+    assert (during, explained) == ([b"head"], True)
     assert destination.of_key("k") == [b"head", b"middle", b"tail"]
 
 
