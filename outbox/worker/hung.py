@@ -19,14 +19,13 @@ from outbox.worker.policy import HandlerPolicy
 
 @dataclass(eq=False, slots=True)
 class HungCall:
-    """A call past its deadline, and the lease under which the call was made.
+    """A call past its deadline.
 
     `void`: the verdicts do not count, because another process may have handled the messages. `blamed`: an attempt was
     counted meanwhile.
     """
 
     call: Call
-    lease: Lease | None = None
     void: bool = False
     blamed: bool = False
 
@@ -91,7 +90,7 @@ class HungCalls:
         counted already.
         """
         with self._lock:
-            self._calls.append(HungCall(call, lease, void=lease != self._lease, blamed=blamed))
+            self._calls.append(HungCall(call, void=lease != self._lease, blamed=blamed))
 
     def note(
         self,
