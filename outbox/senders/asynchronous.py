@@ -46,7 +46,6 @@ class AsyncObjectSender:
         self.destination = destination_of(sender)
         self.deadline = deadline_of(sender)
         self.concurrency = concurrency_of(sender)
-        self._sender = sender
         self._loop = BackgroundLoop("outbox-async", make=lambda: sender, close=_nothing, sees_end=True)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:

@@ -112,7 +112,6 @@ class Ops:
     """The verdicts of one outbox."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
         dialect, writes = database.dialect, database.dialect.writes
         headers = {column: database.header("headers", name) for column, (name, _) in RESTORED.items()}
         deliver_at = dialect.clock.from_milliseconds.format(value=headers["deliver_at"])
