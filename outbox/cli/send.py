@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from typing import Any
 
 import click
 
-from outbox.cli.options import DURATION, Target, about_a_database, as_json, as_value, option
+from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import tell
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
-    """The options for the fields of a message."""
-
-    key: str | None
-    tags: str | None
-    content_type: str | None
-    delay: timedelta | None
 
 
 @click.command()
@@ -31,9 +20,8 @@ class Fields:
 @option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. May be given several times.")
 @option("--content-type", help="Of the body.  [text/plain]")
 @option("--delay", type=DURATION, help="Time until the message may be sent.")
-@as_value("fields", Fields)
 @as_json
-def send(*, target: Target, topic: str, body: str, headers: tuple[str, ...], fields: Fields, json: bool) -> None:
+def send(*, target: Target, topic: str, body: str, headers: tuple[str, ...], json: bool, **fields: Any) -> None:
     """Write a message to the log, in a transaction of its own, for a first try.
 
     BODY is text; - reads the bytes of standard input. An application writes its messages in its own transactions
@@ -50,8 +38,6 @@ def send(*, target: Target, topic: str, body: str, headers: tuple[str, ...], fie
         with open_channel_of(database):
             outbox = Outbox(database.engine, schema=target.schema, slots=database.slots)
         with outbox.begin() as session:
-            id = outbox.send(
-                session, topic, content, headers={name: value for name, _, value in pairs}, **asdict(fields)
-            )
+            id = outbox.send(session, topic, content, headers={name: value for name, _, value in pairs}, **fields)
         outbox.close()
     tell(f"message {id} is in the log, topic {topic}", {"message_id": id, "topic": topic}, json=json)

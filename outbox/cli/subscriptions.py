@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,6 @@ from outbox.cli.options import (
     Target,
     about_a_database,
     as_json,
-    as_value,
     by_content,
     confirmed,
     option,
@@ -29,8 +28,7 @@ from outbox.cli.standings import say_pauses, selected
 
 if TYPE_CHECKING:
     from outbox.admin.results import SubscriptionDetails
-    from outbox.admin.subscriptions import Properties
-    from outbox.model.subscription import OnDead, Start
+    from outbox.model.subscription import Start
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
 #: The question of a drop ends with its consequence, by kind.
@@ -66,20 +64,6 @@ def list_(*, target: Target, json: bool) -> None:
         say_pauses(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """The options of `alter` for a change."""
-
-    topics: tuple[str, ...] | None
-    tags: str | None
-    filter: str | None
-    on_dead: OnDead | None
-    grace: timedelta | None
-    ordered: bool | None
-    compact: bool | None
-    partitions: int | None
-
-
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
@@ -93,10 +77,9 @@ class Change:
 @option("--ordered/--no-ordered", default=None, help="Whether a message waits for earlier ones of its key.")
 @option("--compact/--no-compact", default=None, help="Whether only the newest of a key's waiting messages is handled.")
 @option("--partitions", type=click.IntRange(1), help="How many workers may share the messages; not with other changes.")
-@as_value("change", Change)
 @_wait_for_lease
 @as_json
-def alter(*, target: Target, name: str, to: str | None, change: Change, wait: timedelta, json: bool) -> None:
+def alter(*, target: Target, name: str, to: str | None, wait: timedelta, json: bool, **change: Any) -> None:
     """Give a subscription another selection, destination, policy or number of partitions.
 
     Topics of another route of the same relay are refused, because both routes would send the messages.
@@ -114,19 +97,18 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
     once. Several are handled up to the foremost position, by the running relays, before any goes on. The command waits
     as long as --wait says; the relays do not need the command. The present number takes the change back.
     """
-    others = {to, *(getattr(change, each.name) for each in fields(change) if each.name != "partitions")} - {None}
-    if change.partitions is None and not others:
+    others = {to, *(value for what, value in change.items() if what != "partitions")} - {None}
+    if change["partitions"] is None and not others:
         raise click.UsageError(
             "nothing to alter: give --topics, --tags, --filter, --to, --on-dead, --grace, --ordered, --compact or"
             " --partitions"
         )
-    if change.partitions is not None and others:
+    if change["partitions"] is not None and others:
         raise click.UsageError("--partitions is a change of its own: give no other")
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        properties: Properties = {**asdict(change), "destination": to}  # type: ignore[typeddict-item]  # the same names
-        altered = Admin(channel).alter(name, wait=wait, **properties)
+        altered = Admin(channel).alter(name, wait=wait, destination=to, **change)
     told = f"{_described(altered)}, a dead letter: {altered.on_dead}"
     told += ", only the newest message of a key" if altered.compact else ""
     told += f", {age(altered.grace_seconds)} after the commit" if altered.grace_seconds else ""
