@@ -82,7 +82,7 @@ class ParkedKeys:
 class _Round:
     """From `begin` to `end`: outcomes for the next settle, and topics that were accepted or not.
 
-    `unexplained`: the log ids of the messages that are the first of their keys, and whose row has no error.
+    `unexplained`: the log ids of the messages that wait for no other of their key, and whose row has no error.
     """
 
     worked: bool = False
@@ -204,7 +204,8 @@ class ParkedQueue:
         finished = self._finished.finished(to_send) if self._finished is not None and to_send else set()
         self._round.changed = [(r.message, EXPIRED) for r in ready if r.message.id in late]
         self._round.done = [message for message in to_send if message.id in finished]
-        heads = {r.message.key or r.message.id: r for r in reversed(ready)}
+        ordered = self._parked.ordered
+        heads = {(r.message.key if ordered else None) or r.message.id: r for r in reversed(ready)}
         self._round.unexplained = {r.message.id for r in heads.values() if r.state in ("blocked", "delayed")}
         return [message for message in to_send if message.id not in finished]
 
@@ -282,7 +283,10 @@ class ParkedQueue:
             with self._settlement.held():
                 carry_out(requests, self._parked)
             log_carried_out(self._parked.subscription, requests)
-            self.keys.hold(request.key for request in requests if request.verb == "replay")
+            replayed = [request for request in requests if request.verb == "replay"]
+            if replayed:
+                self._refusals.begin_again()
+            self.keys.hold(request.key for request in replayed)
             self.keys.reconsider({request.key for request in requests if request.key is not None})
         return len(requests)
 

@@ -62,6 +62,11 @@ class Refusals:
                     del self._known[topic]
         return again
 
+    def begin_again(self) -> None:
+        """Look at all messages of each topic again, because some became due at a place that was passed."""
+        for each in self._known.values():
+            each.place = 0
+
     def note(self, refused: Collection[str], accepted: Collection[str]) -> None:
         """Note which topics were refused in this batch, and which were accepted."""
         for topic in refused:

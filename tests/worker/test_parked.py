@@ -7,15 +7,25 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text, update
+from tenacity import wait_fixed
 
 from outbox import Message, Outbox, Reject, Relay, Retry, Unavailable, Verdict
 from outbox.errors import LeaseLostError
 from outbox.model.parking import Parking
+from outbox.model.position import EARLIEST
+from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
-from outbox.store.log.log import Limits
+from outbox.store.database import Channel
+from outbox.store.log.log import Limits, Log
 from outbox.store.operations.check import tables_of
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
-from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.telemetry.events import Listeners, Teller
+from outbox.worker.hung import HungCalls
+from outbox.worker.outcome import Outcome
+from outbox.worker.parked import ParkedQueue
+from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, HandlerPolicy
 from outbox.worker.settings import Settings, Upkeep
 from outbox.worker.settle import Settlement
 from tests.support.destination import Destination, expected, failing, fill, relay_to
@@ -536,3 +546,59 @@ def test_a_key_with_more_than_a_batch_hides_no_other(engine, never):
     assert arrived
     assert drained
     assert destination.of_key("k") == [str(n).encode() for n in range(25)]
+
+
+def written(engine: Engine, channel: Channel, messages: list[Message]) -> list[int]:
+    """Write messages to the log; return their ids."""
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        outbox.send_all(session, messages)
+    return [message.id or 0 for message in Log().read_on(channel, EARLIEST).messages]
+
+
+def queue_of(channel: Channel, *, ordered: bool = True) -> ParkedQueue:
+    """What is parked, under a lease; a batch has at most ten messages."""
+    subscriptions = Subscriptions(channel)
+    subscriptions.declare(Declaration(name="relay", destination="test", ordered=ordered), "latest")
+    lease = Leases(channel).acquire(subscriptions.get("relay").all_partitions()[0], "test", timedelta(minutes=1))
+    assert lease is not None
+    settlement = Settlement(channel, lease, Log().now(channel).incarnation)
+    parked, policy = Parked(channel, "relay", ordered=ordered), HandlerPolicy(ordered=ordered)
+    return ParkedQueue(parked, settlement, HungCalls(), SMALL, Teller(Listeners(), {}), policy=policy)
+
+
+def refused(queue: ParkedQueue) -> list[bytes]:
+    """The next batch, whose topic is refused."""
+    messages = queue.begin() or []
+    queue.settle(Outcome(open=messages, refused={message.topic: "no stream" for message in messages}))
+    queue.end()
+    return [message.body for message in messages]
+
+
+def test_a_replayed_message_is_in_the_next_batch_although_it_stands_before_those_looked_at(
+    engine, channel, monkeypatch
+):
+    """Nothing of its topic is accepted, and many messages wait behind it."""
+    monkeypatch.setattr("outbox.worker.refusals._PAUSE", wait_fixed(0))
+    head, *others = written(engine, channel, [Message("t", str(n)) for n in range(40)])
+    queue, policy = queue_of(channel), HandlerPolicy()
+    with channel.transaction():
+        dead, waiting = policy.dead(Message("t", b""), "never"), policy.waiting(Message("t", b""), "no stream")
+        Parked(channel, "relay").park({dead: [head], waiting: others})
+
+    before = [refused(queue)[0] for _ in range(2)]
+    request(engine, "replay")
+
+    assert (before, refused(queue)[0]) == ([b"1", b"11"], b"0")
+
+
+def test_without_order_each_delayed_message_of_a_key_tells_why_it_waits(engine, channel):
+    ids = written(engine, channel, [Message("missing", str(n), key="k") for n in range(3)])
+    queue = queue_of(channel, ordered=False)
+    with channel.transaction():
+        Parked(channel, "relay").park({DELAYED: ids})
+        channel.run("UPDATE outbox_parked SET due_at = created_at")
+
+    refused(queue)
+
+    assert errors(Outbox(engine)) == [("missing", "no stream")] * 3
