@@ -298,7 +298,7 @@ KNOWN = {
     "outbox_message.id": "UPDATE outbox_message SET id = 41 WHERE id = 2",
     "outbox_parked.id": "UPDATE outbox_parked SET id = 41",
     "outbox_ack.last_id": "UPDATE outbox_ack SET last_id = 41",
-    "outbox_progress.after_id": "UPDATE outbox_progress SET after_id = 41",
+    "outbox_progress.after_id": "UPDATE outbox_progress SET target = base, after_id = 41",
     "outbox_meta.purged_id": "UPDATE outbox_meta SET purged_id = 41",
 }
 #: Positions, where they are ids.
@@ -341,7 +341,10 @@ def test_a_sequence_behind_a_position_is_found_where_positions_are_ids(sqlite_en
     do(sqlite_engine, SEEN[where])
 
     problem = f"outbox_message.id has drawn ids up to 2, but {where} has 41: ids would be given out again"
-    assert advice(sqlite_engine) == [(problem, MEND["sqlite"])]
+    (sequence, *ahead) = advice(sqlite_engine)
+    assert sequence == (problem, MEND["sqlite"])
+    said = "outbox_progress says that relay is at 42:42:, and the server is only at 3:3:"
+    assert [each for each, _ in ahead] == ([said] if where == "outbox_progress.base" else [])
 
 
 def test_positions_say_nothing_of_ids_where_they_are_something_else(pg_engine):

@@ -1,5 +1,6 @@
 """Positions and the ways in which they could lie: own writes, prepared transactions, standbys, copies, pools."""
 
+import re
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
@@ -145,19 +146,32 @@ def test_a_copy_within_one_server_is_refused(postgres, pg_engine):
 
 
 def test_a_position_ahead_of_the_server_is_an_error(engine):
-    """It was restored to an earlier state: whoever goes on would pass over what is written from now on."""
+    """It was restored to an earlier state: whoever goes on would pass over what is written from now on.
+
+    A message from before has a number that PostgreSQL has not reached, and would wait for it.
+    """
     outbox, since = Outbox(engine), datetime.now(UTC).isoformat()
     delivered(outbox.database)
+    send(outbox, "1")
     with engine.begin() as connection:
         connection.execute(text("UPDATE outbox_progress SET base = '900000000:900000000:'"))
-    send(outbox, "1")
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("UPDATE outbox_message SET xact_id = 900000000"))
+    send(outbox, "2")
 
-    advised = r"behind the stored position .*Check that the URL .*: outbox subscriptions reset NAME --to TIME$"
-    with pytest.raises(PositionError, match=advised):
+    with pytest.raises(PositionError, match=r"behind the stored position .*Check that the URL .* run outbox doctor,"):
         delivered(outbox.database)
-    reset = run(engine, "subscriptions", "reset", "relay", "--to", since, "--yes")
+    found = run(engine, "doctor").out
+    (told,) = [line for line in found.splitlines() if line.startswith("outbox_progress: says that relay is at 900")]
+    for advised in re.findall(r"outbox (subscriptions reset relay --to TIME|restore --force)", told):
+        typed = [since if word == "TIME" else word for word in advised.split()]
+        assert run(engine, *typed, "--yes").code == 0
 
-    assert (reset.code, [message.body for message in delivered(outbox.database)]) == (0, [b"1"])
+    assert advised == (
+        "restore --force" if engine.dialect.name == "postgresql" else "subscriptions reset relay --to TIME"
+    )
+    assert texts(delivered(outbox.database)) == ["1", "2"]
+    assert "outbox_progress" not in run(engine, "doctor").out
 
 
 # What a role or a pool says

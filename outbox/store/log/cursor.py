@@ -179,9 +179,7 @@ class Cursor:
         if capture.position.head < base.head:
             raise PositionError(
                 f"the server is at {capture.position}, behind the stored position {base}: it was restored or replaced."
-                " Check that the URL leads to the right database, and decide on parked messages, because a reset"
-                " deletes them. Then stop the workers, and run, with a time before the restore:"
-                " outbox subscriptions reset NAME --to TIME"
+                " Check that the URL leads to the right database. Then run outbox doctor, which says how to go on"
             )
 
     def _page(self, channel: Channel) -> Batch:

@@ -34,6 +34,7 @@ from outbox.store.dialects.statements import Sql
 from outbox.store.identity import NEWER, is_elsewhere, stored_identity
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _MISSING = "is missing"
 #: The tables in the database of a consumer without an outbox.
@@ -86,12 +87,15 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
             # If it were made by hand, it would be in the way of the revision that makes it.
             upgrade = f"run: {database.upgrade_command}"
             found = [replace(each, fix=upgrade) if each.problem == _MISSING else each for each in found]
+        is_whole = not found
         found += _of_ids(connection, inspect(connection), database, present) if "outbox_message" in present else []
     found += _of_server(channel)
     if "outbox_meta" in present:
         found += _of_meta(channel, slots, log_is_there="outbox_message" in present)
     if {"outbox_message", "outbox_progress"} <= present and not any(each.where == _MARK for each in found):
         found += _of_progress(channel)
+    if is_whole and not any(each.where in ("server", "database", "outbox_meta") for each in found):
+        found += _of_positions(channel)
     tables = {"outbox_message", "outbox_parked", "outbox_subscription"}
     if tables <= present and not any(each.where in _PARKED_IDS for each in found):
         found += _of_parked(channel)
@@ -245,6 +249,25 @@ def _of_progress(channel: Channel) -> Iterator[Finding]:
             f" NULL, after_id = NULL WHERE subscription = '{quoted}'"
         )
         yield Finding("outbox_progress", problem, again)
+
+
+def _of_positions(channel: Channel) -> Iterator[Finding]:
+    """Find subscriptions ahead of the server, which would pass over messages, so that no worker goes on."""
+    now, renumbers = Log().now(channel).position, channel.database.dialect.home.restore is not None
+    for each in Subscriptions(channel).all():
+        ahead = next((p.base for p in ProgressLog(channel).standing(each) if p.base.head > now.head), None)
+        if ahead is None:
+            continue
+        fix = f"with all workers stopped, run: outbox subscriptions drop {quote(each.name)}"
+        if each.kind in ("relay", "consumer", "broadcast", "compensation"):
+            name = quote(each.follows or each.name)
+            fix = (
+                "decide on its parked messages, because a reset deletes them; then, with all workers stopped, run, with"
+                f" a time before the server went back: outbox subscriptions reset {name} --to TIME"
+            )
+        # Messages from before may have numbers that the server has not reached, and would wait until it does.
+        fix += "; after the last such finding run: outbox restore --force" if renumbers else ""
+        yield Finding("outbox_progress", f"says that {each.name} is at {ahead}, and the server is only at {now}", fix)
 
 
 def _of_parked(channel: Channel) -> Iterator[Finding]:
