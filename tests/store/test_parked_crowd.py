@@ -11,6 +11,7 @@ import pytest
 from outbox import Message, Outbox
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST
+from outbox.store.database import Channel
 from outbox.store.log.log import Log
 from outbox.store.subscriptions import parked as parked_messages
 from outbox.store.subscriptions.parked import EVERYWHERE, Parked
@@ -155,6 +156,25 @@ def test_of_a_key_with_very_many_messages_each_is_looked_at_once(pg_engine, stat
     assert ([each.message.id for each in found], more) == ([*range(ids[0], ids[0] + 100)], True)
     # Each with its place in an index, and what is returned once more.
     assert looked_at <= 2 * rows, looked_at
+
+
+def test_of_a_key_that_is_stopped_no_message_is_read_after_the_first_page(engine, channel, crowd, monkeypatch):
+    """All of them were replayed, and the first is a dead letter again."""
+    states = [("dead", None), *((RETRY, due) for due in range(1, 100))]
+    parked, _ = park(engine, channel, ["k"] * len(states), states)
+    read, real = list[int](), Channel.rows
+
+    def counting(self, statement, /, **parameters):
+        found = real(self, statement, **parameters)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(Channel, "rows", counting)
+    found = parked.ready([], {}, FEW, 1_000_000)
+
+    assert found == ([], False)
+    # A page and its key's place, of what was ready at the horizon too; and whether there is a crowd, and the horizon.
+    assert sum(read) <= 2 * (FEW + 1) + 2, read
 
 
 def test_of_a_suspended_queue_only_messages_that_failed_are_ready(engine, channel, crowd):

@@ -91,6 +91,7 @@ _CANDIDATES = """
     WHERE p.subscription = :subscription {of_slots} AND NOT {untried_p} AND (p.place, p.id) > (:place, :id)
       AND ((p.state IN {due_states} AND p.due_at <= {moment})
            OR (p.state = 'blocked' AND (p.key IS NULL OR {released})))
+      AND NOT {stopped}
     ORDER BY p.place, p.id LIMIT :limit
 """
 #: Place and id of the first message of each key for which later ones wait: it waits for a moment or a person, or is not
@@ -306,13 +307,16 @@ class Parked:
     ) -> list[Row]:
         """Return the first messages of `_CANDIDATES` behind no other for which they wait; `moment`: None is now."""
         found: list[Row] = []
+        stopped = set[str]()
         place, id, limit = -1, -1, rows
+        among, bind = self._database.dialect.values.among_many, self._database.bind
         while True:
-            bound["released"] = self._database.bind(released)
+            bound |= {"released": bind(released), "stopped": bind(stopped)}
             statement = self._database.sql(
                 _CANDIDATES,
                 untried_p=self._is_untried("p"),
-                released=self._database.dialect.values.among_many.format(value="p.key", list=":released"),
+                released=among.format(value="p.key", list=":released"),
+                stopped=among.format(value="coalesce(p.key, '')", list=":stopped"),  # no key is empty
                 of_slots=self._of_slots_p + (" AND p.state = 'retry'" if retries else ""),
                 due_states=self._due_states,
                 moment=self._database.dialect.clock.now if moment is None else ":moment",
@@ -325,10 +329,11 @@ class Parked:
                 firsts = {row[1]: row[0] for row in reversed(page) if row[1] is not None}
                 stops = self._stops(bound, firsts, released, place, moment)
                 found += [row for row in page if row[1] not in stops or (row[2], row[0]) < stops[row[1]]]
+                stopped.update(stops)
             if len(page) < limit or len(found) >= rows:
                 return found[:rows]
-            # Of these keys no other is in turn. Most messages wait for others: few further pages bring all.
-            released, limit = set(released).difference(stops), 4 * limit
+            # Of the stopped keys no other is in turn. Most messages wait for others: few further pages bring all.
+            limit *= 4
 
     def _stops(
         self, bound: dict[str, Any], firsts: Mapping[str, int], released: Collection[str], place: int, moment: Any
