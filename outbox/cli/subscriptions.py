@@ -36,6 +36,7 @@ _AFTER_A_DROP = {
     "check": "Nobody would be asked about its pending transactions any more; decide them before by outbox half.",
     "extract": "Messages that its archive does not have yet may be purged then.",
     "backfill": "The messages that are left would not be handled again.",
+    "compensation": "Messages that writers have left behind would never be sent.",
 }
 
 _wait_for_lease = option(
