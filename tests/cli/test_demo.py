@@ -168,7 +168,8 @@ def test_nothing_survives_a_demo_that_fails(run, postgres, nats):
         relay.kill()
 
     assert demo.finish() == 1
-    assert "Error: relay 1 ended with -9" in demo.said
+    # Both relays were killed, and the demo notices one of them first.
+    assert re.search(r"Error: relay [12] ended with -9", demo.said)
     assert eventually(lambda: demo.processes() == [])
 
 
