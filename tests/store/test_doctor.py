@@ -16,14 +16,18 @@ from sqlalchemy.pool import NullPool
 from outbox import DatabaseError, Message, Outbox, Relay, create_engine, migrate
 from outbox.cli.failures import report_failure
 from outbox.model.parking import Parking
+from outbox.model.position import Capture
 from outbox.schema import VERSION, metadata
-from outbox.store.database import Database
+from outbox.store.database import Channel, Database
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.postgresql.server import check_server
+from outbox.store.log.log import Log
+from outbox.store.operations import check
 from outbox.store.operations.check import findings
 from outbox.store.subscriptions.parked import Parked
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox as typed
+from tests.support.destination import Destination, fill
 from tests.support.direct import acked
 from tests.support.guests import owner_and_guest
 
@@ -46,6 +50,24 @@ def test_migrated_tables_are_as_they_should_be(engine):
         outbox.send(session, "orders", b"1", key="k")
 
     assert found(engine) == []
+
+
+def test_a_worker_that_settles_during_the_check_is_not_ahead_of_the_server(engine, monkeypatch):
+    """The position of now is read last."""
+    outbox = Outbox(engine)
+
+    class Overtaken(Log):
+        def now(self, channel: Channel) -> Capture:
+            capture = super().now(channel)
+            fill(outbox, 1)
+            Relay(outbox, Destination()).until_empty()
+            return capture
+
+    monkeypatch.setattr(check, "Log", Overtaken)
+    with closing(outbox.database.open()) as channel:
+        ahead = [each for each in findings(channel) if each.where == "outbox_progress"]
+
+    assert ahead == []
 
 
 def test_tables_made_by_an_application_are_as_they_should_be(pg_engine):

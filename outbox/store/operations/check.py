@@ -55,6 +55,7 @@ _POOLER_LOOKS = 5
 _KEYED = """
     SELECT key, slot FROM (SELECT key, slot FROM {message} ORDER BY id DESC LIMIT :limit) AS r WHERE key IS NOT NULL
 """
+_HIGHEST_NUMBER = "SELECT max({number}) FROM {message}"
 #: Columns with ids of the log, none of which may be drawn again.
 _IDS = (("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("meta", "purged_id"))
 #: Columns with positions, whose numbers are ids where the log has no `xact_id`. A head is one more than the last id.
@@ -253,9 +254,12 @@ def _of_progress(channel: Channel) -> Iterator[Finding]:
 
 def _of_positions(channel: Channel) -> Iterator[Finding]:
     """Find subscriptions ahead of the server, which would pass over messages, so that no worker goes on."""
-    now, renumbers = Log().now(channel).position, channel.database.dialect.home.restore is not None
-    for each in Subscriptions(channel).all():
-        ahead = next((p.base for p in ProgressLog(channel).standing(each) if p.base.head > now.head), None)
+    # Read before the position of now, because all of these rise meanwhile.
+    bases = [(each, [p.base for p in ProgressLog(channel).standing(each)]) for each in Subscriptions(channel).all()]
+    highest = int(channel.rows(_HIGHEST_NUMBER)[0][0] or 0)
+    now = Log().now(channel).position
+    for each, found in bases:
+        ahead = next((base for base in found if base.head > now.head), None)
         if ahead is None:
             continue
         fix = f"with all workers stopped, run: outbox subscriptions drop {quote(each.name)}"
@@ -265,9 +269,11 @@ def _of_positions(channel: Channel) -> Iterator[Finding]:
                 "decide on its parked messages, because a reset deletes them; then, with all workers stopped, run, with"
                 f" a time before the server went back: outbox subscriptions reset {name} --to TIME"
             )
-        # Messages from before may have numbers that the server has not reached, and would wait until it does.
-        fix += "; after the last such finding run: outbox restore --force" if renumbers else ""
         yield Finding("outbox_progress", f"says that {each.name} is at {ahead}, and the server is only at {now}", fix)
+    if highest >= now.head and channel.database.dialect.home.restore is not None:
+        problem = f"has transaction ids up to {highest}: such messages wait until the server, at {now.head}, is there"
+        fix = "after the resets and drops above, with all workers stopped, run: outbox restore --force"
+        yield Finding("outbox_message.xact_id", problem, fix)
 
 
 def _of_parked(channel: Channel) -> Iterator[Finding]:
