@@ -324,9 +324,11 @@ def test_a_group_that_is_new_is_told(engine, listeners):
 
 
 def makes(url):
-    """The command that makes the table: without the user, who may have a password."""
+    """The command that makes the table, without the password."""
     found = make_url(url)
-    plain = URL.create(found.get_backend_name(), host=found.host, port=found.port, database=found.database)
+    plain = URL.create(
+        found.get_backend_name(), found.username, host=found.host, port=found.port, database=found.database
+    )
     return f"outbox db upgrade --record-only --database {plain.render_as_string()}"
 
 
