@@ -177,6 +177,17 @@ def test_of_a_key_that_is_stopped_no_message_is_read_after_the_first_page(engine
     assert sum(read) <= 2 * (FEW + 1) + 2, read
 
 
+def test_in_a_crowd_a_batch_is_not_small_because_others_have_been_due_for_longer_and_are_stopped(
+    engine, channel, crowd
+):
+    stopped, others = [("dead", None), *[(RETRY, 60)] * 9], [(RETRY, due) for due in range(1, 21)]
+    parked, ids = park(engine, channel, [*["k"] * 10, *[None] * 20], [*stopped, *others])
+
+    found, more = parked.ready([], {}, 10, 1_000_000)
+
+    assert ({each.message.id for each in found} <= set(ids[10:]), len(found), more) == (True, 10, True)
+
+
 def test_of_a_suspended_queue_only_messages_that_failed_are_ready(engine, channel, crowd):
     states = [("waiting", 60), (RETRY, 1), ("waiting", 50), (RETRY, 2), ("waiting", 40)]
     parked, ids = park(engine, channel, list("abcde"), states)

@@ -299,8 +299,14 @@ class Parked:
         # A second list of states would have a table without statistics read by another index, that of keys.
         undelayed = "AND p.state <> 'delayed'" if self.ordered else ""
         parts = {"untried_p": self._is_untried("p"), "of_slots": self._of_slots_p, "undelayed": undelayed}
-        horizon = self._channel.rows(self._database.sql(_HORIZON, **parts), **bound, limit=rows)
-        return self._in_turn(bound, released, rows, self._bound_moment(horizon[0][0])) if horizon else []
+        limit = rows
+        while horizon := self._channel.rows(self._database.sql(_HORIZON, **parts), **bound, limit=limit):
+            found = self._in_turn(bound, released, rows, self._bound_moment(horizon[0][0]))
+            if not found or 2 * len(found) >= rows:
+                return found
+            # Most of what is due for longest is stopped: each batch would have the few others.
+            limit *= 4
+        return []
 
     def _in_turn(
         self, bound: dict[str, Any], released: Collection[str], rows: int, moment: Any = None, *, retries: bool = False
