@@ -80,17 +80,13 @@ class ParkedKeys:
 
 @dataclass(slots=True)
 class _Round:
-    """From `begin` to `end`: outcomes for the next settle, and topics that were accepted or not.
-
-    `unexplained`: the log ids of the messages that wait for no other of their key, and whose row has no error.
-    """
+    """From `begin` to `end`: outcomes for the next settle, and topics that were accepted or not."""
 
     worked: bool = False
     done: list[Message] = field(default_factory=list)
     changed: Parkings = field(default_factory=list)
     accepted: set[str] = field(default_factory=set)
     refused: dict[str, str | None] = field(default_factory=dict)
-    unexplained: set[int | None] = field(default_factory=set)
 
 
 def carry_out(requests: Sequence[Request], parked: Parked) -> None:
@@ -123,7 +119,7 @@ class ParkedQueue:
         policy: HandlerPolicy,
     ) -> None:
         """`hung`: calls that did not come back. `finished`: knows which messages are done already."""
-        self._policy = policy
+        self._suspends = policy.suspend
         self._parked = parked
         self._settlement = settlement
         self._hung = hung
@@ -142,7 +138,7 @@ class ParkedQueue:
     @property
     def suspended(self) -> bool:
         """True when everything waits for a message that failed."""
-        return self._policy.suspend and self._parked.some_retry(self.keys.paused)
+        return self._suspends and self._parked.some_retry(self.keys.paused)
 
     @property
     def due_in(self) -> float:
@@ -204,9 +200,6 @@ class ParkedQueue:
         finished = self._finished.finished(to_send) if self._finished is not None and to_send else set()
         self._round.changed = [(r.message, EXPIRED) for r in ready if r.message.id in late]
         self._round.done = [message for message in to_send if message.id in finished]
-        ordered = self._parked.ordered
-        heads = {(r.message.key if ordered else None) or r.message.id: r for r in reversed(ready)}
-        self._round.unexplained = {r.message.id for r in heads.values() if r.state in ("blocked", "delayed")}
         return [message for message in to_send if message.id not in finished]
 
     def settle(self, outcome: Outcome) -> None:
@@ -214,23 +207,11 @@ class ParkedQueue:
         done, changed = self._round.done + outcome.done, self._round.changed
         # Messages that are blocked by their key are parked as blocked already.
         changed += [each for each in outcome.parked if each[1] is not BLOCKED]
-        changed += self._waiting(outcome)
-        self._some_wait = self._some_wait or any(parking.state == "waiting" for _, parking in changed)
         self._round.accepted |= {message.topic for message in outcome.done}
         self._round.refused, self._round.done, self._round.changed = outcome.refused, [], []
         if done or changed:
             self._write(done, changed)
             self._round.worked = True
-
-    def _waiting(self, outcome: Outcome) -> Parkings:
-        """Return the heads of keys that from now on wait for their destination, and no longer for their turn."""
-        found: Parkings = []
-        for message in outcome.open:
-            error = outcome.refused.get(message.topic)
-            if error is not None and message.id in self._round.unexplained:
-                self._round.unexplained.discard(message.id)
-                found.append((message, self._policy.waiting(message, error)))
-        return found
 
     def _write(self, done: list[Message], changed: Parkings) -> None:
         began = time.monotonic()

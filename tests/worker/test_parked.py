@@ -25,7 +25,7 @@ from outbox.telemetry.events import Listeners, Teller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, HandlerPolicy
+from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 from outbox.worker.settings import Settings, Upkeep
 from outbox.worker.settle import Settlement
 from tests.support.destination import Destination, expected, failing, fill, relay_to
@@ -303,13 +303,13 @@ def test_a_delayed_message_for_a_missing_topic_is_probed_at_leisure(engine):
     relay.start()
     eventually(lambda: destination.calls > 0)
     time.sleep(3)
-    calls, seconds, waiting = destination.calls, time.monotonic() - began, errors(outbox)
+    calls, seconds = destination.calls, time.monotonic() - began
     destination.answer = lambda _message: DONE
     arrived = eventually(lambda: len(destination.messages) == 4)
     stop(relay)
 
     assert calls <= 7 * seconds
-    assert (arrived, waiting) == (True, [("missing", "no stream")] * 3)
+    assert arrived
     assert states(engine) == {}
 
 
@@ -329,14 +329,13 @@ def test_a_blocked_message_of_a_missing_topic_holds_its_key_when_its_turn_comes(
     with outbox.begin() as session:
         outbox.send_all(session, [Message("there", f"traffic {n}") for n in range(50)])
     eventually(lambda: len(destination.messages) == 51)
-    explained = eventually(lambda: errors(outbox) == [("missing", "no stream")])
     time.sleep(1)
     during = destination.of_key("k")
     destination.answer = lambda _message: DONE
     eventually(lambda: len(destination.messages) == 53)
     stop(relay)
 
-    assert (during, explained) == ([b"head"], True)
+    assert during == [b"head"]
     assert destination.of_key("k") == [b"head", b"middle", b"tail"]
 
 
@@ -556,14 +555,14 @@ def written(engine: Engine, channel: Channel, messages: list[Message]) -> list[i
     return [message.id or 0 for message in Log().read_on(channel, EARLIEST).messages]
 
 
-def queue_of(channel: Channel, *, ordered: bool = True) -> ParkedQueue:
+def queue_of(channel: Channel) -> ParkedQueue:
     """What is parked, under a lease; a batch has at most ten messages."""
     subscriptions = Subscriptions(channel)
-    subscriptions.declare(Declaration(name="relay", destination="test", ordered=ordered), "latest")
+    subscriptions.declare(Declaration(name="relay", destination="test"), "latest")
     lease = Leases(channel).acquire(subscriptions.get("relay").all_partitions()[0], "test", timedelta(minutes=1))
     assert lease is not None
     settlement = Settlement(channel, lease, Log().now(channel).incarnation)
-    parked, policy = Parked(channel, "relay", ordered=ordered), HandlerPolicy(ordered=ordered)
+    parked, policy = Parked(channel, "relay"), HandlerPolicy()
     return ParkedQueue(parked, settlement, HungCalls(), SMALL, Teller(Listeners(), {}), policy=policy)
 
 
@@ -590,15 +589,3 @@ def test_a_replayed_message_is_in_the_next_batch_although_it_stands_before_those
     request(engine, "replay")
 
     assert (before, refused(queue)[0]) == ([b"1", b"11"], b"0")
-
-
-def test_without_order_each_delayed_message_of_a_key_tells_why_it_waits(engine, channel):
-    ids = written(engine, channel, [Message("missing", str(n), key="k") for n in range(3)])
-    queue = queue_of(channel, ordered=False)
-    with channel.transaction():
-        Parked(channel, "relay").park({DELAYED: ids})
-        channel.run("UPDATE outbox_parked SET due_at = created_at")
-
-    refused(queue)
-
-    assert errors(Outbox(engine)) == [("missing", "no stream")] * 3
