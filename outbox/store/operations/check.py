@@ -264,10 +264,10 @@ def _of_positions(channel: Channel) -> Iterator[Finding]:
             continue
         fix = f"with all workers stopped, run: outbox subscriptions drop {quote(each.name)}"
         if each.kind in ("relay", "consumer", "broadcast", "compensation"):
-            name = quote(each.follows or each.name)
             fix = (
                 "decide on its parked messages, because a reset deletes them; then, with all workers stopped, run, with"
-                f" a time before the server went back: outbox subscriptions reset {name} --to TIME"
+                " a time before the server went back:"
+                f" outbox subscriptions reset {quote(each.follows or each.name)} --to TIME"
             )
         yield Finding("outbox_progress", f"says that {each.name} is at {ahead}, and the server is only at {now}", fix)
     if highest >= now.head and channel.database.dialect.home.restore is not None:
