@@ -170,8 +170,8 @@ def _require_time_to_send(now: Subscription, altered: Subscription) -> None:
         raise SubscriptionError(
             f"{now.name} leaves messages to their writers for {now.grace.total_seconds():g} s, and a shorter time could"
             " let both send the same message; for a shorter one stop the direct writers, let the relay run until"
-            f" outbox status shows no backlog of {now.name}, and run: outbox subscriptions drop {quote(now.name)}."
-            " The next writer makes it anew"
+            f" outbox status shows no backlog of {now.name}, and nothing parked, stop the relay, and run:"
+            f" outbox subscriptions drop {quote(now.name)}. The next writer makes it anew"
         )
 
 

@@ -409,7 +409,7 @@ class _Call:
 
     @property
     def under_way(self) -> int:
-        """The number of messages without a report."""
+        """The number of messages without a verdict that are not to be sent again."""
         return self.chains.number_under_way - len(self._suspects)
 
     def take(self) -> int | None:

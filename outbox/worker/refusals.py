@@ -19,13 +19,12 @@ _PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
 @dataclass(slots=True)
 class _Refusal:
     """A topic that is refused until a moment. `failures`: in a row. `place`: up to there its messages were looked at in
-    vain. `renew_at`: when the error of its waiting messages is stored again.
+    vain.
     """
 
     until: float = 0.0
     failures: int = 0
     place: int = 0
-    renew_at: float = 0.0
 
 
 class Refusals:
@@ -41,6 +40,8 @@ class Refusals:
         self._known: dict[str, _Refusal] = {}
         #: The last places of the topics in a whole batch.
         self._places: dict[str, int] = {}
+        #: When the error of a topic's waiting messages is stored again; also for a topic that was accepted since.
+        self._renew_at: dict[str, float] = {}
 
     def places(self) -> dict[str, int]:
         """Return, of each refused topic, the place up to which no message is tried now."""
@@ -81,12 +82,12 @@ class Refusals:
     def to_store(self, errors: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
         """Yield topics with the error to store with their waiting messages. `errors`: the last ones."""
         for topic, error in errors.items():
-            if error is not None and self._clock() >= self._known[topic].renew_at:
+            if error is not None and self._clock() >= self._renew_at.get(topic, 0.0):
                 yield topic, error
 
     def stored(self, topic: str, renew_at: float) -> None:
         """Note that the error of a topic was stored, and when it is stored again."""
-        self._known[topic].renew_at = renew_at
+        self._renew_at[topic] = renew_at
 
     def moments(self) -> list[float]:
         """Return the moments to come when a topic is tried again."""

@@ -363,7 +363,7 @@ def test_a_sequence_behind_a_position_is_found_where_positions_are_ids(sqlite_en
     do(sqlite_engine, SEEN[where])
 
     problem = f"outbox_message.id has drawn ids up to 2, but {where} has 41: ids would be given out again"
-    (sequence, *ahead) = advice(sqlite_engine)
+    (*ahead, sequence) = advice(sqlite_engine)
     assert sequence == (problem, MEND["sqlite"])
     said = "outbox_progress says that relay is at 42:42:, and the server is only at 3:3:"
     assert [each for each, _ in ahead] == ([said] if where == "outbox_progress.base" else [])

@@ -195,3 +195,13 @@ def test_of_a_suspended_queue_only_messages_that_failed_are_ready(engine, channe
     found = [each.message.id for each in parked.ready([], {}, FEW, 1_000_000, retries=True)[0]]
 
     assert found == [ids[1], ids[3]]
+
+
+def test_a_refused_topic_of_which_nothing_was_tried_yet_leaves_a_crowd_as_it_is(engine, channel, monkeypatch):
+    """Else each look would sort the whole crowd by place."""
+    monkeypatch.setattr(parked_messages, "CROWD", 4)
+    parked, ids = park(engine, channel, list("abcdef"), [(RETRY, n) for n in (10, 60, 20, 50, 30, 40)])
+
+    found, more = parked.ready(set(), {"other": 0}, FEW, 1_000_000)
+
+    assert ([each.message.id for each in found], more) == ([ids[1], ids[3]], True)

@@ -96,7 +96,8 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
     if {"outbox_message", "outbox_progress"} <= present and not any(each.where == _MARK for each in found):
         found += _of_progress(channel)
     if is_whole and not any(each.where in ("server", "database", "outbox_meta") for each in found):
-        found += _of_positions(channel)
+        # First, because a mended sequence lets a subscription pass over what was written under the ids given out again.
+        found[:0] = _of_positions(channel)
     tables = {"outbox_message", "outbox_parked", "outbox_subscription"}
     if tables <= present and not any(each.where in _PARKED_IDS for each in found):
         found += _of_parked(channel)
@@ -262,7 +263,9 @@ def _of_positions(channel: Channel) -> Iterator[Finding]:
         ahead = next((base for base in found if base.head > now.head), None)
         if ahead is None:
             continue
-        fix = f"with all workers stopped, run: outbox subscriptions drop {quote(each.name)}"
+        before = "decide on its pending transactions by outbox half; then, " if each.kind == "check" else ""
+        after = ", and begin another one" if each.kind == "backfill" else ""
+        fix = f"{before}with all workers stopped, run: outbox subscriptions drop {quote(each.name)}{after}"
         if each.kind in ("relay", "consumer", "broadcast", "compensation"):
             fix = (
                 "decide on its parked messages, because a reset deletes them; then, with all workers stopped, run, with"
@@ -272,7 +275,7 @@ def _of_positions(channel: Channel) -> Iterator[Finding]:
         yield Finding("outbox_progress", f"says that {each.name} is at {ahead}, and the server is only at {now}", fix)
     if highest >= now.head and channel.database.dialect.home.restore is not None:
         problem = f"has transaction ids up to {highest}: such messages wait until the server, at {now.head}, is there"
-        fix = "after the resets and drops above, with all workers stopped, run: outbox restore --force"
+        fix = "after all resets and drops, with all workers stopped, run: outbox restore --force"
         yield Finding("outbox_message.xact_id", problem, fix)
 
 

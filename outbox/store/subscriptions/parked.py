@@ -279,9 +279,10 @@ class Parked:
         bound = {**self._common, **self._untried(refused, held)}
         found: list[Row] = []
         # What a refused topic is tried with goes from place to place, and must not begin again with those due longest.
-        from_place = any(place < EVERYWHERE for place in refused.values())
+        from_place = any(0 < place < EVERYWHERE for place in refused.values())
         if not (retries or from_place) and self._rows(_CROWDED, crowd=CROWD):
             found = self._in_turn_at_horizon(bound, released, rows)
+        is_part = bool(found)
         # Nothing may be ready at the horizon, because the first message of each key may have fallen due after it.
         found = found or self._in_turn(bound, released, rows, retries=retries)
         sizes = accumulate(row[3] for row in found)
@@ -289,7 +290,7 @@ class Parked:
         copies = self._rows(_READY, ids=self._database.bind(ids)) if ids else []
         messages = self._database.dialect.reads.messages([row[:13] for row in copies])
         ready = [Ready(message, row[13], bool(row[14]), row[15]) for message, row in zip(messages, copies, strict=True)]
-        return ready, len(found) == rows or len(ids) < len(found)
+        return ready, is_part or len(found) == rows or len(ids) < len(found)
 
     def _in_turn_at_horizon(self, bound: dict[str, Any], released: Collection[str], rows: int) -> list[Row]:
         """Return the messages that were ready at the horizon, when fewer were due.
