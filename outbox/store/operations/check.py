@@ -263,9 +263,11 @@ def _of_positions(channel: Channel) -> Iterator[Finding]:
         ahead = next((base for base in found if base.head > now.head), None)
         if ahead is None:
             continue
-        before = "decide on its pending transactions by outbox half; then, " if each.kind == "check" else ""
-        after = ", and begin another one" if each.kind == "backfill" else ""
-        fix = f"{before}with all workers stopped, run: outbox subscriptions drop {quote(each.name)}{after}"
+        fix = f"with all workers stopped, run: outbox subscriptions drop {quote(each.name)}"
+        if each.kind == "check":
+            fix = f"decide on its pending transactions by outbox half; then, {fix}"
+        if each.kind == "backfill":
+            fix += "; then begin another one"
         if each.kind in ("relay", "consumer", "broadcast", "compensation"):
             fix = (
                 "decide on its parked messages, because a reset deletes them; then, with all workers stopped, run, with"
