@@ -205,3 +205,13 @@ def test_a_refused_topic_of_which_nothing_was_tried_yet_leaves_a_crowd_as_it_is(
     found, more = parked.ready(set(), {"other": 0}, FEW, 1_000_000)
 
     assert ([each.message.id for each in found], more) == ([ids[1], ids[3]], True)
+
+
+def test_a_batch_of_a_crowd_that_is_not_full_says_that_there_may_be_more(engine, channel, monkeypatch):
+    """Two of those due for longest are stopped by a message that is not due."""
+    monkeypatch.setattr(parked_messages, "CROWD", 4)
+    parked, ids = park(engine, channel, list("sssabcde"), [(RETRY, n) for n in (-3600, 60, 55, 50, 40, 30, 20, 10)])
+
+    found, more = parked.ready(set(), {}, 4, 1_000_000)
+
+    assert ([each.message.id for each in found], more) == (ids[3:6], True)

@@ -254,7 +254,7 @@ def _of_progress(channel: Channel) -> Iterator[Finding]:
 
 
 def _of_positions(channel: Channel) -> Iterator[Finding]:
-    """Find subscriptions ahead of the server, which would pass over messages, so that no worker goes on."""
+    """Find subscriptions ahead of the server. A worker of one refuses to go on, because it would pass over messages."""
     # Read before the position of now, because all of these rise meanwhile.
     bases = [(each, [p.base for p in ProgressLog(channel).standing(each)]) for each in Subscriptions(channel).all()]
     highest = int(channel.rows(_HIGHEST_NUMBER)[0][0] or 0)
