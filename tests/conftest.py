@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pytest
 import sqlalchemy
@@ -27,6 +27,7 @@ from tests.support.destination import Destination
 from tests.support.handles import awaited
 from tests.support.orders import Base
 from tests.support.servers.rabbitmq import RabbitServer
+from tests.support.tiers import AREAS, Tier, area_of, tier_of
 
 TEMPLATE = "outbox_template"
 #: How long a test may take at full scale.
@@ -48,6 +49,11 @@ Server = TypeVar("Server")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the suites at full scale")
+    tiers = (*get_args(Tier), "all")
+    parser.addoption(
+        "--tier", choices=tiers, default="all", help="run the tests of one tier only: see tests/support/tiers.py"
+    )
+    parser.addoption("--area", choices=tuple(AREAS), help="run the tests of one area of a storm only")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,13 +103,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(
                 f"{item.path}: name the file in _TOGETHER of tests/conftest.py, with its slow server"
             )
-    if not config.getoption("--full"):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
-    else:
-        for item in items:
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(_FULL_SECONDS))
+    chosen = [item for item in items if _is_chosen(config, item)]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
+    for item in items if config.getoption("--full") else ():
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_FULL_SECONDS))
+
+
+def _is_chosen(config: pytest.Config, item: pytest.Item) -> bool:
+    """Whether the scale, the tier and the area that were asked for have this test."""
+    if item.get_closest_marker("full") and not config.getoption("--full"):
+        return False
+    tier, area = config.getoption("--tier"), config.getoption("--area")
+    return tier in ("all", tier_of(item)) and area in (None, area_of(item))
 
 
 @pytest.hookimpl(wrapper=True)
