@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import re
 import time
 from collections import deque
@@ -17,9 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus, urlencode
 
-from outbox.runtime.secret import Secret, forms_of, secret_text, warning_of
-
-logger = logging.getLogger("outbox")
+from outbox.runtime.secret import Secret, forms_of, secret_text
 
 #: The variable that holds the client's secret where no file is named.
 SECRET_VARIABLE = "OUTBOX_WEBHOOK_OAUTH_SECRET"  # noqa: S105 - the name of the variable, no secret
@@ -54,8 +51,6 @@ class Tokens:
         self._secrets: deque[str] = deque(maxlen=_MOST_REMEMBERED)
         #: The last secrets and tokens in all forms, which no text may show.
         self.hidden: tuple[str, ...] = ()
-        if grant.secret_file is not None and (warning := warning_of(grant.secret_file)) is not None:
-            logger.warning("%s", warning)
 
     @property
     def token(self) -> str | None:

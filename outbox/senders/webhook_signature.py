@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import base64
 import hmac
-import logging
 from pathlib import Path
 
-from outbox.runtime.secret import secret_text, warning_of
-
-logger = logging.getLogger("outbox")
+from outbox.runtime.secret import secret_text
 
 ID = "webhook-id"
 TIMESTAMP = "webhook-timestamp"
@@ -50,9 +47,6 @@ class Secrets:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        warning = None if file is None else warning_of(file)
-        if warning is not None:
-            logger.warning("%s", warning)
 
     def keys(self) -> tuple[bytes, ...]:
         """Return the keys to sign with; none without file and variable. An error says where, without the secrets."""

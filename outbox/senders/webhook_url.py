@@ -102,7 +102,7 @@ class Target:
             seconds=address.timeout(timeout),
             most=_number(address, "most", _MOST),
             per_connection=_number(address, "per-connection", _PER_CONNECTION),
-            secret_file=_file(address, "secret-file"),
+            secret_file=_secret_file(address, "secret-file"),
             oauth=_oauth(address),
             tls=address.tls("https"),
         )
@@ -146,13 +146,12 @@ def _number(address: Address, option: str, default: int) -> int:
     return int(text)
 
 
-def _file(address: Address, option: str) -> Path | None:
+def _secret_file(address: Address, option: str) -> Path | None:
     text = address.options.get(option)
-    if text is None:
-        return None
-    if not text.startswith("/") or "\0" in text:
+    if text is not None and (not text.startswith("/") or "\0" in text):
         address.refuse(f"{option} must be the absolute path of a file")
-    return Path(text)
+    path = address.secret_file(option)
+    return None if path is None else Path(path)
 
 
 def _oauth(address: Address) -> Grant | None:
@@ -175,7 +174,7 @@ def _oauth(address: Address) -> Grant | None:
         url=url,
         shown=redacted(url),
         client=client,
-        secret_file=_file(address, "oauth-secret-file"),
+        secret_file=_secret_file(address, "oauth-secret-file"),
         scope=address.options.get("oauth-scope"),
         audience=address.options.get("oauth-audience"),
     )

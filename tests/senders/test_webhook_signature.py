@@ -2,6 +2,7 @@
 
 import base64
 import time
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -12,6 +13,7 @@ from outbox.senders.webhook import WebhookSender
 from outbox.senders.webhook_reading import verify
 from outbox.senders.webhook_signature import SECRET_VARIABLE, keys_of, signature_of
 from outbox.testing.sender_contract import a_message, check_all_done
+from outbox.testing.servers.process import free_port
 
 
 def secret(letter: str) -> str:
@@ -246,3 +248,24 @@ def test_a_receiver_with_a_malformed_secret_is_told_so(malformed):
 
 def test_a_secret_may_have_no_padding():
     assert keys_of("whsec_YWI") == keys_of("whsec_YWI=") == (b"ab",)
+
+
+@pytest.mark.parametrize(
+    ("option", "mode", "warnings"),
+    [
+        ("secret-file", 0o644, 1),
+        ("secret-file", 0o640, 0),
+        ("oauth-url=http%3A%2F%2Fh&oauth-client=shop&oauth-secret-file", 0o644, 1),
+    ],
+)
+def test_a_secret_that_everybody_may_read_is_warned_of_when_a_sender_is_opened(file, caplog, option, mode, warnings):
+    """Once, although each call in an outage makes a connection."""
+    file.chmod(mode)
+
+    with closing(WebhookSender(f"http://127.0.0.1:{free_port()}/x?{option}={file}")) as sender:
+        at_opening = list(caplog.messages)
+        for n in range(3):
+            sender.send([a_message("orders", n)])
+
+    warning = f"{file} holds a secret, and everybody on this machine may read it; run: chmod o-r {file}"
+    assert (at_opening, caplog.messages.count(warning)) == ([warning] * warnings, warnings)
