@@ -154,7 +154,9 @@ class Outbox(BareOutbox):
 
         Inside another transaction of this outbox, "required" joins: there is one commit, at the outer end.
         "requires_new" opens a transaction in any case, with a commit of its own. "mandatory" raises if no transaction
-        runs. A transaction belongs to one thread and one task; other threads and tasks have to open their own.
+        runs. A transaction belongs to one thread and one task. In another one that was started inside of it, as by
+        `asyncio.wait_for`, pass the session, or say "requires_new"; the rest raises. The session is closed for good
+        when its block ends.
         """
         return self._scopes.begin(propagation)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import sqlalchemy
@@ -49,18 +50,23 @@ def own_engine_of(bind: Bind) -> Engine | None:
     return inner if isinstance(inner, Engine) else None
 
 
-def sessions_on(bind: Bind) -> Any:
-    """Return a factory of sessions; if made here, a commit expires no objects, which are used afterwards."""
+def scopes_on(bind: Bind) -> Callable[[], Any]:
+    """Return a function that opens a session in a transaction, as the `begin()` of a sessionmaker does.
+
+    Sessions made here expire no objects at the commit, because objects are used afterwards. The end of the block closes
+    a session for good: by default a session would begin another transaction, without a commit.
+    """
+    found: Any = bind
     if isinstance(bind, Engine):
         # A command has no session, and this import takes a tenth of the time of `outbox status`.
         from sqlalchemy.orm import sessionmaker
 
-        return sessionmaker(bind, expire_on_commit=False)
-    if hasattr(bind, "sync_engine"):
+        found = sessionmaker(bind, expire_on_commit=False)
+    elif hasattr(bind, "sync_engine"):
         from sqlalchemy.ext.asyncio import async_sessionmaker
 
-        return async_sessionmaker(cast("AsyncEngine", bind), expire_on_commit=False)
-    return bind
+        found = async_sessionmaker(cast("AsyncEngine", bind), expire_on_commit=False)
+    return lambda: found(close_resets_only=False)._maker_context_manager()
 
 
 def create_async_engine(url: str, **options: Any) -> AsyncEngine:

@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from outbox.errors import DatabaseError, NoTransactionError
-from outbox.writing.engines import sessions_on
+from outbox.writing.engines import scopes_on
 from outbox.writing.handles import is_session
 
 if TYPE_CHECKING:
@@ -73,13 +73,14 @@ class _Running:
 class Scopes:
     """Opens sessions on a bind, and knows the session whose transaction runs in the thread and task.
 
-    New tasks and threads copy a context variable, and no transaction: there a new transaction is opened.
+    New tasks and threads copy a context variable, and no transaction. There the caller has to say how to go on: else
+    the way of calling would decide about atomicity. `asyncio.wait_for` makes a task on Python 3.11 only.
     """
 
     def __init__(self, bind: Bind, *, one_writer: bool) -> None:
         self._one_writer = one_writer
         self._awaits = not isinstance(bind, Engine | sessionmaker)
-        self._open: Any = sessions_on(bind)
+        self._open = scopes_on(bind)
         self._running: ContextVar[_Running | None] = ContextVar("outbox_running", default=None)
 
     def begin(self, propagation: Propagation = "required") -> AbstractContextManager[Session]:
@@ -93,7 +94,7 @@ class Scopes:
         if running is not None:
             yield running
             return
-        with self._open.begin() as session, self._entered(session):
+        with self._open() as session, self._entered(session):
             yield session
 
     def abegin(self, propagation: Propagation = "required") -> AbstractAsyncContextManager[AsyncSession]:
@@ -107,7 +108,7 @@ class Scopes:
         if running is not None:
             yield running
             return
-        async with self._open.begin() as session:
+        async with self._open() as session:
             with self._entered(session):
                 yield session
 
@@ -143,7 +144,17 @@ class Scopes:
         """Return the session to join; None: open a transaction."""
         _require_known(propagation)
         running = self._running.get()
-        session = running.session if running is not None and _is_here(running) else None
+        if running is not None and running.over:
+            running = None
+        if running is not None and not _is_here(running):
+            if propagation == "requires_new":
+                return None
+            or_new = "" if self._one_writer else ", or propagation='requires_new'"
+            raise NoTransactionError(
+                "the transaction that is open here runs in another task or thread, as under asyncio.wait_for, gather or"
+                f" to_thread: pass the session{or_new}"
+            )
+        session = None if running is None else running.session
         if propagation == "mandatory" and session is None:
             raise NoTransactionError(
                 "no transaction of this outbox is running here, and none is opened (propagation='mandatory'); call the"
@@ -202,7 +213,7 @@ def require_plain_function(function: Callable[..., Any], what: str, instead: str
 
 
 def _is_here(running: _Running) -> bool:
-    return not running.over and running.thread == threading.get_ident() and running.task is _task()
+    return running.thread == threading.get_ident() and running.task is _task()
 
 
 def _task() -> asyncio.Task[Any] | None:

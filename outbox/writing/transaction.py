@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy import URL, Connection, Engine, Table, event
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedError
@@ -58,7 +59,7 @@ class Transactions:
             session = handle() if isinstance(handle, scoped_session) else handle
             if flush and session.autoflush and not session._flushing:
                 session.flush()
-            connection = session.connection(bind_arguments={"clause": self._log})
+            connection = _connection_of(session, self._log)
             _require_one_database(session)
         elif is_driver(handle):
             self.require_driver(handle)
@@ -185,6 +186,17 @@ class Transactions:
         """Tell the listeners of rolled-back messages."""
         if messages and self._listeners:
             self._listeners.tell(RolledBack(database=self.database, messages=tuple(messages)))
+
+
+def _connection_of(session: Session, table: Table) -> Connection:
+    try:
+        return session.connection(bind_arguments={"clause": table})
+    except InvalidRequestError as error:
+        if "permanently closed" not in str(error):
+            raise
+        raise NoTransactionError(
+            "this session is closed: the transaction ended with the block; send inside of the block, or in another"
+        ) from None
 
 
 # Several databases in one session

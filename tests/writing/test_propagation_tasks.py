@@ -1,6 +1,7 @@
-"""A transaction belongs to its thread and its task: what these start has transactions of its own."""
+"""A transaction belongs to its thread and its task: what these start joins nothing by accident."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import DatabaseError, NoTransactionError, Outbox
+from outbox.writing.scopes import Propagation
 from tests.support.handles import awaited
 from tests.support.orders import Base, aorder, left, order
 
@@ -87,25 +89,97 @@ def test_tasks_have_transactions_of_their_own(async_shop, engine):
     assert left(engine) == ["0", "2", "4", "6"]
 
 
-def test_tasks_of_a_transaction_have_transactions_of_their_own(pg_engine):
+async def _in_a_task(function: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.create_task(_called(function))
+
+
+async def _in_gather(function: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.gather(_called(function))
+
+
+async def _called(function: Callable[[], Awaitable[None]]) -> None:
+    # `wait_for` of Python 3.11 makes a task, later ones do not.
+    await function()
+
+
+@pytest.mark.parametrize("started", [_in_a_task, _in_gather])
+@pytest.mark.parametrize("propagation", ["required", "mandatory"])
+def test_a_task_inside_of_a_transaction_neither_joins_nor_commits_by_itself(
+    async_shop, engine, started, propagation: Propagation
+):
+    """A commit of its own would stay although the transaction around it is rolled back."""
+
+    @async_shop.transactional(propagation=propagation)
+    async def place(session: AsyncSession, customer: str) -> None:
+        await aorder(async_shop, session, customer)
+
+    async def scenario() -> None:
+        async with async_shop.abegin() as session:
+            await aorder(async_shop, session, "1")
+            with pytest.raises(NoTransactionError, match=r"runs in another task or thread, .*: pass the session"):
+                await started(lambda: place("2"))
+            await started(lambda: place(session, "3"))
+
+    asyncio.run(scenario())
+    assert left(engine) == ["1", "3"]
+
+
+def test_wait_for_does_not_decide_what_is_rolled_back(async_shop, engine):
+    """On Python 3.11 it makes a task, on later ones it does not: there is an error, or one transaction."""
+
+    @async_shop.transactional
+    async def place(session: AsyncSession, customer: str) -> None:
+        await aorder(async_shop, session, customer)
+
+    async def scenario() -> None:
+        with pytest.raises((NoTransactionError, LookupError)):
+            async with async_shop.abegin() as session:
+                await aorder(async_shop, session, "1")
+                await asyncio.wait_for(place("2"), 60)
+                raise LookupError
+
+    asyncio.run(scenario())
+    assert left(engine) == []
+
+
+def test_tasks_of_a_transaction_have_new_transactions_where_they_ask_for_them(pg_engine):
     """The transaction that starts them neither waits for them nor takes them along."""
     Base.metadata.create_all(pg_engine)
     shop = Outbox(awaited(pg_engine))
 
-    @shop.transactional
+    @shop.transactional(propagation="requires_new")
     async def place(session: AsyncSession, customer: str) -> None:
         await aorder(shop, session, customer)
+        async with shop.abegin() as joined:
+            await aorder(shop, joined, f"{customer} too")
 
     async def scenario() -> None:
         with pytest.raises(LookupError):
             async with shop.abegin() as session:
                 await aorder(shop, session, "1")
                 await asyncio.gather(place("2"), place("3"))
-                await place("4")
                 raise LookupError
 
     asyncio.run(scenario())
-    assert left(pg_engine) == ["2", "3"]
+    assert left(pg_engine) == ["2", "2 too", "3", "3 too"]
+
+
+def test_a_task_that_outlives_the_transaction_has_one_of_its_own(async_shop, engine):
+    async def place(over: asyncio.Event) -> None:
+        await over.wait()
+        async with async_shop.abegin() as session:
+            await aorder(async_shop, session, "2")
+
+    async def scenario() -> None:
+        over = asyncio.Event()
+        async with async_shop.abegin() as session:
+            await aorder(async_shop, session, "1")
+            task = asyncio.create_task(place(over))
+        over.set()
+        await task
+
+    asyncio.run(scenario())
+    assert left(engine) == ["1", "2"]
 
 
 def test_a_cancelled_task_leaves_nothing(async_shop, engine):
@@ -124,12 +198,29 @@ def test_a_cancelled_task_leaves_nothing(async_shop, engine):
     assert left(engine) == ["2"]
 
 
-def test_threads_have_transactions_of_their_own(pg_engine):
+def test_a_thread_inside_of_a_transaction_neither_joins_nor_commits_by_itself(shop, engine):
     """`asyncio.to_thread` copies the context of the task; the transaction that runs there stays there."""
+
+    @shop.transactional
+    def place(session: Session, customer: str) -> None:
+        order(shop, session, customer)
+
+    async def scenario() -> None:
+        with shop.begin() as session:
+            order(shop, session, "1")
+            with pytest.raises(NoTransactionError, match="runs in another task or thread"):
+                await asyncio.to_thread(place, "2")
+            place("3")
+
+    asyncio.run(scenario())
+    assert left(engine) == ["1", "3"]
+
+
+def test_threads_of_a_transaction_have_new_transactions_where_they_ask_for_them(pg_engine):
     Base.metadata.create_all(pg_engine)
     shop = Outbox(pg_engine)
 
-    @shop.transactional
+    @shop.transactional(propagation="requires_new")
     def place(session: Session, customer: str) -> None:
         order(shop, session, customer)
 
@@ -137,7 +228,6 @@ def test_threads_have_transactions_of_their_own(pg_engine):
         with pytest.raises(LookupError), shop.begin() as session:
             order(shop, session, "1")
             await asyncio.gather(asyncio.to_thread(place, "2"), asyncio.to_thread(place, "3"))
-            place("4")
             raise LookupError
 
     asyncio.run(scenario())

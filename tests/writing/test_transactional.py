@@ -4,13 +4,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any, assert_type
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
-from outbox import DatabaseError, Inbox, Outbox
+from outbox import DatabaseError, Inbox, NoTransactionError, Outbox
 from tests.support.handles import awaited
 from tests.support.orders import Order, customers
 from tests.support.readers import bodies
@@ -26,6 +27,58 @@ def test_a_block_commits_at_its_end_and_rolls_back_when_it_raises(shop, engine):
         _ = 1 / 0
 
     assert (bodies(engine), customers(engine)) == ([b"1"], ["ann"])
+
+
+@pytest.mark.parametrize("made_by", [Engine, sessionmaker])
+def test_a_session_sends_nothing_after_its_block(engine, made_by):
+    """It would begin anew by itself: an id returned, nothing committed, and on SQLite the write lock kept."""
+    shop = Outbox(engine if made_by is Engine else sessionmaker(engine))
+    with shop.begin() as session:
+        shop.send(session, "orders", b"1")
+
+    with pytest.raises(NoTransactionError, match="is closed"):
+        shop.send(session, "orders", b"2")
+
+    with shop.begin() as other:
+        shop.send(other, "orders", b"3")
+    assert bodies(engine) == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("made_by", [AsyncEngine, async_sessionmaker])
+def test_an_awaited_session_sends_nothing_after_its_block(engine, made_by):
+    own = awaited(engine)
+    shop = Outbox(own if made_by is AsyncEngine else async_sessionmaker(own))
+
+    async def scenario() -> None:
+        async with shop.abegin() as session:
+            await shop.asend(session, "orders", b"1")
+        with pytest.raises(NoTransactionError, match="is closed"):
+            await shop.asend(session, "orders", b"2")
+
+    asyncio.run(scenario())
+    assert bodies(engine) == [b"1"]
+
+
+def test_the_session_of_a_function_sends_nothing_after_its_return(shop, engine):
+    @shop.transactional
+    def place(session: Session) -> Session:
+        shop.send(session, "orders", b"1")
+        return session
+
+    session = place()
+
+    with pytest.raises(NoTransactionError, match="is closed"):
+        shop.send(session, "orders", b"2")
+    assert bodies(engine) == [b"1"]
+
+
+def test_the_session_of_an_idempotent_handler_sends_nothing_after_its_return(shop, engine):
+    sessions: list[Session] = []
+    Inbox(shop, "mail").idempotent(lambda session, _message: sessions.append(session))(uuid4())
+
+    with pytest.raises(NoTransactionError, match="is closed"):
+        shop.send(sessions[0], "orders", b"1")
+    assert bodies(engine) == []
 
 
 def test_a_function_runs_in_a_transaction_and_returns_what_it_returns(shop: Outbox, engine):
