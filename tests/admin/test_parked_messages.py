@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
+from operator import methodcaller as ask
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -13,7 +15,6 @@ from outbox import (
     Done,
     Message,
     Outbox,
-    OutboxError,
     Reject,
     Relay,
     Retry,
@@ -27,6 +28,7 @@ from outbox.model.lease import Holder
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import MOST_REQUESTS
 from tests.support.command_line import outbox as run
+from tests.support.refusals import refusal
 from tests.support.waiting import eventually
 
 ANSWERS: dict[str, Verdict] = {
@@ -83,9 +85,8 @@ def test_each_is_shown_with_the_message_that_blocks_its_key(shop):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("choice", "ids"),
-    [
+def test_they_are_chosen_by_their_properties(shop):
+    choices: list[tuple[dict[str, Any], list[int]]] = [
         ({"state": "dead"}, [1]),
         ({"state": ("retry", "delayed")}, [4, 7]),
         ({"key": "a"}, [1, 2, 3]),
@@ -95,101 +96,100 @@ def test_each_is_shown_with_the_message_that_blocks_its_key(shop):
         ({"before": datetime(2020, 1, 1, tzinfo=UTC)}, []),
         ({"before": datetime(2100, 1, 1, tzinfo=UTC), "state": "waiting"}, [6]),
         ({"limit": 2}, [1, 2]),
-    ],
-    ids=str,
-)
-def test_they_are_chosen_by_their_properties(shop, choice, ids):
-    assert [each.id for each in shop.admin.parked(**choice)] == ids
+    ]
+
+    found = [(choice, [each.id for each in shop.admin.parked(**choice)]) for choice, _ in choices]
+
+    assert found == choices
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"state": "gone"}, "state: gone is no state; the states are delayed, waiting, retry, blocked, dead"),
-        ({"before": datetime(2020, 1, 1)}, "before: 2020-01-01 00:00:00 has no time zone"),  # noqa: DTZ001  # the point
-        ({"name": "nope"}, "there is no subscription 'nope'"),
-    ],
-    ids=["state", "moment", "name"],
-)
-def test_a_choice_that_means_nothing_is_refused(shop, wrong, said):
-    with pytest.raises(SubscriptionError, match=said):
-        shop.admin.parked(**wrong)
+#: Orders and questions that are refused, each with how its error begins.
+REFUSALS = {
+    # What means nothing, or two things.
+    ask("parked", state="gone"): (
+        "SubscriptionError: state: gone is no state; the states are delayed, waiting, retry, blocked, dead"
+    ),
+    ask("parked", before=datetime(2020, 1, 1)): (  # noqa: DTZ001  # the point
+        "SubscriptionError: before: 2020-01-01 00:00:00 has no time zone"
+    ),
+    ask("parked", name="nope"): "SubscriptionError: there is no subscription 'nope'",
+    ask("replay"): "SubscriptionError: replay: give ids, or all=True with a choice; not both",
+    ask("replay", 1, all=True): "SubscriptionError: replay: give ids, or all=True with a choice; not both",
+    ask("replay", 4): (
+        "SubscriptionError: no dead messages of relay: 4; nothing was done; to see its state, run: outbox parked show 4"
+    ),
+    ask("replay", 2, state="blocked"): (
+        "SubscriptionError: state: a blocked message goes on as soon as the message before it is done"
+    ),
+    # What is neither true nor false: every text would count as true.
+    **{
+        question: f"TypeError: {name} must be True or False, not {wrong!r}"
+        for wrong in ("no", None)
+        for name, question in [
+            ("all", ask("replay", all=wrong)),
+            ("rehearsal", ask("discard", 1, reason="seen", rehearsal=wrong)),
+            ("rehearsal", ask("reset", "relay", "earliest", rehearsal=wrong)),
+            ("rehearsal", ask("drop", "relay", rehearsal=wrong)),
+            ("rehearsal", ask("purge", timedelta(0), rehearsal=wrong)),
+            ("rehearsal", ask("erase", keys=["a"], rehearsal=wrong)),
+        ]
+    },
+    # A number that no column holds.
+    ask("parked", limit=-1): "ValueError: limit must be a whole number from 1 on, not -1",
+    ask("dead_letters", limit=2**63): "ValueError: limit must be a whole number from 1 to 9223372036854775807",
+    ask("newest", limit=-1): "ValueError: limit must be a whole number from 1 on, not -1",
+    ask("newest", limit=True): "ValueError: limit must be a whole number from 1 on, not True",
+    ask("message", 2**63): "ValueError: id must be a whole number from 1 to 9223372036854775807",
+    ask("parked_message", 2**63): "ValueError: id must be a whole number from 1 to 9223372036854775807",
+    ask("parked_message", "1"): "ValueError: id must be a whole number from 1 on, not '1'",
+    ask("replay", 1, 2**63): "ValueError: id must be a whole number from 1 to 9223372036854775807",
+    ask("discard", -1, reason="seen"): "ValueError: id must be a whole number from 1 on, not -1",
+    ask("erase", message_ids=[2**63]): "TypeError: message_ids must be UUIDs, not 9223372036854775808; pass",
+    # A text that cannot be stored.
+    **{
+        question: f"InvalidMessageError: {field}: {limit}"
+        for wrong, limit in [
+            ("a\0", "must be at most 2000 characters without NUL"),
+            ("a\ud800", "holds a lone surrogate"),
+            (2_001 * "a", "must be at most 2000 characters without NUL"),
+        ]
+        for field, verb, arguments in [
+            ("reason", "pause", ["relay"]),
+            ("by", "pause", ["relay"]),
+            ("topic", "parked", []),
+            ("key", "parked", []),
+            ("error_like", "parked", []),
+        ]
+        for question in (
+            ask("discard", **{"all": True, "reason": "seen", field: wrong}),
+            ask(verb, *arguments, **{field: wrong}),
+        )
+    },
+    # A name that no choice has. Ignored, the name would let a decision be about more messages.
+    **{
+        ask(verb, all=True, topics="bad", reason="a slip"): (
+            f"TypeError: {verb} has no option topics; there are reason, name, state, topic, key,"
+        )
+        for verb in ("replay", "discard")
+    },
+    ask("parked", topics="bad"): "TypeError: parked has no option topics; there are limit, name, state, topic, key,",
+}
 
 
-@pytest.mark.parametrize("wrong", ["no", None], ids=repr)
-@pytest.mark.parametrize(
-    ("ask", "name"),
-    [
-        (lambda admin, wrong: admin.replay(all=wrong), "all"),
-        (lambda admin, wrong: admin.discard(1, reason="seen", rehearsal=wrong), "rehearsal"),
-        (lambda admin, wrong: admin.reset("relay", "earliest", rehearsal=wrong), "rehearsal"),
-        (lambda admin, wrong: admin.drop("relay", rehearsal=wrong), "rehearsal"),
-        (lambda admin, wrong: admin.purge(timedelta(0), rehearsal=wrong), "rehearsal"),
-        (lambda admin, wrong: admin.erase(keys=["a"], rehearsal=wrong), "rehearsal"),
-    ],
-)
-def test_what_is_neither_true_nor_false_is_refused_and_decides_nothing(shop, ask, name, wrong):
-    """Every text would count as true."""
-    before = shop.admin.parked(), len(shop.admin.newest())
+def test_what_is_refused_is_told_why_and_decides_nothing(shop):
+    before = decided(shop.admin)
 
-    with pytest.raises(TypeError, match=f"^{name} must be True or False, not {wrong!r}$"):
-        ask(shop.admin, wrong)
+    answers = [(repr(question), refusal(question, shop.admin), decided(shop.admin)) for question in REFUSALS]
 
-    assert (shop.admin.parked(), len(shop.admin.newest())) == before
+    expected = zip(answers, REFUSALS.values(), strict=True)
+    assert [answer[:2] for answer, begins in expected if not (answer[1] or "").startswith(begins)] == []
+    assert [question for question, _, after in answers if after != before] == []
 
 
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [
-        (lambda admin: admin.parked(limit=-1), "limit must be a whole number from 1 on, not -1"),
-        (lambda admin: admin.dead_letters(limit=2**63), "limit must be a whole number from 1 to 9223372036854775807"),
-        (lambda admin: admin.newest(limit=-1), "limit must be a whole number from 1 on, not -1"),
-        (lambda admin: admin.newest(limit=True), "limit must be a whole number from 1 on, not True"),
-        (lambda admin: admin.message(2**63), "id must be a whole number from 1 to 9223372036854775807"),
-        (lambda admin: admin.parked_message(2**63), "id must be a whole number from 1 to 9223372036854775807"),
-        (lambda admin: admin.parked_message("1"), "id must be a whole number from 1 on, not '1'"),
-        (lambda admin: admin.replay(1, 2**63), "id must be a whole number from 1 to 9223372036854775807"),
-        (lambda admin: admin.discard(-1, reason="seen"), "id must be a whole number from 1 on, not -1"),
-        (lambda admin: admin.erase(message_ids=[2**63]), "message_ids must be UUIDs, not 9223372036854775808; pass"),
-    ],
-)
-def test_a_number_that_no_column_holds_is_refused_and_decides_nothing(shop, ask, said):
-    before = shop.admin.parked()
-
-    with pytest.raises((ValueError, TypeError), match=said):
-        ask(shop.admin)
-
-    assert shop.admin.parked() == before
-
-
-@pytest.mark.parametrize("wrong", ["a\0", "a\ud800", 2_001 * "a"], ids=["zero", "surrogate", "long"])
-@pytest.mark.parametrize("field", ["reason", "by", "topic", "key", "error_like"])
-def test_a_text_that_cannot_be_stored_is_refused_and_decides_nothing(shop, field, wrong):
-    before = shop.admin.parked()
-
-    with pytest.raises(OutboxError, match=rf"^{field}: "):
-        shop.admin.discard(all=True, **{"reason": "seen", field: wrong})
-    if field in ("reason", "by"):
-        with pytest.raises(OutboxError, match=rf"^{field}: "):
-            shop.admin.pause("relay", **{field: wrong})
-    else:
-        with pytest.raises(OutboxError, match=rf"^{field}: "):
-            shop.admin.parked(**{field: wrong})
-
-    assert (shop.admin.parked(), shop.admin.subscriptions()[0].pauses) == (before, ())
-
-
-def test_a_name_that_no_choice_has_is_refused_and_chooses_nothing(shop):
-    """Ignored, the name would let a decision be about more messages."""
-    before = states(shop.admin)
-
-    for decide in (shop.admin.replay, shop.admin.discard):
-        with pytest.raises(TypeError, match="has no option topics; there are reason, name, state, topic, key,"):
-            decide(all=True, topics="bad", reason="a slip")
-    with pytest.raises(TypeError, match="parked has no option topics; there are limit, name, state, topic, key,"):
-        shop.admin.parked(topics="bad")
-
-    assert states(shop.admin) == before
+def decided(admin: Admin) -> tuple[object, ...]:
+    """Return what a decision would have changed: parked messages, the log, the pauses of the relay."""
+    (relay,) = admin.subscriptions()
+    return admin.parked(), [each.id for each in admin.newest()], relay.pauses
 
 
 def test_a_rehearsal_says_how_many_go_on_behind_and_changes_nothing(shop):
@@ -212,20 +212,6 @@ def test_a_message_behind_two_others_does_not_go_on_when_one_is_gone(engine):
     (decision,) = outbox.admin.discard(2, state="blocked", reason="x", rehearsal=True)
 
     assert (decision.messages, decision.behind) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("ids", "order", "said"),
-    [
-        ((), {}, "give ids, or all=True with a choice; not both"),
-        ((1,), {"all": True}, "give ids, or all=True with a choice; not both"),
-        ((4,), {}, "no dead messages of relay: 4; nothing was done; to see its state, run: outbox parked show 4"),
-        ((2,), {"state": "blocked"}, "a blocked message goes on as soon as the message before it is done"),
-    ],
-)
-def test_a_decision_that_is_not_clear_is_refused(shop, ids, order, said):
-    with pytest.raises(OutboxError, match=said):
-        shop.admin.replay(*ids, **order)
 
 
 def test_a_discard_of_a_delayed_message_and_of_a_retry_lets_their_keys_go_on(shop):
