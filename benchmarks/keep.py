@@ -14,7 +14,6 @@ from benchmarks.site import Place, Site
 from outbox import Outbox
 from outbox.model.position import EARLIEST
 from outbox.worker.maintenance import pause_after
-from outbox.worker.settings import Upkeep
 from outbox.worker.subscription import retention_task
 
 
@@ -43,13 +42,12 @@ def purging(place: Place) -> Iterator[None]:
 
     def purge() -> None:
         nonlocal batches
-        upkeep = Upkeep()
         with closing(Outbox(place.engine).database.open()) as channel:
-            task = retention_task(channel, timedelta(milliseconds=1), upkeep)
+            task = retention_task(channel, timedelta(milliseconds=1))
             while not ended.is_set():
                 began = time.monotonic()
                 batches += task.do(EARLIEST)
-                ended.wait(pause_after(time.monotonic() - began, upkeep))
+                ended.wait(pause_after(time.monotonic() - began))
 
     thread = threading.Thread(target=purge)
     thread.start()

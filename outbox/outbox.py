@@ -20,7 +20,6 @@ from outbox.model.limits import require_window
 from outbox.model.message import Message, MessageFields
 from outbox.model.slots import SLOTS
 from outbox.store.database import Database
-from outbox.store.dialects.dialect import Dialect
 from outbox.store.log.append import Writing
 from outbox.telemetry.events import Listener
 from outbox.writing.bare import BareOutbox
@@ -72,7 +71,6 @@ class Outbox(BareOutbox):
         *,
         schema: str | None = None,
         slots: int = SLOTS,
-        dialect: Dialect | None = None,
         dedup_window: timedelta = timedelta(days=7),
         sender: Destination | None = None,
         direct: str | None = None,
@@ -82,7 +80,7 @@ class Outbox(BareOutbox):
         require_window("dedup_window", dedup_window)
         self._dumps = dumps
         engine = worker_engine or engine_of(bind)
-        super().__init__(Database(engine, schema, slots=slots, dialect=dialect))
+        super().__init__(Database(engine, schema, slots=slots))
         self._shared = None if sender is None or isinstance(sender, str) else _shared(sender)
         self._sender: Destination | None = self._shared or sender
         self._direct = self._sends_directly(direct)

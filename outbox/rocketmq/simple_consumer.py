@@ -24,7 +24,7 @@ from outbox.telemetry.events import Event, Listeners, Parked
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
-from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
 from outbox.writing.bare import BareOutbox
 
@@ -37,13 +37,11 @@ _POLL_SECONDS = (0.05, 1.0)
 #: A call gets so much time, however short the time to wait for messages is: for the lease of another consumer, and for
 #: a database that is away.
 _SHORTEST_SECONDS = 10.0
-#: A call is short, and so is its lease, for which others wait if its process is killed. Each call deletes old
-#: progress, because none lasts until it is time.
+#: A call is short, and so is its lease, for which others wait if its process is killed.
 _SETTINGS = Settings(
     limits=Limits(rows=MAX_MESSAGES),
     lease=timedelta(seconds=3),
     renew_every=timedelta(seconds=1),
-    upkeep=Upkeep(prune_progress=0.0),
 )
 
 

@@ -53,10 +53,8 @@ class Database:
         "whose relays would never find the message; use an Outbox on the database that the transaction writes to"
     )
 
-    def __init__(
-        self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, dialect: Dialect | None = None
-    ) -> None:
-        self.dialect = dialect or part_of(engine.dialect.name, Dialect)
+    def __init__(self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS) -> None:
+        self.dialect = part_of(engine.dialect.name, Dialect)
         require_schema_name(schema)
         self.engine = engine
         self.schema = schema

@@ -12,7 +12,7 @@ from outbox.worker.blame import Blame
 from outbox.worker.calls import Call, Caller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Pending
-from outbox.worker.policy import HandlerPolicy
+from outbox.worker.policy import MAX_HUNG, HandlerPolicy
 
 
 class Chooser:
@@ -37,7 +37,7 @@ class Chooser:
         """
         most = 1 if self._policy.suspend else self._caller.concurrency
         calls = most - len(under_way)
-        if calls < 1 or len(self._caller.overdue) >= self._policy.max_hung:
+        if calls < 1 or len(self._caller.overdue) >= MAX_HUNG:
             return []
         size = self._next_size(batch, most)
         if calls == 1 and not (batch.findings.tried or self._hung or self._blame.some_suspects or under_way):

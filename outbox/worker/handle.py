@@ -26,7 +26,7 @@ from outbox.worker.judging import Judge
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.pace import Pace
-from outbox.worker.policy import HandlerPolicy, Portions
+from outbox.worker.policy import MAX_HUNG, PAUSE, HandlerPolicy, Portions
 from outbox.worker.portions import PortionedCall
 from outbox.worker.waiting import Look, Wait
 
@@ -108,12 +108,11 @@ class BatchHandler:
         outages: Outages,
         part_seconds: float,
         hung: HungCalls,
-        blame: Blame | None = None,
         pace: Pace | None = None,
     ) -> None:
         """`stop`: leaves the rest of a batch open. `most`: of messages in a call. `part_seconds`: a batch that takes
         longer comes in parts. `hung`, `outages`: calls that did not come back, and topics that are not accepted, over
-        all leases. `blame`: the messages that failed alone before. `pace`: of handing messages over; None: any.
+        all leases. `pace`: of handing messages over; None: any.
         """
         self._calls = calls
         self.policy = policy
@@ -122,7 +121,7 @@ class BatchHandler:
         self.hung = hung
         self._outages = outages
         size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
-        self._blame = blame = Blame() if blame is None else blame
+        self._blame = blame = Blame()
         self._chooser = Chooser(policy, calls.caller, hung=hung, blame=blame, size=size)
         self._judge = Judge(policy, hung=hung, blame=blame, size=size, outages=outages)
         self._pace = pace
@@ -132,7 +131,7 @@ class BatchHandler:
     @property
     def gave_up(self) -> bool:
         """True when so many calls of the handler hang that only a new process helps."""
-        return sum(call.hangs for call in self._calls.caller.overdue) >= self.policy.max_hung
+        return sum(call.hangs for call in self._calls.caller.overdue) >= MAX_HUNG
 
     def keep(self, done: Sequence[Message], parkings: Sequence[tuple[Message, Parking]], *, parked: bool) -> None:
         """Remember outcomes that could not be settled, for the next lease.
@@ -207,7 +206,7 @@ class BatchHandler:
         if batch.has_part():
             yield self._part(batch, pauses=True)
         self._blame.pauses += 1
-        yield Wait(time.monotonic() + seconds_to_wait(self.policy.pause, self._blame.pauses), stop=self._stop)
+        yield Wait(time.monotonic() + seconds_to_wait(PAUSE, self._blame.pauses), stop=self._stop)
         if not self._stop.asked:
             self._let_expire(batch)
             if others_help and not self.hung:

@@ -16,7 +16,7 @@ from outbox.store.idempotency import dedup, inbox
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.telemetry.events import Teller, UpkeepRefused
-from outbox.worker.settings import Upkeep
+from outbox.worker import upkeep
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class Task:
     begun: bool = False
 
 
-def pause_after(seconds: float, upkeep: Upkeep) -> float:
+def pause_after(seconds: float) -> float:
     """Return the seconds between two portions: a task that has more to do takes at most a fifth of the time."""
-    return max(upkeep.prune_again, 4 * seconds)
+    return max(upkeep.PRUNE_AGAIN, 4 * seconds)
 
 
-def tasks_of(channel: Channel, partition: Partition, upkeep: Upkeep) -> list[Task]:
-    """Return the tasks of every lease holder."""
+def tasks_of(channel: Channel, partition: Partition, *, brief: bool) -> list[Task]:
+    """Return the tasks of every lease holder. `brief`: the lease ends before a task could be due a second time."""
     progress, workers, now = ProgressLog(channel), LiveWorkers(channel, partition.subscription), time.monotonic()
 
     def settled(_base: Position) -> bool:
@@ -53,18 +53,17 @@ def tasks_of(channel: Channel, partition: Partition, upkeep: Upkeep) -> list[Tas
         return handled >= inbox.PRUNED_AT_ONCE or deduplicated >= dedup.PRUNED_AT_ONCE
 
     return [
-        Task("old progress", upkeep.prune_progress, now + upkeep.prune_progress, settled),
-        Task("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
+        Task("old progress", upkeep.PRUNE_PROGRESS, now + (0.0 if brief else upkeep.PRUNE_PROGRESS), settled),
+        Task("expired rows of inbox and dedup", upkeep.PRUNE_EXPIRED, now + upkeep.PRUNE_EXPIRED, expired),
     ]
 
 
 class Maintenance:
     """Runs the tasks of one lease. A step without a due task costs little."""
 
-    def __init__(self, database: Database, tasks: Iterable[Task], upkeep: Upkeep, teller: Teller) -> None:
+    def __init__(self, database: Database, tasks: Iterable[Task], teller: Teller) -> None:
         self._database = database
         self._tasks = list(tasks)
-        self._upkeep = upkeep
         self._teller = teller
 
     @property
@@ -79,7 +78,7 @@ class Maintenance:
             if began >= task.at and not (behind and task.waits):
                 task.begun = self._done(task, stored_base)
                 now = time.monotonic()
-                task.at = now + (pause_after(now - began, self._upkeep) if task.begun else task.every)
+                task.at = now + (pause_after(now - began) if task.begun else task.every)
 
     def _done(self, task: Task, stored_base: Position) -> bool:
         """Do a task; return whether there is more to do. When a task is refused, messages are sent all the same."""

@@ -13,6 +13,7 @@ from outbox.runtime.named import named
 from outbox.runtime.text import one_line
 from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.telemetry.events import Teller
+from outbox.worker import upkeep
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.policy import BLOCKED, EXPIRED, MAX_ERROR, HandlerPolicy
@@ -124,11 +125,10 @@ class ParkedQueue:
         self._settlement = settlement
         self._hung = hung
         self._limits = settings.limits
-        self._renew_seconds = settings.upkeep.renew_errors
         self._teller = teller
         self._finished = finished
         self._done_at = 0.0
-        self.keys = ParkedKeys(parked, settings.upkeep.most_keys, policy.paused)
+        self.keys = ParkedKeys(parked, upkeep.MOST_KEYS, policy.paused)
         self._refusals = Refusals()
         self._look_at = 0.0
         #: Whether messages may wait for their destination, with or without keys.
@@ -243,7 +243,7 @@ class ParkedQueue:
             while renewed == MOST_REQUESTS:
                 with self._settlement.held():
                     renewed = self._parked.renew_error(topic, error[:MAX_ERROR], MOST_REQUESTS)
-            self._refusals.stored(topic, time.monotonic() + self._renew_seconds)
+            self._refusals.stored(topic, time.monotonic() + upkeep.RENEW_ERRORS)
 
     def _next_look(self) -> float:
         """Return the moment when a message falls due, or a topic may be tried again.

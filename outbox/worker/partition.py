@@ -20,12 +20,13 @@ from outbox.store.log.cursor import Batch, Reading
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
+from outbox.worker import upkeep
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance, Task
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, HandlerPolicy, newest, sort_out
+from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, MAX_WAITING, HandlerPolicy, newest, sort_out
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Look, Wait
@@ -118,7 +119,7 @@ class PartitionWorker:
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
         self._settings = settings
-        self._maintenance = Maintenance(channel.database, tasks, settings.upkeep, teller)
+        self._maintenance = Maintenance(channel.database, tasks, teller)
 
     def close(self) -> None:
         """End the reading thread, and keep the outcomes that are not settled for the next lease."""
@@ -234,7 +235,7 @@ class PartitionWorker:
     def _hand_over(self, to_send: list[Message], batch: Batch) -> Generator[Wait, None, Outcome]:
         """Call the handler, settle in parts if a call takes long, and return the last part."""
         outcome = Outcome()
-        quota = self._parked_queue.quota(self._batch_handler.policy.max_waiting)
+        quota = self._parked_queue.quota(MAX_WAITING)
         with closing(self._batch_handler.run(to_send, quota=quota, now=batch.now)) as handling:
             for each in handling:
                 if isinstance(each, Wait):
@@ -307,9 +308,8 @@ class PartitionWorker:
     def _store_in_passing(self, batch: Batch) -> None:
         """Store the progress of a batch without messages for us, only once in a while to save writes."""
         self._stored.passed = batch.end if batch.seen else self._stored.passed
-        upkeep = self._settings.upkeep
         moved = batch.end != self._stored.progress
-        every = upkeep.store_passed if self._stored.passed else upkeep.store_idle if moved else upkeep.store_same
+        every = upkeep.STORE_PASSED if self._stored.passed else upkeep.STORE_IDLE if moved else upkeep.STORE_SAME
         arrives = moved and self._stop is not None and has_arrived(batch.end, self._stop)
         if time.monotonic() - self._stored.at >= every or arrives:
             self._store(batch.end)

@@ -17,6 +17,13 @@ BLOCKED = Parking(state="blocked", blocks=True)
 DELAYED = Parking(state="delayed", blocks=False)
 EXPIRED = Parking(state="dead", blocks=False, error="expired before it was delivered")
 MAX_ERROR = 2000
+#: With so many calls past their deadline no further call is made, and with so many past three deadlines the worker
+#: gives up.
+MAX_HUNG = 8
+#: So many messages of a partition are parked as waiting before the partition pauses.
+MAX_WAITING = 10_000
+#: Between probes of a destination that accepts nothing.
+PAUSE: wait_base = wait_random_exponential(multiplier=0.05, min=0.05, max=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +47,10 @@ class HandlerPolicy:
 
     `ordered`: later messages of a key wait for a failed one. `compact`: of each topic and key in a batch only the
     newest message is handled. `deadline`: of one call. `least`: messages in a call, however long calls take; after a
-    failure of unknown cause a call has one message all the same. `max_hung`: with so
-    many calls past their deadline no further call is made, and with so many past three deadlines the worker gives up.
-    `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
-    seconds. `portion`: so many messages are handed over at once, with the deadline for each portion, and a failure is
-    the message's; None: whole calls, whose failures may be the destination's. `suspend`: nothing of a partition is
-    handled while a message waits for another try. `paused`: keys whose messages are held back.
+    failure of unknown cause a call has one message all the same. `portion`: so many messages are handed over at once,
+    with the deadline for each portion, and a failure is the message's; None: whole calls, whose failures may be the
+    destination's. `suspend`: nothing of a partition is handled while a message waits for another try. `paused`: keys
+    whose messages are held back.
 
     Raises:
         TypeError: the deadline is no timedelta above 0, or `retry` is no RetryPolicy.
@@ -57,9 +62,6 @@ class HandlerPolicy:
     compact: bool = False
     deadline: timedelta = timedelta(seconds=5)
     least: int = 1
-    max_hung: int = 8
-    max_waiting: int = 10_000
-    pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
     portion: int | None = None
     suspend: bool = False
     paused: Collection[str | None] = ()

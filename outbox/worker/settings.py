@@ -14,40 +14,6 @@ from outbox.store.log.log import Limits
 Until = Literal["stopped", "empty", "once"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Upkeep:
-    """How often a worker does tasks for which no message waits, in seconds; and how many keys stay in memory.
-
-    Nobody has to change these numbers; tests do, because tests cannot wait for ten minutes.
-    """
-
-    #: Progress without messages for the subscription is stored so often: where rows were passed, and where none were.
-    #: It has to be stored, because purge keeps every row from the stored position on.
-    store_passed: float = 1.0
-    store_idle: float = 30.0
-    #: Progress that is the same as before is stored so often, to show that the subscription has a worker.
-    store_same: float = 3_600.0
-    #: A batch that takes longer is settled in parts, so often.
-    settle_parts: float = 1.0
-    #: Old rows are deleted so often: progress, expired rows of inbox and dedup, and what is known to be done already.
-    prune_progress: float = 600.0
-    prune_expired: float = 600.0
-    prune_done: float = 10.0
-    #: The error of the waiting messages of a refused topic is brought up to date so often. A destination may alternate
-    #: between errors, and there may be thousands of messages.
-    renew_errors: float = 60.0
-    #: Messages past their retention are looked for so often.
-    purge: float = 60.0
-    #: After a portion when there is more to delete, so that messages are handled between the portions.
-    prune_again: float = 0.1
-    #: The log gets a line about the messages that were sent so often.
-    log_activity: float = 60.0
-    #: The subscription of messages that writers have left behind is looked for so often, until it is there.
-    find_compensation: float = 1.0
-    #: So many keys that are held back are kept in memory; if there are more, the database is asked.
-    most_keys: int = 100_000
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The pace and the limits of a worker; the defaults are those of `outbox relay`.
@@ -59,7 +25,6 @@ class Settings:
         renew_every: how often a lease is renewed; at least twice within its length.
         settle_within: messages in quick succession are settled together, at most so long after the first call of the
             handler. A crash repeats them, and never more than one batch.
-        upkeep: how often tasks are done for which no message waits.
 
     Raises:
         ValueError: `renew_every` leaves no second try within a lease, or a length of time is outside its limits.
@@ -71,7 +36,6 @@ class Settings:
     lease: timedelta = timedelta(seconds=10)
     renew_every: timedelta = timedelta(seconds=3)
     settle_within: timedelta = timedelta(milliseconds=200)
-    upkeep: Upkeep = Upkeep()
 
     def __post_init__(self) -> None:
         limits, poll = cast("tuple[object, object]", (self.limits, self.poll))

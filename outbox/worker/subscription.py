@@ -36,6 +36,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.telemetry.activity_log import Activity
 from outbox.telemetry.events import LeaseLost, LeaseTaken, Listeners, Teller
 from outbox.telemetry.failure_log import FailureLog, words_of
+from outbox.worker import upkeep
 from outbox.worker.calls import HeldLease
 from outbox.worker.connection import Connection, ConnectionLostError
 from outbox.worker.declaring import Declaring
@@ -52,7 +53,7 @@ from outbox.worker.outcome import Finished
 from outbox.worker.pace import Paces
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
-from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.settings import Settings
 from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
@@ -85,7 +86,7 @@ class SubscriptionWorker:
         self._search = LeaseSearch(name, settings.lease, notice)
         self._failures = Failures(name, notice, optional=job.start is None)
         done = "sent" if declared.destination else "done"
-        self._activity = Activity(name, done=done, every=settings.upkeep.log_activity)
+        self._activity = Activity(name, done=done, every=upkeep.LOG_ACTIVITY)
         own = Listeners(listeners)
         for told in (FailureLog(name, words).told, self._activity.told, notice.told):
             own.listen(told)
@@ -125,7 +126,7 @@ class SubscriptionWorker:
             if self._stored is None:
                 # Somebody else creates it, and there is nothing to do before.
                 self._failures.tries().finished = True
-                self.look_at = time.monotonic() + self._settings.upkeep.find_compensation
+                self.look_at = time.monotonic() + upkeep.FIND_COMPENSATION
                 return
             if self._stored.is_paused:
                 self._stand_still(connection, self._stored)
@@ -346,24 +347,24 @@ class SubscriptionWorker:
             wake=connection.wake.set,
             teller=self._teller,
             destination=self.job.declared.destination,
-            portions=policy.portions(settings.upkeep.settle_parts),
+            portions=policy.portions(upkeep.SETTLE_PARTS),
         )
         batch_handler = BatchHandler(
             calls,
             policy,
             stop=held.stop,
             most=settings.limits.rows,
-            part_seconds=settings.upkeep.settle_parts,
+            part_seconds=upkeep.SETTLE_PARTS,
             hung=hung,
             outages=self._outages,
             pace=pace,
         )
         finished = _finished_of(connection.channel, subscription)
-        tasks = tasks_of(connection.channel, partition, settings.upkeep)
-        tasks += _other_tasks(connection.channel, subscription, settings.upkeep, None if number else self.job.keep)
+        tasks = tasks_of(connection.channel, partition, brief=connection.until != "stopped")
+        tasks += _other_tasks(connection.channel, subscription, None if number else self.job.keep)
         if isinstance(finished, Acks):
-            every = settings.upkeep.prune_done
-            tasks.append(Task("what is done already", every, time.monotonic(), partial(finished.prune, held.lease)))
+            finds = partial(finished.prune, held.lease)
+            tasks.append(Task("what is done already", upkeep.PRUNE_DONE, time.monotonic(), finds))
         partition_worker = PartitionWorker(
             connection.channel,
             held.lease,
@@ -448,7 +449,7 @@ def _finished_of(channel: Channel, subscription: Subscription) -> Finished | Non
     return None if subscription.direct is None else Acks(channel, subscription.direct)
 
 
-def _other_tasks(channel: Channel, subscription: Subscription, upkeep: Upkeep, keep: timedelta | None) -> list[Task]:
+def _other_tasks(channel: Channel, subscription: Subscription, keep: timedelta | None) -> list[Task]:
     """Return the tasks of the maintenance that concern the log, or other subscriptions."""
     consumer, at, _instance = subscription.name.partition(AT)
 
@@ -457,12 +458,12 @@ def _other_tasks(channel: Channel, subscription: Subscription, upkeep: Upkeep, k
         return False
 
     # Not at once: where all slept or stood still together for days, each is given time to show that it is there.
-    every = upkeep.prune_progress
+    every = upkeep.PRUNE_PROGRESS
     tasks = [Task("instances that are gone", every, time.monotonic() + every, gone)] if at else []
-    return tasks if keep is None else [*tasks, retention_task(channel, keep, upkeep)]
+    return tasks if keep is None else [*tasks, retention_task(channel, keep)]
 
 
-def retention_task(channel: Channel, keep: timedelta, upkeep: Upkeep) -> Task:
+def retention_task(channel: Channel, keep: timedelta) -> Task:
     """Return the task to delete messages older than `keep` that every subscription has passed, a batch at a time."""
     purge = Purge(channel)
     batches = purge.batches(keep)
@@ -473,4 +474,4 @@ def retention_task(channel: Channel, keep: timedelta, upkeep: Upkeep) -> Task:
         batches = batches if goes_on else purge.batches(keep)
         return goes_on
 
-    return Task("messages past their retention", upkeep.purge, time.monotonic(), purged, waits=True)
+    return Task("messages past their retention", upkeep.PURGE, time.monotonic(), purged, waits=True)

@@ -10,12 +10,16 @@ from outbox import Consumer, Message, Outbox, SubscriptionError
 from outbox.admin import pausing
 from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.settings import Upkeep
+from outbox.worker import upkeep
 from tests.support.consumers import consumer_of, parked, texts, write
 from tests.support.destination import LONG_LEASE, briskly
 from tests.support.waiting import eventually
 
-SOON = Upkeep(prune_progress=0.1)
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Look for instances that are gone at once, and often."""
+    monkeypatch.setattr(upkeep, "PRUNE_PROGRESS", 0.1)
 
 
 @pytest.fixture
@@ -97,7 +101,7 @@ def test_an_instance_that_comes_back_goes_on_where_it_was(outbox):
     assert texts(got) == ["1"]
 
 
-def test_an_instance_that_was_away_for_7_days_is_dropped_by_another(outbox):
+def test_an_instance_that_was_away_for_7_days_is_dropped_by_another(outbox, soon):
     for consumer, name in (("cache", "gone"), ("cache", "here"), ("cached", "gone")):
         instance(outbox, name, consumer=consumer).until_empty()
     group = consumer_of(outbox, "cache")
@@ -112,12 +116,12 @@ def test_an_instance_that_was_away_for_7_days_is_dropped_by_another(outbox):
         age(outbox, name, days=8)
     age(outbox, "cache@here", days=6)
 
-    with instance(outbox, "b", settings=briskly(upkeep=SOON)):
+    with instance(outbox, "b", settings=briskly()):
         assert eventually(lambda: subscriptions(outbox) == ["cache", "cache@b", "cache@here", "cached@gone"])
     assert (left, parked(outbox, "cache@gone")) == (1, [])
 
 
-def test_an_instance_that_was_killed_is_seen_until_its_lease_ends(outbox):
+def test_an_instance_that_was_killed_is_seen_until_its_lease_ends(outbox, soon):
     for name in ("gone", "killed"):
         instance(outbox, name).until_empty()
         age(outbox, f"cache@{name}", days=8)
@@ -126,7 +130,7 @@ def test_an_instance_that_was_killed_is_seen_until_its_lease_ends(outbox):
             "UPDATE {lease} SET lease_until = {later} WHERE subscription = 'cache@killed'", seconds=-86_400.0 * 6
         )
 
-    with instance(outbox, "b", settings=briskly(upkeep=SOON)):
+    with instance(outbox, "b", settings=briskly()):
         assert eventually(lambda: subscriptions(outbox) == ["cache@b", "cache@killed"])
 
 
@@ -143,10 +147,11 @@ def test_instances_that_come_back_together_after_7_days_keep_each_other(outbox):
     assert {name: texts(messages) for name, messages in got.items()} == {"a": ["1"], "b": ["1"]}
 
 
-def test_an_idle_instance_shows_that_it_is_there(sqlite_engine):
+def test_an_idle_instance_shows_that_it_is_there(sqlite_engine, monkeypatch):
     """On SQLite nothing moves a position but messages."""
+    monkeypatch.setattr(upkeep, "STORE_SAME", 0.1)
     outbox = Outbox(sqlite_engine)
-    idle = instance(outbox, "a", settings=briskly(upkeep=Upkeep(store_same=0.1), lease=LONG_LEASE))
+    idle = instance(outbox, "a", settings=briskly(lease=LONG_LEASE))
     with idle:
         assert eventually(lambda: subscriptions(outbox) == ["cache@a"])
 

@@ -29,7 +29,7 @@ from tests.model.rules import LogRow, Parked
 NOW = 0
 #: A call of the handler takes no time here, and waits for nothing.
 _SECONDS = timedelta(hours=1)
-_POLICY = HandlerPolicy(retry=RetryPolicy(attempts=2, wait=wait_fixed(0)), deadline=_SECONDS, pause=wait_fixed(0))
+_POLICY = HandlerPolicy(retry=RetryPolicy(attempts=2, wait=wait_fixed(0)), deadline=_SECONDS)
 _TOPIC = Item(0, None).topic
 #: After so many calls nobody believes any more that it ends.
 _ENDLESS = 30
@@ -101,9 +101,9 @@ class Blaming:
         bad = next((item.key for item in self.log if item.id == self.poison), None)
         return {item.id for item in self.log if self.poison and item.key == bad and item.id >= self.poison}
 
-    def blame(self) -> Blame:
-        """Return what remembers which messages failed alone; twins have another one."""
-        return Blame()
+    def blame(self) -> Blame | None:
+        """Return what remembers which messages failed alone; None: the library's own. Twins have another one."""
+        return None
 
     def released_keys(self, rows: Parked) -> set[str]:
         """Return the keys whose blocked rows may be tried; twins have other ones."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 from uuid import UUID
 
 from outbox.model.parking import Parking
@@ -58,18 +60,18 @@ class Handler:
     """Handles batches, one after the other."""
 
     def __init__(self, policy: HandlerPolicy, blame: Blame | None = None) -> None:
-        """`blame`: remembers which messages failed alone."""
+        """`blame`: remembers which messages failed alone; None: the library's own."""
         calls: Any = _Calls()
-        self._handler = BatchHandler(
-            calls,
-            policy,
-            stop=_NEVER,
-            most=100,
-            outages=outages_told_to(Listeners()),
-            part_seconds=math.inf,
-            hung=HungCalls(),
-            blame=blame,
-        )
+        with nullcontext() if blame is None else patch("outbox.worker.handle.Blame", return_value=blame):
+            self._handler = BatchHandler(
+                calls,
+                policy,
+                stop=_NEVER,
+                most=100,
+                outages=outages_told_to(Listeners()),
+                part_seconds=math.inf,
+                hung=HungCalls(),
+            )
 
     def steps(
         self, items: Sequence[Item], *, parked: bool, others: Callable[[], bool]

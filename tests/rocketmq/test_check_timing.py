@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Outbox
 from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration
@@ -19,7 +18,7 @@ from outbox.schema import record_metadata
 from outbox.store.database import Database
 from outbox.worker.policy import HandlerPolicy
 from tests.rocketmq.parts import CHECK, COMMIT, GROUP, UNKNOW, Listener, arrived, half_rows, parked, verdicts
-from tests.support.dialects import varied
+from tests.support.dialects import outbox_of, varied
 from tests.support.orders import Base
 from tests.support.readers import Worker, job
 
@@ -40,7 +39,7 @@ class Stepped:
             connection.execute(text("DELETE FROM test_clock"))
             connection.execute(text("INSERT INTO test_clock VALUES (:at)"), {"at": self._at(0)})
         dialect = varied(Database(engine).dialect, now="(SELECT at FROM test_clock)")
-        self.outbox = Outbox(engine, dialect=dialect)
+        self.outbox = outbox_of(engine, dialect)
 
     def set(self, milliseconds: int) -> None:
         """It is so late now."""

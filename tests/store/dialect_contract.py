@@ -35,6 +35,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.store.dialect_parts import HalfContract, LeaseContract, ParkedContract, UpkeepContract
 from tests.store.schedules import Schedule, read_whole
 from tests.support import probe
+from tests.support.dialects import outbox_of
 
 _AWKWARD = " a'b\"c%s:x \\ é 😀 "
 _SMALL = Limits(rows=4, bytes=10_000)
@@ -54,7 +55,7 @@ class DialectContract(LeaseContract, ParkedContract, HalfContract, UpkeepContrac
     @pytest.fixture
     def outbox(self, engine: Engine) -> Iterator[Outbox]:
         """An outbox on the engine."""
-        outbox = Outbox(engine, dialect=self.dialect)
+        outbox = outbox_of(engine, self.dialect)
         yield outbox
         outbox.close()
 
@@ -196,7 +197,7 @@ class DialectContract(LeaseContract, ParkedContract, HalfContract, UpkeepContrac
 
     def test_tables_that_are_not_there_are_an_error_that_says_so(self, engine: Engine) -> None:
         """Raise an error that names the command that makes the tables."""
-        elsewhere = Outbox(engine, schema="nowhere", dialect=self.dialect)
+        elsewhere = outbox_of(engine, self.dialect, schema="nowhere")
 
         with pytest.raises(SchemaError, match="outbox db upgrade"), elsewhere.begin() as session:
             elsewhere.send(session, "alpha", b"")

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox import Message, Outbox
 from outbox.store.idempotency.dedup import prune
-from tests.support.dialects import varied
+from tests.support.dialects import outbox_of, varied
 from tests.support.readers import bodies
 from tests.support.waiting import eventually
 
@@ -28,7 +28,7 @@ def moved_by(engine: Engine, seconds: float, **options: Any) -> Outbox:
     """An outbox whose database's clock is so much ahead."""
     dialect = Outbox(engine).database.dialect
     now = CLOCKS[engine.dialect.name].format(moved=f"{seconds:+f}")
-    return Outbox(engine, dialect=varied(dialect, now=now), **options)
+    return outbox_of(engine, varied(dialect, now=now), **options)
 
 
 def write(outbox: Outbox, body: str, key: str | None = "order-1") -> UUID:
@@ -294,7 +294,7 @@ def test_a_key_that_was_claimed_anew_after_the_prune_began_is_not_pruned(pg_engi
     write(moved_by(pg_engine, expired), "2", "order-2")
     with pg_engine.begin() as connection:
         connection.execute(text(HELD_CLOCK))
-    held = Outbox(pg_engine, dialect=varied(outbox.database.dialect, now="held_clock()"))
+    held = outbox_of(pg_engine, varied(outbox.database.dialect, now="held_clock()"))
     with ThreadPoolExecutor(1) as pool, pg_engine.connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(42)"))
         count = pool.submit(pruned, held)

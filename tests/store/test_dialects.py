@@ -15,7 +15,7 @@ from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
 from tests.scenarios.exactness.twins import ID_AFTER_LAST, replaced
 from tests.store.dialect_contract import DialectContract
 from tests.store.plain_dialect import PLAIN, made, refusing
-from tests.support.dialects import varied
+from tests.support.dialects import outbox_of, varied
 
 
 class TestPostgresql(DialectContract):
@@ -61,7 +61,7 @@ def test_the_plain_database_refuses_what_it_does_not_have(tmp_path):
     with pytest.raises(AssertionError, match="json_each is not understood"), outbox.begin() as session:
         outbox.send(session, "alpha", b"", dedup_key="k")
     with (
-        closing(Outbox(engine, dialect=PLAIN).database.open()) as channel,
+        closing(outbox_of(engine, PLAIN).database.open()) as channel,
         pytest.raises(AssertionError, match="RETURNING is not understood"),
     ):
         channel.rows("DELETE FROM {inbox} RETURNING consumer")
@@ -153,7 +153,7 @@ TWINS: dict[str, tuple[Dialect, list[Callable[..., None]]]] = {
 )
 def test_a_dialect_that_is_wrong_in_one_place_is_caught(request, twin, check):
     engine = request.getfixturevalue(ENGINES[twin.name])
-    outbox = Outbox(engine, dialect=twin)
+    outbox = outbox_of(engine, twin)
 
     with closing(outbox.database.open()) as channel, pytest.raises(AssertionError):
         check(DialectContract(), outbox, channel)

@@ -28,6 +28,7 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox as typed
 from tests.support.destination import Destination, fill
+from tests.support.dialects import database_of
 from tests.support.direct import acked
 from tests.support.guests import owner_and_guest
 
@@ -485,7 +486,7 @@ def test_a_pooler_that_changes_the_session_is_found(pg_engine):
     changing = replace(POSTGRESQL, home=replace(POSTGRESQL.home, backend="SELECT (random() * 1e9)::int"))
 
     for dialect, evidence in ((shared, "two connections had process 42 of the server"), (changing, ", then ")):
-        with closing(Database(pg_engine, dialect=dialect).open()) as channel:
+        with closing(database_of(pg_engine, dialect).open()) as channel:
             (finding,) = findings(channel)
         assert (finding.where, finding.problem, evidence in str(finding.evidence)) == (
             "connections",
@@ -497,7 +498,7 @@ def test_a_pooler_that_changes_the_session_is_found(pg_engine):
 @pytest.mark.parametrize("minutes", [-1, 1])
 def test_clocks_that_differ_are_found(pg_engine, minutes):
     clock = replace(POSTGRESQL.clock, now=f"(statement_timestamp() + interval '{minutes} minutes')")
-    with closing(Database(pg_engine, dialect=replace(POSTGRESQL, clock=clock)).open()) as channel:
+    with closing(database_of(pg_engine, replace(POSTGRESQL, clock=clock)).open()) as channel:
         (finding,) = findings(channel)
 
     assert (finding.where, finding.fix) == ("clock", "let NTP set both clocks")

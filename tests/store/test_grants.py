@@ -17,7 +17,7 @@ from outbox.rocketmq import TransactionMQProducer
 from outbox.store.idempotency import dedup, inbox
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.settings import Upkeep
+from outbox.worker import upkeep
 from tests.rocketmq.parts import COMMIT, GROUP, HALF_TOPIC, Listener, check_back
 from tests.support.command_line import outbox as typed
 from tests.support.destination import Destination, fill, relay_to
@@ -208,12 +208,13 @@ def test_a_consumer_with_an_inbox_that_sends(roles):
     assert (sent, known) == (["orders", "booked"], ["billing"])
 
 
-def test_a_relay_that_purges(roles):
+def test_a_relay_that_purges(roles, monkeypatch):
     """As the command does, and by its retention; verdicts on transactions go, too."""
+    monkeypatch.setattr(upkeep, "PURGE", 0.05)
     owner, _ = roles
     outbox = granted(roles, "--relay", "ROLE", "--purge")
     fill(Outbox(owner), 3)
-    relay = relay_to(Destination(), outbox, upkeep=Upkeep(purge=0.05), keep=timedelta(milliseconds=1))
+    relay = relay_to(Destination(), outbox, keep=timedelta(milliseconds=1))
     relay.start()
 
     def is_empty():

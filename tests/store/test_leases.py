@@ -22,7 +22,7 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Settlement
-from tests.support.dialects import varied
+from tests.support.dialects import database_of, varied
 from tests.support.readers import Collector, declared, delivered, send, texts, worker
 from tests.support.waiting import eventually
 
@@ -117,7 +117,7 @@ CLOCKS = {
 def moved(engine: Engine, seconds: int) -> Database:
     """The same database, whose clock has been set forward or back."""
     dialect, clock = CLOCKS[engine.dialect.name]
-    return Database(engine, dialect=varied(dialect, now=clock.format(moved=f"{seconds:+d}")))
+    return database_of(engine, varied(dialect, now=clock.format(moved=f"{seconds:+d}")))
 
 
 def acquired(database: Database, owner: str, length: timedelta = LENGTH) -> Lease | None:

@@ -14,7 +14,7 @@ from tenacity import wait_fixed
 from outbox import Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits
-from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.settings import Settings
 
 Answer = Callable[[Message], Verdict]
 
@@ -87,32 +87,26 @@ BAD: dict[str, Verdict | Exception] = {
 }
 
 
-UPKEEP = Upkeep()
-
-
 BRIEFLY = timedelta(seconds=3)
 #: No relay loses such a lease by itself, however busy the machine is.
 LONG_LEASE = timedelta(minutes=5)
 
 
-def briskly(*, upkeep: Upkeep = UPKEEP, lease: timedelta = BRIEFLY) -> Settings:
+def briskly(*, lease: timedelta = BRIEFLY) -> Settings:
     """The pace of a worker with short pauses."""
     return Settings(
         limits=Limits(rows=200),
         poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
         lease=lease,
         renew_every=timedelta(milliseconds=500),
-        upkeep=upkeep,
     )
 
 
-def relay_to(
-    destination: Destination, outbox: Outbox, *, upkeep: Upkeep = UPKEEP, lease: timedelta = BRIEFLY, **options: Any
-) -> Relay:
+def relay_to(destination: Destination, outbox: Outbox, *, lease: timedelta = BRIEFLY, **options: Any) -> Relay:
     """A relay with short pauses, and a short lease unless it is given another one."""
     chosen: dict[str, object] = {
         "retry": RetryPolicy(attempts=3, wait=wait_fixed(0.05)),
-        "settings": briskly(upkeep=upkeep, lease=lease),
+        "settings": briskly(lease=lease),
         **options,
     }
     return Relay(outbox, destination, **chosen)  # type: ignore[arg-type]  # the test knows the names

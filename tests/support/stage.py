@@ -26,9 +26,7 @@ from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.waiting import Look, Wait
 
-POLICY = HandlerPolicy(
-    retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=60), pause=wait_fixed(0.001)
-)
+POLICY = HandlerPolicy(retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=60))
 DESTINATION = "nats://h:4222"
 #: In place of the one that events name, which nobody asks for.
 NO_DATABASE: Any = None
@@ -167,6 +165,8 @@ class Stage:
         self.wake = Wake()
         self.caller = Caller(concurrency)
         self._others = others
+        #: How often a batch waited for no call. Such a wait ends at once.
+        self.pauses = 0
         calls = LeasedCaller(
             caller=self.caller,
             handler=handler,
@@ -204,8 +204,10 @@ class Stage:
                     each.others = self._others
                 elif isinstance(each, Wait):
                     meanwhile()
+                    self.pauses += not each.calls
                     # Without its stop, whose looks are counted.
-                    sleep_through(replace(each, stop=None), self.wake)
+                    wait = replace(each, stop=None)
+                    sleep_through(wait if each.calls else wait.at_most(0.001), self.wake)
                 else:
                     yield each
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tenacity import wait_none
 
 from outbox import Message, Reject, Retry, Unavailable, Verdict
 from outbox.model.verdict import DONE
@@ -134,7 +133,7 @@ def test_what_stands_behind_a_failed_message_is_blocked_and_not_counted():
 
 @pytest.mark.parametrize("block", [True, False])
 def test_a_dead_letter_holds_its_key_by_policy(block):
-    policy = HandlerPolicy(block_on_dead=block, pause=wait_none())
+    policy = HandlerPolicy(block_on_dead=block)
 
     outcome = Stage(Handler(only(1, verdict=Reject("no"))), policy).run(messages("a", "b", "a"))
 

@@ -16,7 +16,7 @@ from outbox.model.verdict import DONE
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCall, HungCalls, hung_calls_of
 from outbox.worker.known import KnownOutcomes, identity_of
-from outbox.worker.policy import BLOCKED
+from outbox.worker.policy import BLOCKED, MAX_HUNG
 from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, seen
 from tests.support.waiting import eventually
 
@@ -202,7 +202,7 @@ def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
     second = stage.run([again(message, 1) for message, _ in outcome.parked], parked=True, quota=0)
     third = stage.run(outcome.open)
 
-    assert (calls, gave_up) == (HASTY.max_hung, True)
+    assert (calls, gave_up) == (MAX_HUNG, True)
     parked = seen(outcome)["parked"]
     # All that hang, except for those whose third deadline passed between the last two looks.
     assert 1 <= len(parked) <= 8

@@ -9,7 +9,7 @@ from outbox import Done, Outbox
 from outbox.model.message import Message
 from outbox.telemetry.activity_log import Activity
 from outbox.telemetry.events import BatchRead, Settled
-from outbox.worker.settings import Settings, Upkeep
+from outbox.worker import upkeep
 from tests.support.waiting import eventually
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -80,9 +80,10 @@ def test_an_idle_minute_is_told_only_if_something_waits(clock, told):
     assert told() == ["relay: 0 messages sent in 1 min; 1 waiting"]
 
 
-def test_a_relay_tells_it(engine, told):
+def test_a_relay_tells_it(engine, told, monkeypatch):
+    monkeypatch.setattr(upkeep, "LOG_ACTIVITY", 0.5)
     outbox = Outbox(engine)
-    with outbox.running(lambda _message: Done(), settings=Settings(upkeep=Upkeep(log_activity=0.5))):
+    with outbox.running(lambda _message: Done()):
         with outbox.begin() as session:
             outbox.send_all(session, [Message("orders", b"1") for _ in range(7)])
         assert eventually(lambda: any(line.startswith("relay: 7 messages sent in ") for line in told()))

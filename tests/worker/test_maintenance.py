@@ -6,10 +6,8 @@ from datetime import timedelta
 from sqlalchemy import text
 
 from outbox import Inbox, Outbox
-from outbox.worker.settings import Settings, Upkeep
+from outbox.worker import upkeep
 from tests.support.waiting import eventually
-
-OFTEN = Settings(upkeep=Upkeep(prune_expired=0.1, prune_again=0.01))
 
 
 def keys(engine) -> list[str]:
@@ -19,7 +17,8 @@ def keys(engine) -> list[str]:
         return sorted([*found, *handled])
 
 
-def test_expired_dedup_keys_and_inbox_rows_go_while_a_relay_works(engine):
+def test_expired_dedup_keys_and_inbox_rows_go_while_a_relay_works(engine, monkeypatch):
+    monkeypatch.setattr(upkeep, "PRUNE_EXPIRED", 0.1)
     short, long = timedelta(milliseconds=1), timedelta(days=1)
     for name, window in (("soon", short), ("later", long)):
         outbox = Outbox(engine, dedup_window=window)
@@ -29,7 +28,7 @@ def test_expired_dedup_keys_and_inbox_rows_go_while_a_relay_works(engine):
                 Inbox(engine, f"consumer {name} {number}", retention=window).once(session, id)
     time.sleep(0.05)
 
-    with Outbox(engine).running(lambda message: None, settings=OFTEN):
+    with Outbox(engine).running(lambda message: None):
         gone = eventually(lambda: not any("soon" in key for key in keys(engine)))
 
     assert gone

@@ -22,11 +22,12 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.telemetry.events import Listeners, Teller
+from outbox.worker import upkeep
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
-from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.settings import Settings
 from outbox.worker.settle import Settlement
 from tests.support.destination import Destination, expected, failing, fill, relay_to
 from tests.support.leases import step_clock
@@ -43,7 +44,6 @@ SMALL = Settings(
 
 
 #: Errors are brought up to date with each probe.
-OFTEN = Upkeep(renew_errors=0.0)
 
 
 def parked(engine: Engine) -> list[tuple[int, str, int]]:
@@ -84,9 +84,15 @@ def after(relay: Relay, engine: Engine) -> dict[str, int]:
 
 
 @pytest.fixture
+def renewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The errors of waiting messages are brought up to date at each look."""
+    monkeypatch.setattr(upkeep, "RENEW_ERRORS", 0.0)
+
+
+@pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than 20 messages may wait."""
-    monkeypatch.setattr("outbox.relay.relay.HandlerPolicy", lambda **options: HandlerPolicy(max_waiting=20, **options))
+    monkeypatch.setattr("outbox.worker.partition.MAX_WAITING", 20)
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -208,13 +214,14 @@ def test_a_missing_topic_is_probed_at_leisure(engine, monkeypatch):
     assert looked <= 5 * seconds
 
 
+@pytest.mark.usefixtures("renewed_at_once")
 def test_what_waits_tells_why_it_is_not_accepted_now(engine):
     """A person has mended the first reason, and now there is another one."""
     outbox, destination = Outbox(engine), without("missing")
     destination.answer = lambda message: Unavailable("bad password") if message.topic == "missing" else DONE
     with outbox.begin() as session:
         outbox.send_all(session, [Message("missing" if n % 2 else "there", str(n)) for n in range(6)])
-    relay = relay_to(destination, outbox, upkeep=OFTEN)
+    relay = relay_to(destination, outbox)
 
     relay.start()
     before = eventually(lambda: errors(outbox) == [("missing", "bad password")] * 3)
@@ -247,12 +254,13 @@ def test_a_worker_begins_with_the_error_of_now_and_changes_it_once_a_minute(engi
     assert (begun, probed, errors(outbox)) == (True, True, [("missing", "bad password")] * 3)
 
 
+@pytest.mark.usefixtures("renewed_at_once")
 def test_what_waits_for_a_call_that_hangs_tells_so_while_others_of_its_topic_are_refused(engine):
     """The next message of the key waits for the call, and an attempt is counted for the message of the call."""
     outbox, destination = Outbox(engine), without("missing")
     released = False
     destination.hanging = lambda messages: not released and any(message.body == b"hangs" for message in messages)
-    relay = relay_to(destination, outbox, upkeep=OFTEN, deadline=timedelta(seconds=0.5))
+    relay = relay_to(destination, outbox, deadline=timedelta(seconds=0.5))
     try:
         with outbox.begin() as session:
             outbox.send_all(session, [Message("missing", body, key="k") for body in (b"hangs", b"behind")])

@@ -14,12 +14,12 @@ from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.settings import Settings, Upkeep
+from outbox.worker import upkeep
+from outbox.worker.settings import Settings
 from outbox.worker.subscription import retention_task
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.waiting import eventually
 
-OFTEN = Upkeep(purge=0.05, prune_again=0.01)
 MOMENT = timedelta(milliseconds=1)
 
 
@@ -33,6 +33,13 @@ def rows(outbox) -> int:
         return int(connection.execute(text("SELECT count(*) FROM outbox_message")).scalar_one())
 
 
+@pytest.fixture
+def often(monkeypatch):
+    """Old messages are looked for often."""
+    monkeypatch.setattr(upkeep, "PURGE", 0.05)
+    monkeypatch.setattr(upkeep, "PRUNE_AGAIN", 0.01)
+
+
 def noted(outbox) -> tuple[bool, int]:
     """Whether a purge has ended, and its retention."""
     with outbox.engine.connect() as connection:
@@ -40,6 +47,7 @@ def noted(outbox) -> tuple[bool, int]:
         return at is not None, keep
 
 
+@pytest.mark.usefixtures("often")
 def test_a_relay_deletes_what_every_subscription_has_passed(outbox):
     """The slow reader holds the second half back until its subscription is dropped."""
     destination = Destination()
@@ -47,7 +55,7 @@ def test_a_relay_deletes_what_every_subscription_has_passed(outbox):
         fill(outbox, 5_000)
         Subscriptions(channel).declare(Declaration(name="slow", destination="test:slow"), "latest")
         fill(outbox, 500, first=5_000)
-        relay = relay_to(destination, outbox, upkeep=OFTEN, keep=MOMENT)
+        relay = relay_to(destination, outbox, keep=MOMENT)
         relay.start()
         try:
             held_back = eventually(lambda: rows(outbox) == 500) and eventually(lambda: noted(outbox)[0])
@@ -63,6 +71,7 @@ def test_a_relay_deletes_what_every_subscription_has_passed(outbox):
     assert (held_back, still, gone, len(destination.messages), noted(outbox)) == (True, 500, True, 5_500, (True, 1))
 
 
+@pytest.mark.usefixtures("often")
 def test_nothing_is_deleted_while_more_waits_than_one_read_takes(outbox):
     """Of 100 old messages none goes before the relay has come to the end of its backlog."""
     fill(outbox, 100)
@@ -75,7 +84,7 @@ def test_nothing_is_deleted_while_more_waits_than_one_read_takes(outbox):
         return DONE
 
     destination = Destination(counted)
-    settings = Settings(limits=Limits(rows=50), upkeep=OFTEN, poll=(timedelta(milliseconds=10),) * 2)
+    settings = Settings(limits=Limits(rows=50), poll=(timedelta(milliseconds=10),) * 2)
     relay = relay_to(destination, outbox, settings=settings, keep=MOMENT)
     relay.start()
     gone = eventually(lambda: rows(outbox) == 0)
@@ -104,7 +113,7 @@ def test_a_refused_round_is_begun_anew(outbox):
     time.sleep(0.01)
     here = Position.of(0, [])
     with closing(outbox.database.open()) as channel:
-        task = retention_task(channel, MOMENT, Upkeep())
+        task = retention_task(channel, MOMENT)
         channel.run("ALTER TABLE {meta} RENAME TO other_meta")
         with pytest.raises(SchemaError, match="the outbox tables are not there"):
             task.do(here)

@@ -14,11 +14,11 @@ from outbox import Message, Outbox, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
 from outbox.store.log.log import Limits
-from outbox.worker import partition
+from outbox.worker import partition, upkeep
 from outbox.worker.calls import Call, Caller
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
-from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.settings import Settings
 from tests.support.parked import states
 from tests.support.readers import Collector, Worker, at_work, declared, job, send, texts, worker
 from tests.support.waiting import eventually
@@ -28,7 +28,6 @@ BRISK = Settings(
     limits=Limits(rows=3),
     poll=(timedelta(milliseconds=10), timedelta(milliseconds=10)),
     settle_within=timedelta(days=1),
-    upkeep=Upkeep(store_idle=LATER, store_passed=LATER),
 )
 
 
@@ -36,6 +35,8 @@ BRISK = Settings(
 def outbox(engine, monkeypatch):
     """An outbox whose workers take any messages for many, and settle them when they must."""
     monkeypatch.setattr(Polling, "many", property(lambda _: True))
+    monkeypatch.setattr(upkeep, "STORE_IDLE", LATER)
+    monkeypatch.setattr(upkeep, "STORE_PASSED", LATER)
     return Outbox(engine)
 
 
@@ -298,6 +299,8 @@ def test_nor_do_they_expire_when_a_connection_is_lost(engine, outbox):
 def test_they_come_again_after_a_crash_of_the_server(pg_engine, monkeypatch):
     """What their handler has stored there may be gone. A reset of the statistics looks like the crash of a backend."""
     monkeypatch.setattr(Polling, "many", property(lambda _: True))
+    monkeypatch.setattr(upkeep, "STORE_IDLE", LATER)
+    monkeypatch.setattr(upkeep, "STORE_PASSED", LATER)
     outbox, handler = Outbox(pg_engine), Handler()
     with at_work(worker(outbox.database, handler, settings=BRISK)):
         handled(outbox, handler, "1")

@@ -6,7 +6,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -22,9 +21,9 @@ from outbox.store.dialects.sqlite.locking import begin_immediate
 from outbox.store.log.log import Log
 from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker import partition
+from outbox.worker import partition, upkeep
 from outbox.worker.polling import Polling
-from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.settings import Settings
 from outbox.worker.waiting import Wait
 from tests.support.readers import Collector, at_work, send, worker
 from tests.support.waiting import eventually
@@ -33,7 +32,13 @@ from tests.support.waiting import eventually
 SHORTEST, LONGEST = 0.015625, 0.0625
 BRISK = Settings(poll=(timedelta(seconds=SHORTEST), timedelta(seconds=LONGEST)))
 NEVER = 1e9
-PRUNING = replace(BRISK, upkeep=Upkeep(prune_progress=0.05, store_idle=NEVER))
+
+
+@pytest.fixture
+def pruning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old progress is deleted often, and none is stored without messages."""
+    monkeypatch.setattr(upkeep, "PRUNE_PROGRESS", 0.05)
+    monkeypatch.setattr(upkeep, "STORE_IDLE", NEVER)
 
 
 # Progress
@@ -58,10 +63,11 @@ def age(engine: Engine, hours: list[int]) -> None:
             channel.run(update, epoch=epoch, n=n, hours=old)
 
 
+@pytest.mark.usefixtures("pruning")
 def test_progress_goes_after_a_day_but_never_the_newest(engine):
     """Where the partition stands is in the newest row alone, however long ago that was written."""
     outbox, handler = Outbox(engine), Collector()
-    with at_work(worker(outbox.database, handler, settings=PRUNING)):
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
         for number in range(1, 4):
             send(outbox, str(number))
             # The first row of an owner is where it found the partition.
@@ -73,13 +79,26 @@ def test_progress_goes_after_a_day_but_never_the_newest(engine):
     assert ages(engine) == [(1, 3, 23), (1, 4, 48)]
 
 
+def test_a_worker_that_ends_when_all_is_handled_deletes_old_progress(engine):
+    """It may be started each minute, and never live for the ten minutes after which a worker that stays does so."""
+    outbox = Outbox(engine)
+    send(outbox, "1")
+    worker(outbox.database, Collector()).until_empty()
+    age(engine, [25] * len(ages(engine)))
+
+    worker(outbox.database, Collector()).until_empty()
+
+    assert [(epoch, hours) for epoch, _, hours in ages(engine)] == [(2, 0)]
+
+
+@pytest.mark.usefixtures("pruning")
 def test_a_silent_owner_prunes_nothing_that_counts(engine):
     """A day of silence, a restart, and another day: the only row is old."""
     outbox = Outbox(engine)
     send(outbox, "1")
     worker(outbox.database, Collector()).until_empty()
     age(engine, [25] * len(ages(engine)))
-    with at_work(worker(outbox.database, Collector(), settings=PRUNING)):
+    with at_work(worker(outbox.database, Collector(), settings=BRISK)):
         assert eventually(lambda: ages(engine) == [(2, 1, 0)])
         age(engine, [25])
         time.sleep(0.5)
@@ -100,16 +119,19 @@ def taken_back(outbox: Outbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "upkeep"),
+    ("meanwhile", "passed", "idle"),
     [
-        (in_another_topic, Upkeep(store_passed=0.1, store_idle=NEVER)),
-        (taken_back, Upkeep(store_passed=NEVER, store_idle=0.1)),
+        (in_another_topic, 0.1, NEVER),
+        (taken_back, NEVER, 0.1),
     ],
     ids=["rows of other topics", "no rows at all"],
 )
-def test_a_silent_topic_pins_nothing(engine: Engine, meanwhile: Callable[[Outbox], None], upkeep: Upkeep) -> None:
+def test_a_silent_topic_pins_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Outbox], None], passed: float, idle: float
+) -> None:
     """What has passed by is not read again by the next owner, and may be purged."""
-    settings = replace(BRISK, upkeep=upkeep)
+    monkeypatch.setattr(upkeep, "STORE_PASSED", passed)
+    monkeypatch.setattr(upkeep, "STORE_IDLE", idle)
     outbox, handler = Outbox(engine), Collector()
 
     def position() -> Position:
@@ -122,7 +144,7 @@ def test_a_silent_topic_pins_nothing(engine: Engine, meanwhile: Callable[[Outbox
         assert newest is not None
         return newest.progress.base
 
-    with at_work(worker(outbox.database, handler, settings=settings, topics=("orders",))):
+    with at_work(worker(outbox.database, handler, settings=BRISK, topics=("orders",))):
         send(outbox, "first")
         assert eventually(lambda: bool(handler.messages))
         meanwhile(outbox)

@@ -16,7 +16,7 @@ from tenacity import wait_fixed
 from outbox import Message, Outbox, Reject, Retry, RetryPolicy, Verdict, create_engine
 from outbox.model.verdict import DONE
 from outbox.store.operations.status import standings
-from outbox.worker.settings import Upkeep
+from outbox.worker import upkeep
 from tests.support.destination import LONG_LEASE, Destination, failing, fill, relay_to
 from tests.support.parked import states
 from tests.support.waiting import eventually
@@ -104,12 +104,13 @@ def test_a_late_answer_and_a_lost_connection_send_nothing_twice(pg_engine, relay
     assert destination.bodies == NINE
 
 
-def test_a_late_answer_from_before_another_holder_of_the_lease_does_not_count(engine):
+def test_a_late_answer_from_before_another_holder_of_the_lease_does_not_count(engine, monkeypatch):
     """The other one may have sent any of them: the whole key goes again, and ends with its last message."""
     outbox, destination = Outbox(engine), Late()
     fill(outbox, 9, keys=1)
     # Nothing of the batch is settled before the other one has the lease, however long that takes here.
-    with running(outbox, destination, deadline=timedelta(seconds=3), lease=LONG_LEASE, upkeep=Upkeep(settle_parts=600)):
+    monkeypatch.setattr(upkeep, "SETTLE_PARTS", 600.0)
+    with running(outbox, destination, deadline=timedelta(seconds=3), lease=LONG_LEASE):
         assert destination.holds.wait(60)
         with engine.begin() as connection:
             connection.execute(text("UPDATE outbox_lease SET epoch = epoch + 1, owner = 'another', lease_until = NULL"))
@@ -215,8 +216,9 @@ def test_a_parked_message_whose_connection_is_lost_is_sent_once(pg_engine, relay
 # A long batch
 
 
-def test_a_long_batch_is_settled_in_parts(engine):
+def test_a_long_batch_is_settled_in_parts(engine, monkeypatch):
     """A crash repeats a part of it, and nothing waits for its end."""
+    monkeypatch.setattr(upkeep, "SETTLE_PARTS", 0.0)
     outbox, destination = Outbox(engine), Destination()
     released = threading.Event()
 
@@ -225,7 +227,7 @@ def test_a_long_batch_is_settled_in_parts(engine):
 
     destination.hanging = last
     fill(outbox, 20)
-    with running(outbox, destination, upkeep=Upkeep(settle_parts=0)):
+    with running(outbox, destination):
         part = eventually(lambda: 0 < unread(engine) == 20 - len(destination.messages) < 20)
         released.set()
         assert eventually(lambda: unread(engine) == 0)
@@ -234,8 +236,9 @@ def test_a_long_batch_is_settled_in_parts(engine):
     assert sorted(map(int, destination.bodies)) == list(range(20))
 
 
-def test_parked_messages_are_settled_in_parts(engine):
+def test_parked_messages_are_settled_in_parts(engine, monkeypatch):
     """A failure makes the calls small; the second one of those hangs."""
+    monkeypatch.setattr(upkeep, "SETTLE_PARTS", 0.0)
     outbox, destination = Outbox(engine), Destination(lambda _: Retry("not yet"))
     fails, released = [ValueError("once")], threading.Event()
 
@@ -245,8 +248,8 @@ def test_parked_messages_are_settled_in_parts(engine):
         return DONE
 
     fill(outbox, 20, keys=20)
-    options = {"upkeep": Upkeep(settle_parts=0), "retry": RetryPolicy(attempts=1000, wait=wait_fixed(0.05))}
-    with running(outbox, destination, **options):
+    retry = RetryPolicy(attempts=1000, wait=wait_fixed(0.05))
+    with running(outbox, destination, retry=retry):
         assert eventually(lambda: states(engine) == {"retry": 20})
         destination.hanging = lambda messages: not fails and len(messages) > 1 and not released.is_set()
         destination.answer = answer

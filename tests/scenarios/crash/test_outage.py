@@ -9,7 +9,6 @@ import pytest
 
 from outbox import Message, Outbox, Relay, Unavailable, Verdict
 from outbox.model.verdict import DONE
-from outbox.worker.policy import HandlerPolicy
 from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.nats_streams import Stream
 from tests.support.parked import attempts, states
@@ -92,7 +91,7 @@ def test_a_partition_pauses_when_too_many_wait(pg_engine, monkeypatch):
     with outbox.begin() as session:
         outbox.send_all(session, [Message(f"topic{n % 2}", str(n)) for n in range(400)])
     destination = Destination(lambda m: Unavailable("no stream") if m.topic == "topic1" else DONE)
-    monkeypatch.setattr("outbox.relay.relay.HandlerPolicy", lambda **options: HandlerPolicy(max_waiting=50, **options))
+    monkeypatch.setattr("outbox.worker.partition.MAX_WAITING", 50)
     relay = relay_to(destination, outbox)
 
     relay.start()

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from outbox import Message, Outbox
 from outbox.model.verdict import DONE
-from outbox.worker.settings import Upkeep
+from outbox.worker import upkeep
 from tests.support.destination import BAD, Destination, expected, failing, fill, relay_to
 from tests.support.parked import request, states
 from tests.support.waiting import eventually
@@ -146,15 +146,16 @@ def test_parked_messages_outlive_their_worker(engine):
     assert states(engine) == {"dead": 1, "blocked": 21}
 
 
-def test_more_keys_than_memory_holds_are_looked_up(engine):
+def test_more_keys_than_memory_holds_are_looked_up(engine, monkeypatch):
+    monkeypatch.setattr(upkeep, "MOST_KEYS", 5)
     poison = {str(n).encode() for n in range(10)}
     outbox, destination = Outbox(engine), Destination(failing(poison, BAD["rejects"]))
     fill(outbox, 60, keys=20)
-    relay_to(destination, outbox, upkeep=Upkeep(most_keys=5)).until_empty()
+    relay_to(destination, outbox).until_empty()
     with outbox.begin() as session:
         outbox.send_all(session, [Message("topic0", b"late", key="k3"), Message("topic0", b"free", key="k13")])
 
-    relay_to(destination, outbox, upkeep=Upkeep(most_keys=5)).until_empty()
+    relay_to(destination, outbox).until_empty()
 
     assert destination.of_key("k3") == []
     assert destination.of_key("k13") == [*expected(13, 60, 20), b"free"]

@@ -12,7 +12,7 @@ from tenacity import wait_fixed
 from outbox import Outbox, Reject, Retry, RetryPolicy
 from outbox.model.verdict import DONE
 from outbox.store.operations.status import standings
-from outbox.worker.settings import Upkeep
+from outbox.worker import upkeep
 from tests.support.destination import LONG_LEASE, Destination, fill, relay_to
 from tests.support.waiting import eventually
 
@@ -184,8 +184,9 @@ def test_who_sends_what_there_is_hears_that_it_cannot_be_settled(engine):
 
 
 @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_dedup"])
-def test_a_task_that_is_refused_ends_no_relay(engine, table, caplog):
+def test_a_task_that_is_refused_ends_no_relay(engine, table, caplog, monkeypatch):
     """Neither feature need be in use, nor the right to delete from its table be given."""
+    monkeypatch.setattr(upkeep, "PRUNE_EXPIRED", 0.1)
     outbox, destination = Outbox(engine), Destination()
     rows = {
         "outbox_inbox": "(consumer, message_id, handled_at, expires_at) VALUES ('c', :id, :past, :past)",
@@ -194,7 +195,7 @@ def test_a_task_that_is_refused_ends_no_relay(engine, table, caplog):
     with engine.begin() as connection:
         values = {"id": "0" * 32, "past": "2020-01-01 00:00:00"}
         connection.execute(text(f"INSERT INTO {table} {rows[table]}"), values)
-    relay = relay_to(destination, outbox, upkeep=Upkeep(prune_expired=0.1), lease=LONG_LEASE)
+    relay = relay_to(destination, outbox, lease=LONG_LEASE)
     with refused(engine, table, "DELETE", code="42501"):
         relay.start()
         assert eventually(lambda: "cannot delete" in caplog.text)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from outbox import Done, Message, Outbox, Relay, create_engine
+from outbox import Done, Message, Relay, create_engine
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
 from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.scenarios.exactness import twins
 from tests.scenarios.exactness.history import HistoryFile, delivery_of
+from tests.support.dialects import outbox_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def main(task: Task) -> None:
     dialect = twins.install(task.twin)
     if task.kill_at is not None:
         _die_at(task.kill_at)
-    outbox = Outbox(create_engine(task.url), dialect=dialect)
+    outbox = outbox_of(create_engine(task.url), dialect)
     sender = HistorySender(Path(task.history), task.pause)
     Relay(outbox, sender, settings=settings(task.rows, task.lease)).run()
 

@@ -24,6 +24,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settle import Parkings, Settlement
 from tests.scenarios.exactness.business import Scratch, change, facts
 from tests.scenarios.exactness.history import Event, Fault, delivery_of, judge
+from tests.support.dialects import database_of
 from tests.support.readers import declared, delivered
 
 ROWS = 2
@@ -54,7 +55,7 @@ class Script:
 
     def deliver(self) -> None:
         """A worker delivers everything it finds."""
-        database = Database(self.engine, dialect=self.dialect)
+        database = database_of(self.engine, self.dialect)
         self.history += [delivery_of(message) for message in delivered(database)]
 
     def found(self) -> set[str]:

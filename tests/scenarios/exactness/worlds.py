@@ -8,12 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Engine, event, text
 
-from outbox import Outbox
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
 from tests.scenarios.exactness.business import set_up
-from tests.support.dialects import varied
+from tests.support.dialects import outbox_of, varied
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -38,7 +37,7 @@ class World:
             event.listen(engine, "connect", lambda driver, _: self._tell_time(driver))
             dialect = varied(SQLITE, now="test_now()", connect=self._connect)
         set_up(engine, keys=0)
-        self.outbox = Outbox(engine, dialect=dialect)
+        self.outbox = outbox_of(engine, dialect)
         self.database = self.outbox.database
 
     def advance(self, seconds: float) -> None:

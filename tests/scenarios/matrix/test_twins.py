@@ -13,7 +13,7 @@ from tests.scenarios.matrix.homes import KINDS, Home
 from tests.scenarios.matrix.playing import left_by
 from tests.scenarios.matrix.scenarios import SCENARIOS
 from tests.scenarios.matrix.table import Scenario
-from tests.support.dialects import varied
+from tests.support.dialects import outbox_of, varied
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -70,22 +70,22 @@ class WithoutFlush(Outbox):
 
 def blind_to_failures(engine: Engine) -> Outbox:
     """Does not ask whether the transaction has failed."""
-    return Outbox(engine, dialect=varied(POSTGRESQL, is_aborted=lambda _driver: False))
+    return outbox_of(engine, varied(POSTGRESQL, is_aborted=lambda _driver: False))
 
 
 def deaf_to_rollbacks(engine: Engine) -> Outbox:
     """Does not hear what the server answers to a COMMIT."""
-    return Outbox(engine, dialect=varied(POSTGRESQL, commit=lambda commit, _connection: commit() is None))
+    return outbox_of(engine, varied(POSTGRESQL, commit=lambda commit, _connection: commit() is None))
 
 
 def content_with_autocommit(engine: Engine) -> Outbox:
     """Does not ask whether there is a transaction."""
-    return Outbox(engine, dialect=varied(POSTGRESQL, commits_every_statement=lambda _driver: False))
+    return outbox_of(engine, varied(POSTGRESQL, commits_every_statement=lambda _driver: False))
 
 
 def trusting_the_driver(engine: Engine) -> Outbox:
     """Lets SQLite's driver release a savepoint that nothing was begun before."""
-    return Outbox(engine, dialect=varied(SQLITE, prepare=None))
+    return outbox_of(engine, varied(SQLITE, prepare=None))
 
 
 TWINS: list[tuple[Callable[[Any], Outbox], str, str, str]] = [

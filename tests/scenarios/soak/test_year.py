@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Message, Outbox
-from outbox.worker.settings import Upkeep
+from outbox.worker import upkeep
 from tests.support.destination import Destination, relay_to
 from tests.support.waiting import eventually
 
@@ -33,12 +33,14 @@ def figures(outbox: Outbox) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(900)
-def test_a_year_of_messages_in_a_minute(engine, full):
+def test_a_year_of_messages_in_a_minute(engine, full, monkeypatch):
     """Two months, at full scale a year: the second half is no larger than the first, and every message arrives."""
+    monkeypatch.setattr(upkeep, "PURGE", DAY_SECONDS / 2)
+    monkeypatch.setattr(upkeep, "PRUNE_AGAIN", 0.01)
     outbox, destination = Outbox(engine), Destination()
     days = 365 if full else 60
     keep = timedelta(seconds=KEPT_DAYS * DAY_SECONDS)
-    relay = relay_to(destination, outbox, upkeep=Upkeep(purge=DAY_SECONDS / 2, prune_again=0.01), keep=keep)
+    relay = relay_to(destination, outbox, keep=keep)
     sizes, slowest = list[tuple[int, int]](), 0.0
     relay.start()
     try:
