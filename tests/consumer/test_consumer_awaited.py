@@ -2,14 +2,14 @@
 
 import asyncio
 import threading
-import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from outbox import Consumer, Message, Outbox
+from outbox import Consumer, Message, Outbox, Retry
 from tests.support.consumers import consumer_of, parked, texts, until_over, write
+from tests.support.deadlines import an_hour_passes, overdue
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -22,13 +22,17 @@ def test_coroutines_of_different_keys_run_side_by_side_and_never_more_than_allow
     with outbox.begin() as session:
         outbox.send_all(session, [Message("orders", f"{n}", key=f"k{n % 10}") for n in range(60)])
     consumer, now, most, got = consumer_of(outbox, concurrency=4), set[str | None](), list[int](), list[Message]()
+    together = asyncio.Event()
 
     @consumer.on("orders")
     async def handle(message: Message) -> None:
         assert message.key not in now
         now.add(message.key)
         most.append(len(now))
-        await asyncio.sleep(0.02)
+        if len(now) > 1:
+            together.set()
+        await together.wait()
+        await asyncio.sleep(0)
         now.discard(message.key)
         got.append(message)
 
@@ -63,7 +67,7 @@ def test_functions_of_both_kinds_keep_the_order_of_a_key(outbox):
 
     @consumer.on("orders")
     async def awaited(message: Message) -> None:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         got.append(message)
 
     consumer.on("mail")(got.append)
@@ -76,13 +80,14 @@ def test_functions_of_both_kinds_keep_the_order_of_a_key(outbox):
 def test_a_coroutine_is_cancelled_at_its_deadline_and_its_message_comes_again(outbox):
     write(outbox, "1", "2", key="k")
     write(outbox, "3", key="other")
-    consumer, cancelled, got = consumer_of(outbox, deadline=timedelta(seconds=0.2)), list[str](), list[Message]()
+    consumer, cancelled, got = consumer_of(outbox), list[str](), list[Message]()
 
     @consumer.on("orders")
     async def handle(message: Message) -> None:
         if message.body == b"1" and message.attempt == 1:
+            an_hour_passes()
             try:
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
             except asyncio.CancelledError:
                 cancelled.append(message.body.decode())
                 raise
@@ -97,13 +102,14 @@ def test_a_coroutine_is_cancelled_at_its_deadline_and_its_message_comes_again(ou
 
 def test_a_result_that_comes_while_the_coroutine_is_cancelled_counts(outbox):
     write(outbox, "1")
-    consumer, calls = consumer_of(outbox, deadline=timedelta(seconds=0.2)), list[int]()
+    consumer, calls = consumer_of(outbox), list[int]()
 
     @consumer.on("orders")
     async def handle(message: Message) -> None:
         calls.append(message.attempt)
+        an_hour_passes()
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             return
 
@@ -159,15 +165,17 @@ def test_a_failure_is_the_messages_and_ends_neither_loop_nor_worker(outbox, func
 def test_a_coroutine_that_times_out_cancels_no_other(outbox):
     write(outbox, "late", key="a")
     write(outbox, "well", key="b")
-    consumer, got, both = consumer_of(outbox, concurrency=2), list[str](), asyncio.Event()
+    consumer, got = consumer_of(outbox, concurrency=2), list[str]()
+    both, failed = asyncio.Event(), asyncio.Event()
 
     @consumer.on("orders")
     async def handle(message: Message) -> None:
         if message.body == b"late" and message.attempt == 1:
             await both.wait()
+            asyncio.get_running_loop().call_soon(failed.set)
             raise TimeoutError("the bank")
         both.set()
-        await asyncio.sleep(0.3)
+        await failed.wait()
         got.append(f"{message.text()} {message.attempt}")
 
     until_over(consumer)
@@ -177,25 +185,32 @@ def test_a_coroutine_that_times_out_cancels_no_other(outbox):
 
 
 def test_a_coroutine_that_blocks_holds_its_key_until_it_returns(outbox):
-    """No cancellation reaches it: the same message is never handled twice at once."""
+    """No cancellation reaches it: the same message is never handled twice at once, however often others are tried."""
     write(outbox, "1", "2", key="k")
-    consumer, at_work, overlaps, got = consumer_of(outbox, deadline=timedelta(seconds=0.1)), [0], [0], list[Message]()
+    consumer, go_on, blocking, got = consumer_of(outbox), threading.Event(), list[bytes](), list[str]()
 
     @consumer.on("orders")
     async def handle(message: Message) -> None:
-        overlaps[0] += at_work[0]
-        at_work[0] += 1
-        if message.body == b"1" and not got:
-            time.sleep(2.5)
-        at_work[0] -= 1
-        got.append(message)
+        if message.body == b"1" and not blocking:
+            blocking.append(message.body)
+            go_on.wait(240)
+        got.append(f"{message.text()} {message.attempt}")
 
-    with consumer:
-        deadline = time.monotonic() + 60
-        while b"2" not in [m.body for m in got] and time.monotonic() < deadline:
-            time.sleep(0.05)
+    @consumer.on("mail")
+    def told(message: Message) -> Retry | None:
+        got.append(f"mail {message.attempt}")
+        return Retry("not yet") if message.attempt < 3 else None
 
-    assert (overlaps, texts(got)[-1]) == ([0], "2")
+    with overdue(lambda messages: any(each.body in blocking for each in messages)), consumer:
+        held = eventually(lambda: [state for state, _, _ in parked(outbox)] == ["retry", "blocked"])
+        write(outbox, "mail", topic="mail")
+        others = eventually(lambda: "mail 3" in got)
+        beside = list(got)
+        go_on.set()
+        assert eventually(lambda: got[-1] == "2 1")
+
+    assert (held, others, beside) == (True, True, ["mail 1", "mail 2", "mail 3"])
+    assert got[3:] == ["1 1", "2 1"]
 
 
 def test_the_thread_of_the_loop_ends_with_the_consumer(outbox):

@@ -1,7 +1,6 @@
 """Keys are handled in order, or not at all in order; other keys wait for none, except where the queue is to wait."""
 
 import threading
-import time
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -11,6 +10,8 @@ from tenacity import wait_fixed
 
 from outbox import Message, Outbox, Retry, RetryPolicy
 from tests.support.consumers import consumer_of, parked, texts, until_over, write
+from tests.support.deadlines import overdue
+from tests.support.leases import step_clock
 from tests.support.waiting import eventually
 
 
@@ -35,6 +36,7 @@ def test_calls_of_different_keys_are_under_way_at_once_and_never_two_of_a_key(ou
         [0],
         list[Message](),
     )
+    together = threading.Event()
 
     @consumer.on("orders")
     def handle(message: Message) -> None:
@@ -42,7 +44,9 @@ def test_calls_of_different_keys_are_under_way_at_once_and_never_two_of_a_key(ou
             now[message.key or ""] += 1
             most[0] = max(most[0], now.total())
             assert now[message.key or ""] == 1
-        time.sleep(0.01)
+            if now.total() > 1:
+                together.set()
+        assert together.wait(240)
         with lock:
             now[message.key or ""] -= 1
             got.append(message)
@@ -89,47 +93,46 @@ def test_the_queue_waits_where_it_is_to_wait(outbox):
 
 def test_a_pause_is_chosen_for_each_message(outbox):
     write(outbox, "1")
-    consumer, at = consumer_of(outbox, retry=RetryPolicy(attempts=3, wait=wait_fixed(3600))), list[float]()
+    consumer, got = consumer_of(outbox, retry=RetryPolicy(attempts=3, wait=wait_fixed(60))), list[int]()
 
     @consumer.on("orders")
     def handle(message: Message) -> Any:
-        at.append(time.monotonic())
-        return Retry("soon", after=timedelta(seconds=0.3)) if message.attempt == 1 else None
+        got.append(message.attempt)
+        return Retry("soon", after=timedelta(hours=1)) if message.attempt == 1 else Retry("as usual")
 
-    until_over(consumer)
+    tried = list[int]()
+    for passed in (timedelta(0), timedelta(minutes=50), timedelta(minutes=10), timedelta(minutes=1)):
+        step_clock(outbox.engine, passed, "outbox_parked.due_at")
+        consumer.until_empty()
+        tried.append(len(got))
 
-    assert at[1] - at[0] >= 0.3
+    assert tried == [1, 1, 2, 3]
 
 
 def test_a_call_that_hangs_holds_its_message_alone(outbox):
-    """The rest of the batch goes on after one deadline; the key waits until the call has come back."""
+    """The rest of the batch goes on; the key waits until the call has come back, however often others are tried."""
     with outbox.begin() as session:
         outbox.send_all(session, [Message("orders", f"{key}{n}", key=key) for n in range(2) for key in ("a", "b", "c")])
-    consumer, go_on, at_work, got = (
-        consumer_of(outbox, deadline=timedelta(seconds=0.5)),
-        threading.Event(),
-        [0],
-        list[str](),
-    )
+    consumer, go_on, hangs, got = consumer_of(outbox), threading.Event(), list[bytes](), list[str]()
 
     @consumer.on("orders")
-    def handle(message: Message) -> None:
-        if message.key == "a":
-            at_work[0] += 1
-            assert at_work[0] == 1
-            if message.attempt == 1 and message.body == b"a0":
-                go_on.wait(60)
-            at_work[0] -= 1
-        got.append(message.body.decode())
+    def handle(message: Message) -> Any:
+        if message.body == b"a0" and not hangs:
+            hangs.append(message.body)
+            go_on.wait(240)
+        if message.body == b"c1" and message.attempt < 3:
+            return Retry("not yet")
+        got.append(f"{message.text()} {message.attempt}")
+        return None
 
-    with consumer:
-        others = eventually(lambda: sorted(got) == ["b0", "b1", "c0", "c1"])
-        time.sleep(0.5)
-        held = [each for each in got if each.startswith("a")]
+    with overdue(lambda messages: any(each.body in hangs for each in messages)), consumer:
+        others = eventually(lambda: sorted(got) == ["b0 1", "b1 1", "c0 1", "c1 3"])
+        beside = list(got)
         go_on.set()
-        assert eventually(lambda: got[-1] == "a1")
+        assert eventually(lambda: got[-1] == "a1 1")
 
-    assert (others, held, [each for each in got if each.startswith("a")][-1]) == (True, [], "a1")
+    assert (others, [each for each in beside if each.startswith("a")]) == (True, [])
+    assert got[4:] == ["a0 1", "a1 1"]
 
 
 def test_a_poison_message_delays_no_other_key(outbox):

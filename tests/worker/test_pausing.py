@@ -2,10 +2,11 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy import Engine
@@ -22,6 +23,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.pace import Pace
 from outbox.worker.settings import Settings
 from tests.support.consumers import consumer_of
+from tests.support.deadlines import overdue
 from tests.support.destination import LONG_LEASE, Destination, briskly, expected, fill, relay_to
 from tests.support.parked import states
 from tests.support.readers import send
@@ -80,17 +82,38 @@ def lease_of(outbox: Outbox) -> Holder:
         return found
 
 
+@contextmanager
+def looks() -> Iterator[Counter[int]]:
+    """How often the thread of each worker has looked what is paused. By its second look it follows what it saw."""
+    looked, find, test = Counter[int](), Subscriptions.find, threading.get_ident()
+
+    def counts(self: Subscriptions, name: str) -> Subscription | None:
+        if (worker := threading.get_ident()) != test:
+            looked[worker] += 1
+        return find(self, name)
+
+    with patch.object(Subscriptions, "find", counts):
+        yield looked
+
+
+def looks_pass() -> bool:
+    """Whether the worker has looked, has done what that meant, and has looked again."""
+    with looks() as looked:
+        return eventually(lambda: looked.total() >= 3)
+
+
 def test_workers_of_a_paused_subscription_stand_by_and_go_on_where_they_stood(outbox):
     """Two relays at work: the one with the lease gives it back, and neither hands anything over until the resume."""
     destination = Destination()
     fill(outbox, 400)
-    with running(relay_to(destination, outbox), relay_to(destination, outbox)):
+    with running(*(relay_to(destination, outbox, lease=LONG_LEASE) for _ in range(2))):
         assert eventually(lambda: destination.messages)
         (paused,) = pause(outbox, reason="the broker moves")
         assert eventually(lambda: not is_held(outbox))
         before = len(destination.messages)
         fill(outbox, 200, first=400)
-        time.sleep(1.5)
+        with looks() as looked:
+            assert eventually(lambda: sorted(looked.values())[-2:] >= [3, 3])
         standing_still = len(destination.messages) == before and not is_held(outbox)
         resume(outbox)
         assert eventually(lambda: len(destination.messages) >= 600)
@@ -102,19 +125,21 @@ def test_workers_of_a_paused_subscription_stand_by_and_go_on_where_they_stood(ou
 
 
 def test_messages_of_a_paused_key_wait_in_order_and_others_pass(outbox):
-    """The key is paused while its first message waits for another try; the resume releases all of it in order."""
-    destination = Destination(lambda message: Retry("not now") if message.key == "k1" else DONE)
+    """The key is paused while its first message waits for another try; the resume releases all of it in order.
+
+    Meanwhile a message of another key is tried three times.
+    """
+    destination, tries = Destination(lambda message: Retry("not now") if message.key == "k1" else DONE), iter(range(3))
     fill(outbox, 100)
     patient = RetryPolicy(attempts=10_000, wait=wait_fixed(0.05))
-    with running(relay_to(destination, outbox, retry=patient)):
+    with running(relay_to(destination, outbox, retry=patient, lease=LONG_LEASE)):
         assert eventually(lambda: len(destination.messages) == 95)
         before = lease_of(outbox).epoch
         pause(outbox, key="k1")
         assert eventually(lambda: lease_of(outbox).epoch > before)
-        destination.answer = lambda _message: DONE
+        destination.answer = lambda message: Retry("not yet") if message.body == b"199" and next(tries, 2) < 2 else DONE
         fill(outbox, 100, first=100)
         assert eventually(lambda: len(destination.messages) == 190 and states(outbox.engine).get("blocked") == 9)
-        time.sleep(1.5)
         held_back = destination.of_key("k1")
         resume(outbox, key="k1")
         assert eventually(lambda: len(destination.messages) == 200)
@@ -130,15 +155,14 @@ def test_a_pause_holds_back_everything_beside_a_call_that_hangs(outbox):
     hangs.set()
     destination.hanging = lambda messages: hangs.is_set() and any(message.key == "k1" for message in messages)
     fill(outbox, 1, first=1)
-    with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300), lease=LONG_LEASE)):
+    with overdue(destination.hanging), running(relay_to(destination, outbox, lease=LONG_LEASE)):
         assert eventually(lambda: destination.calls == 1)
         fill(outbox, 18, first=2)
         assert eventually(lambda: len(destination.messages) == 18)
         pause(outbox)
-        time.sleep(1)
+        assert looks_pass()
         fill(outbox, 20, first=20)
-        before = lease_of(outbox).renewals
-        assert eventually(lambda: lease_of(outbox).renewals >= before + 2)
+        assert looks_pass()
         beside = len(destination.messages)
         hangs.clear()
         resume(outbox)
@@ -154,11 +178,10 @@ def test_the_pause_of_a_key_waits_for_a_call_that_hangs(outbox):
     hangs.set()
     destination.hanging = lambda messages: hangs.is_set() and any(message.key == "k1" for message in messages)
     fill(outbox, 1, first=1)
-    with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300), lease=LONG_LEASE)):
+    with overdue(destination.hanging), running(relay_to(destination, outbox, lease=LONG_LEASE)):
         assert eventually(lambda: destination.calls == 1)
         pause(outbox, key="k2")
-        before = lease_of(outbox).renewals
-        assert eventually(lambda: lease_of(outbox).renewals >= before + 4)
+        assert looks_pass()
         fill(outbox, 18, first=2)
         assert eventually(lambda: len(destination.messages) == 18)
         lease = lease_of(outbox).epoch

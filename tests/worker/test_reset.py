@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
@@ -34,9 +33,11 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
+from tests.support.deadlines import overdue
 from tests.support.destination import Destination, Lines, expected, failing, fill, relay_to
 from tests.support.direct import acked, declare_compensation, relay_of, stored_acks, write
 from tests.support.faults import arm_stop
+from tests.support.leases import end_lease
 from tests.support.parked import request, states
 from tests.support.partitions import apart
 from tests.support.programs import Program, run
@@ -82,11 +83,19 @@ def standing(channel: Channel) -> list[Progress]:
     return ProgressLog(channel).standing(Subscriptions(channel).get("relay"))
 
 
+def next_moment(channel: Channel) -> datetime:
+    """A moment that is later than all that was created before: moments may have milliseconds only."""
+    before: datetime = channel.now()
+    assert eventually(lambda: channel.now() > before)
+    return channel.now()
+
+
 def by_key(bodies: list[tuple[str | None, bytes]], key: str) -> list[bytes]:
     """What arrived of a key."""
     return [body for each, body in bodies if each == key]
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_after_a_forced_reset_under_load_everything_comes_again_once_and_in_order(engine, outbox, channel, partitions):
     """Writers write on, some messages fail and are tried again, and two relays share the partitions."""
@@ -100,7 +109,6 @@ def test_after_a_forced_reset_under_load_everything_comes_again_once_and_in_orde
     def write_on() -> None:
         for first in range(1_000, 3_000, 50):
             fill(outbox, 50, first=first)
-            time.sleep(0.02)
 
     writer = threading.Thread(target=write_on)
     with running(*relays):
@@ -134,11 +142,10 @@ def test_a_worker_whose_call_hangs_keeps_its_lease_also_from_a_forced_reset(engi
     destination, release = Destination(), threading.Event()
     destination.hanging = lambda _messages: not release.is_set()
     fill(outbox, 10)
-    with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300), lease=PATIENCE)):
-        assert eventually(lambda: states(engine) == {"waiting": 1, "blocked": 9} or destination.calls > 0)
-        time.sleep(1)
+    with overdue(destination.hanging), running(relay_to(destination, outbox, lease=PATIENCE)):
+        assert eventually(lambda: states(engine))
         with pytest.raises(LeaseHeldError, match="has not given it back"):
-            reset(channel, "relay", "earliest", wait=timedelta(seconds=2))
+            reset(channel, "relay", "earliest", wait=timedelta(seconds=1))
         release.set()
         assert eventually(lambda: len(destination.messages) >= 10 and not states(engine))
 
@@ -156,14 +163,18 @@ def test_a_call_that_hung_before_does_not_count_after(engine, outbox, channel):
 
     destination.hanging = hangs
     fill(outbox, 10, keys=1)
-    with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300))):
-        assert eventually(lambda: caught and states(engine))
-    reset(channel, "relay", "earliest", wait=PATIENCE)
-    with running(relay_to(destination, outbox, deadline=timedelta(milliseconds=300))):
-        time.sleep(1)
-        release.set()
-        assert eventually(lambda: len(destination.messages) >= len(caught) + 10 and not states(engine))
+    with overdue(destination.hanging):
+        with running(relay_to(destination, outbox)):
+            assert eventually(lambda: caught and states(engine))
+        end_lease(engine)
+        reset(channel, "relay", "earliest", wait=PATIENCE)
+        reset_to = states(engine)
+        with running(relay_to(destination, outbox)):
+            assert eventually(lambda: states(engine))
+            release.set()
+            assert eventually(lambda: len(destination.messages) >= len(caught) + 10 and not states(engine))
 
+    assert reset_to == {}
     assert destination.bodies == [*caught, *(str(n).encode() for n in range(10))]
 
 
@@ -211,9 +222,8 @@ def test_reset_to_latest_leaves_out_what_waits(outbox, channel):
 def test_reset_to_a_moment_begins_with_what_was_created_then(engine, outbox, channel, partitions):
     destination = Destination()
     fill(outbox, 20)
-    time.sleep(0.01)  # moments have milliseconds
-    moment: datetime = channel.now()
-    time.sleep(0.01)
+    moment = next_moment(channel)
+    next_moment(channel)
     fill(outbox, 20, first=20)
     relay = relay_to(destination, outbox, partitions=partitions)
     relay.until_empty()
@@ -314,6 +324,7 @@ def child(argument: str) -> None:
         reset(channel, "relay", "earliest", wait=PATIENCE)
 
 
+@pytest.mark.storm
 def test_a_worker_that_was_frozen_across_a_reset_settles_nothing_of_before(engine, outbox, channel, tmp_path):
     """It has sent its second batch when it freezes; the lease is watched, and taken when nobody renews it."""
     path = tmp_path / "lines"
@@ -335,6 +346,7 @@ def test_a_worker_that_was_frozen_across_a_reset_settles_nothing_of_before(engin
     assert 0 < len(before) < 40
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("engine", "point", "copies"),
     [
