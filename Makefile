@@ -11,12 +11,14 @@ FIND_PYTHON = for python in python3 python3.14 python3.13 python3.12 python3.11;
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; python=; done; \
 	test -n "$$python" || { echo 'outbox needs Python 3.11 or newer' >&2; exit 1; }
 
-.PHONY: help demo test test-unit test-full model check docs bench clean
+.PHONY: help demo test test-unit test-storm test-timed test-full model check docs bench clean
 
 help:
 	@echo 'make demo       see transactions become messages, with a crash in the middle'
-	@echo 'make test       every suite, at a scale for 12 to 16 minutes on 2 cores'
+	@echo 'make test       every room and every promise, in 6 minutes on 2 cores'
 	@echo 'make test-unit  what needs no server, and small worlds of the model, in a minute'
+	@echo 'make test-storm kills, faults, large matrices and Java, in 25 minutes; AREA=spark: one area of eight'
+	@echo 'make test-timed what asserts on real time, one test after the other'
 	@echo 'make test-full  every suite, at full scale; AREA=senders: one folder of tests/ or tests/scenarios/'
 	@echo 'make model      every interleaving of small worlds, and the twins that break'
 	@echo 'make check      lint, format, types, floors and prose'
@@ -32,12 +34,23 @@ IN_MEMORY = $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 6000000 {
 
 # More workers than cores, because most tests wait for something. Files are given out in the order of tests/conftest.py.
 # They are collected once before: each worker that begins with nothing compiled would compile all of them.
+CROWD = --dist loadscope --no-loadscope-reorder
+COLLECT = $(BIN)/python -m pytest --collect-only -q $(ARGS) >/dev/null || true
+
 test: .venv/.dev
-	@$(BIN)/python -m pytest --collect-only -q $(ARGS) >/dev/null || true
-	$(IN_MEMORY) $(BIN)/python -m pytest -n 8 --dist loadscope --no-loadscope-reorder $(ARGS)
+	@$(COLLECT)
+	$(IN_MEMORY) $(BIN)/python -m pytest --tier quick -n 4 $(CROWD) --junitxml build/quick.xml $(ARGS)
+
+# A test that fails in the crowd runs three times alone before it counts as broken.
+test-storm: .venv/.dev
+	@$(COLLECT)
+	$(IN_MEMORY) $(BIN)/python -m tests.support.crowd -n 8 $(CROWD) $(AREA:%=--area %) $(ARGS)
+
+test-timed: .venv/.dev
+	$(IN_MEMORY) $(BIN)/python -m pytest --tier timed $(ARGS)
 
 test-unit: .venv/.dev
-	$(BIN)/python -m pytest tests/unit tests/model/test_explorer.py tests/model/test_worlds.py -m 'not large' $(ARGS)
+	$(BIN)/python -m pytest --tier quick tests/unit tests/model/test_explorer.py tests/model/test_worlds.py $(ARGS)
 
 # Some tests at full scale want the machine for themselves: they count seconds, or fill the disk with gigabytes.
 # The others keep two cores busy with three workers: one that has finished takes tests over, since a file may take long.

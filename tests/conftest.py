@@ -23,6 +23,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.telemetry.events import EVERYWHERE
 from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
+from tests.support.crowd import Failures
 from tests.support.destination import Destination
 from tests.support.handles import awaited
 from tests.support.orders import Base
@@ -37,7 +38,7 @@ _EXAMPLES = 40
 #: Servers take seconds of processor time to start, and some of it while nobody uses them: files whose tests need the
 #: same server are given to one worker. Spark's are given to two, so that no worker is left alone at the end of a run.
 _TOGETHER = {
-    "spark": "batch cluster crashes extract_in_spark pushdown races spark_example spark_page stream",
+    "spark": "batch cluster crashes extract_in_spark pushdown races smoke spark_example spark_page stream",
     "reports": "cli_report report_archive report_delivery report_order report_reconciliation",
     "kafka": "broker_pages fastapi_page rewriting sender_kafka sender_kafka_faults sender_kafka_transactions",
     "rabbitmq": "rabbitmq_page recipes_page sender_rabbitmq sender_rabbitmq_faults",
@@ -53,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier", choices=tiers, default="all", help="run the tests of one tier only: see tests/support/tiers.py"
     )
+    parser.addoption("--failures", type=Path, help="write what failed into this file: see tests/support/crowd.py")
     parser.addoption("--area", choices=tuple(AREAS), help="run the tests of one area of a storm only")
 
 
@@ -65,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
     settings.register_profile("outbox", deadline=None, max_examples=most, suppress_health_check=slow)
     settings.load_profile("outbox")
+    if config.getoption("--failures") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config.getoption("--failures")))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -30,6 +30,8 @@ from outbox.testing.servers import NatsServer
 from tests.support.command_line import the_tests_own_process
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 class Demo:
     """A demo in a process of its own; it and all that it starts carry a mark."""

@@ -6,6 +6,8 @@ import time
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from outbox import Message
 from outbox.direct.sends import Dispatcher
 from outbox.runtime.clock import clock
@@ -14,6 +16,8 @@ from outbox.worker.calls import Call
 from tests.support.destination import Destination
 from tests.support.directly import before_each_call, writing_directly
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.storm
 
 
 def test_calls_grow_only_as_the_destination_allows(engine):

@@ -18,6 +18,8 @@ from tests.support.handles import conninfo_of
 from tests.support.readers import bodies
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 @pytest.fixture
 def outbox(engine: Engine, destination: Destination) -> Iterator[Outbox]:

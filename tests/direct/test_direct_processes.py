@@ -21,6 +21,8 @@ from tests.support.programs import Program
 from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 def program(engine: Engine, path: Path | str, way: str, *arguments: str, stdout: IO[Any] | None = None) -> Program:
     url = engine.url.render_as_string(hide_password=False)

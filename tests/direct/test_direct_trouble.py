@@ -40,6 +40,8 @@ from tests.support.servers.proxy import TcpProxy
 from tests.support.several import behind
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 @pytest.fixture(autouse=True)
 def at_leisure(monkeypatch):

@@ -12,6 +12,8 @@ from outbox import Done, Message, Outbox, Reject, Relay, Retry, Unavailable, cre
 from outbox.cli.demo.service import path_of
 from tests.support.examples import EXAMPLES, run, typed
 
+pytestmark = pytest.mark.storm
+
 
 def test_an_order_is_placed_and_its_message_sent(folder):
     said = run(*typed("orders.py"))

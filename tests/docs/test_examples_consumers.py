@@ -1,6 +1,10 @@
 """The examples of consumers run as their first lines say."""
 
+import pytest
+
 from tests.support.examples import run, typed
+
+pytestmark = pytest.mark.storm
 
 
 def test_a_read_model_is_kept_and_built_anew(folder):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
+pytestmark = pytest.mark.storm
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "django_shop"
 REQUEST = """
 from django.test import Client

@@ -16,6 +16,8 @@ from sqlalchemy.orm import Session
 
 from tests.support.readers import bodies
 
+pytestmark = pytest.mark.storm
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLACED = {"customer": "ann", "total": 42}
 TOO_MUCH = {"customer": "ben", "total": 4200}

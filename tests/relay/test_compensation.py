@@ -26,6 +26,8 @@ from tests.support.direct import BRIEFLY, BRISK, acked, declare_compensation, re
 from tests.support.readers import delivered
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 def test_each_row_is_sent_by_its_own(engine):
     """`relay` skips what its writers send, its compensation sends what they left, another reader ignores all that."""

@@ -18,6 +18,8 @@ from tests.support.destination import Destination
 from tests.support.direct import BRIEFLY, acked, declare_compensation, relay_of, write
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 class AskedAtCapture(Acks):
     """Asks for the acks together with the position."""

@@ -21,6 +21,8 @@ from outbox.store.dialects.sqlite import channel as sqlite
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from tests.support.readers import bodies
 
+pytestmark = pytest.mark.storm
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.examples import run, typed
 
+pytestmark = pytest.mark.storm
+
 PLACED, KILLED, STARTED_AGAIN = range(3)
 
 

@@ -31,6 +31,8 @@ from tests.scenarios.exactness.history import Delivery, HistoryFile
 from tests.scenarios.exactness.runs import Child
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 EVERY_WAY: tuple[Way, ...] = ("execute", "listener", "join", "record")
 BY_LISTENER: tuple[Way, ...] = ("execute", "listener")
 

@@ -18,6 +18,8 @@ from tests.support.destination import fill
 from tests.support.nats_streams import Stream, Witness, make_stream
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 EARLIER = Unavailable("an earlier message of its key was not stored")
 TAKEN = "the copy is sent again, and taken when the stream's duplicate_window is over"
 

@@ -22,6 +22,8 @@ from tests.support.servers.redis import RedisServer
 from tests.support.servers.redis_cluster import RedisCluster, Watched
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 cluster = begun(lambda: RedisCluster(settings={"appendfsync": "always"}))
 streams = mortal = placed(ClusterStreams, "cluster", port=None)
 sender = opened("streams")

@@ -22,6 +22,8 @@ from tests.support.servers.redis_cluster import Node, RedisCluster
 from tests.support.tls import refused as refused_by_tls
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 #: Tests themselves use the ports without TLS, and need no password there.
 USERS = "user default on nopass ~* &* +@all\nuser relay on >s3cr3t ~* +xadd +multi +exec +wait\n"
 TOPICS = [f"t{n}" for n in range(20)]

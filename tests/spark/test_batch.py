@@ -6,6 +6,8 @@ from sqlalchemy import Engine
 import outbox.spark
 from outbox import Outbox
 
+pytestmark = pytest.mark.jvm
+
 
 @pytest.fixture
 def messages(engine: Engine):

@@ -288,6 +288,7 @@ def test_a_standby_of_sqlite_is_refused(outbox, path):
     assert (ended.code, "SQLite has no standbys" in ended.err) == (2, True)
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(900)
 def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(pg_engine, spark_home, path, tmp_path):
     """All that is said is one line; nothing else reaches the terminal."""

@@ -177,6 +177,7 @@ def test_programs_learn_that_a_report_was_cut(engine, shop):
     assert [(len(each["breaks"]), each["more"]) for each in (cut, whole)] == [(1, True), (2, False)]
 
 
+@pytest.mark.jvm
 @ONE_DATABASE
 def test_the_audit_of_an_archive_is_in_the_order_of_its_windows(engine, shop, spark, tmp_path):
     send(shop, 1)
@@ -248,6 +249,7 @@ def purge(engine, archive, *options):
     return typed(engine, "purge", "--older-than", "0s", "--archive", str(archive), *options)
 
 
+@pytest.mark.jvm
 def test_what_is_in_the_archive_is_purged_and_nothing_else(engine, archive, tmp_path):
     before = kept(engine)
     rehearsed = purge(engine, archive, "--dry-run", "--json").json
@@ -261,6 +263,7 @@ def test_what_is_in_the_archive_is_purged_and_nothing_else(engine, archive, tmp_
     assert (tmp_path / "x.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.jvm
 @ONE_DATABASE
 def test_what_cannot_be_purged_is_not_compared(engine, shop, spark, archive, without_spark):
     """Here the fourth message is not in the archive, and the first three are held by a relay that has not begun."""
@@ -278,6 +281,7 @@ def test_what_cannot_be_purged_is_not_compared(engine, shop, spark, archive, wit
     assert purge(engine, archive, "--json").json["ranges"] == []
 
 
+@pytest.mark.jvm
 @ONE_DATABASE
 def test_only_what_every_subscription_is_past_is_compared(engine, shop, spark, tmp_path):
     send(shop, 1, 2)
@@ -293,6 +297,7 @@ def test_only_what_every_subscription_is_past_is_compared(engine, shop, spark, t
     assert ended.err.startswith("compared 2 messages in 1 range of ids: ")
 
 
+@pytest.mark.jvm
 @ONE_DATABASE
 def test_an_archive_of_another_server_proves_nothing(engine, archive, without_spark):
     file = archive / "_outbox" / "00000001.json"
@@ -303,6 +308,7 @@ def test_an_archive_of_another_server_proves_nothing(engine, archive, without_sp
     assert (ended.code, "(kind of database postgresql then, sqlite now)" in ended.err) == (1, True)
 
 
+@pytest.mark.jvm
 @ONE_DATABASE
 def test_a_message_that_the_archive_has_not_stops_it(engine, archive):
     """Another body, under the same id: as after a restore, or a disk that lies."""
@@ -317,6 +323,7 @@ def test_a_message_that_the_archive_has_not_stops_it(engine, archive):
     assert "message 2 of topic orders is different" in ended.err
 
 
+@pytest.mark.jvm
 @ONE_DATABASE
 def test_a_file_that_a_disk_has_damaged_stops_it(engine, archive):
     """Where no row shows it: in the name of the program that wrote the file."""
@@ -334,6 +341,7 @@ def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
+@pytest.mark.jvm
 @ONE_DATABASE
 @pytest.mark.parametrize(("change", "says"), [(Path.unlink, "is not there"), (cut_short, "were written; restore")])
 def test_a_file_that_is_missing_or_cut_short_stops_it(engine, archive, change, says):
@@ -346,6 +354,7 @@ def test_a_file_that_is_missing_or_cut_short_stops_it(engine, archive, change, s
     assert (ended.code, kept(engine), says in ended.err) == (1, before, True)
 
 
+@pytest.mark.jvm
 @ONE_DATABASE
 def test_a_file_whose_messages_left_the_database_before_may_be_gone(engine, shop, spark, archive):
     """What a purge reads is what the database holds, and not all that was ever archived."""
@@ -363,6 +372,7 @@ def test_a_file_whose_messages_left_the_database_before_may_be_gone(engine, shop
     assert (ended.code, ended.json["rows"], kept(engine)) == (0, 2, [])
 
 
+@pytest.mark.jvm
 @ONE_DATABASE
 def test_an_archive_without_half_messages_stops_a_purge_of_them(engine, shop, spark, tmp_path):
     begun(engine).commit()
@@ -381,6 +391,7 @@ def test_an_archive_without_half_messages_stops_a_purge_of_them(engine, shop, sp
     assert "extract with --halves" in ended.err
 
 
+@pytest.mark.jvm
 def test_a_message_that_was_committed_late_is_not_purged_with_its_neighbours(pg_engine, spark, tmp_path):
     """Its id is below those of the archive, whose position does not see it."""
     with closing(Outbox(pg_engine)) as shop, pg_engine.connect() as late:

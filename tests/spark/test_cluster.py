@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox
@@ -17,6 +18,8 @@ from outbox.testing.servers.process import free_port
 from tests.spark.conftest import settings
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.jvm
 
 DEPLOY = "org.apache.spark.deploy"
 

@@ -10,6 +10,8 @@ import pytest
 from outbox import Outbox
 from tests.support.programs import ROOT
 
+pytestmark = pytest.mark.jvm
+
 
 @pytest.mark.timeout(1600)
 def test_batches_streams_and_archives_over_connect(spark_home, pg_engine, tmp_path):

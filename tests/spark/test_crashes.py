@@ -27,6 +27,8 @@ from tests.spark.test_fetch import fill
 from tests.support.command_line import outbox as command
 from tests.support.servers.postgresql import Standby
 
+pytestmark = pytest.mark.jvm
+
 BURNT = 120
 TRIES, TRIES_IN_FULL = 2, 5
 

@@ -179,6 +179,7 @@ def killed(process: subprocess.Popen[str], after: float) -> None:
     process.communicate(timeout=30)
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(1200)
 def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(
     pg_engine, written, extracting, tmp_path, full

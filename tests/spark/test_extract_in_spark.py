@@ -16,6 +16,8 @@ from outbox.store.log.extraction import MESSAGES, columns_of
 from tests.spark.extracts import extracted, files_in, ids_in, run_here, table_of
 from tests.spark.test_extract import purge_all, send
 
+pytestmark = pytest.mark.jvm
+
 
 @pytest.fixture
 def outbox(engine: Engine) -> Outbox:

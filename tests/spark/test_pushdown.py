@@ -5,6 +5,8 @@ import pytest
 
 from outbox.spark.source import OutboxReader
 
+pytestmark = pytest.mark.jvm
+
 
 def test_a_frame_that_is_used_twice_gives_wrong_answers(spark):
     """When this fails, Spark is mended from some version on, and pushing filters may be thought of."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 from pyspark.sql.datasource import DataSourceStreamReader
 from sqlalchemy import Engine, insert, text
 
@@ -24,6 +25,8 @@ from tests.scenarios.exactness.runs import Child
 from tests.spark.streams import Stream, written
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.jvm
 
 WRITERS = 4
 

@@ -34,6 +34,7 @@ def shown(ranges):
     return [(each.first_id, each.last_id, each.rows, each.archived, each.same) for each in ranges]
 
 
+@pytest.mark.jvm
 def test_ranges_that_are_the_same(frame):
     """What was purged before is in the archive alone."""
     stored = frame(row(1), row(9), row(10), row(35))
@@ -53,6 +54,7 @@ CHANGES = {
 }  # fmt: skip
 
 
+@pytest.mark.jvm
 def test_every_column_counts(frame):
     """In one look: each column is changed in a range of its own."""
     changed = [name for name in COLUMNS if name != "id"]
@@ -62,18 +64,21 @@ def test_every_column_counts(frame):
     assert [each.same for each in compare(stored, archived, width=10)] == [False] * len(changed)
 
 
+@pytest.mark.jvm
 def test_a_value_in_the_column_beside_it_is_another(frame):
     stored, archived = frame(row(1, tags="x", headers=None)), frame(row(1, tags=None, headers="x"))
 
     assert [each.same for each in compare(stored, archived)] == [False]
 
 
+@pytest.mark.jvm
 def test_two_messages_that_have_changed_bodies_are_noticed(frame):
     stored, archived = frame(row(1), row(2)), frame(row(1, body=b"2"), row(2, body=b"1"))
 
     assert shown(compare(stored, archived)) == [(0, 99_999, 2, 2, False)]
 
 
+@pytest.mark.jvm
 def test_what_is_missing_different_or_there_twice_is_named(frame):
     stored = frame(row(1), row(2), row(3, topic="mail"), row(4), row(15))
     archived = frame(row(1), row(2, body=b"x"), row(4), row(4))
@@ -85,5 +90,6 @@ def test_what_is_missing_different_or_there_twice_is_named(frame):
     assert found == [(2, "orders", "different"), (3, "mail", "missing"), (4, "orders", "several times")]
 
 
+@pytest.mark.jvm
 def test_without_messages_there_is_nothing_to_compare(frame):
     assert compare(frame(row(1)).limit(0), frame(row(1))) == []

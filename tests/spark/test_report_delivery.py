@@ -43,6 +43,7 @@ def parked(spark):
     return made
 
 
+@pytest.mark.jvm
 def test_messages_are_counted_by_topic_and_hour_without_half_messages(messages):
     log = messages(("orders", 0), ("orders", 59), ("orders", 60), ("mail", 61), (HALF_TOPIC, 61), ("mail", 200))
 
@@ -51,6 +52,7 @@ def test_messages_are_counted_by_topic_and_hour_without_half_messages(messages):
     ]  # fmt: skip
 
 
+@pytest.mark.jvm
 def test_parked_messages_are_counted_by_state_and_age(parked):
     found = delivery.parked_by_age(
         parked(
@@ -70,6 +72,7 @@ def test_parked_messages_are_counted_by_state_and_age(parked):
     ]
 
 
+@pytest.mark.jvm
 def test_dead_letters_are_counted_by_their_error(parked):
     found = delivery.dead_letters(
         parked(

@@ -43,6 +43,7 @@ def found(audited):
 RISING = ((1, 1, "a", 1), (1, 2, "b", 1), (1, 3, "a", 2), (2, 4, "b", 7), (2, 5, "a", 3))
 
 
+@pytest.mark.jvm
 def test_versions_that_rise_per_key_are_fine(messages):
     audited = order.versions(messages(*RISING), by_body())
 
@@ -53,6 +54,7 @@ def test_versions_that_rise_per_key_are_fine(messages):
     ]  # fmt: skip
 
 
+@pytest.mark.jvm
 def test_versions_that_fall_or_repeat_are_found(messages):
     log = messages(*RISING, (3, 6, "a", 3), (3, 7, "b", 6), (3, 8, "b", 8))
 
@@ -63,6 +65,7 @@ def test_versions_that_fall_or_repeat_are_found(messages):
     assert (row.fell, row.repeated, row.broken_keys) == (1, 1, 2)
 
 
+@pytest.mark.jvm
 def test_the_window_comes_before_the_id(messages):
     """A message that was committed late has a low id in a later window: that is the order its readers get."""
     log = messages((1, 2, "a", 1), (2, 1, "a", 2))
@@ -73,12 +76,14 @@ def test_the_window_comes_before_the_id(messages):
     assert (found(by_window), found(by_id)) == ([], [(2, "a", 2, 1, "fell")])
 
 
+@pytest.mark.jvm
 def test_a_version_may_be_in_a_header(messages):
     log = messages((1, 1, "a", 2), (1, 2, "a", 1))
 
     assert found(order.versions(log, order.version_in_header("version"))) == [(2, "a", 2, 1, "fell")]
 
 
+@pytest.mark.jvm
 @pytest.mark.parametrize("name", ["o'clock", "a.b", "x*", "$|~"])
 def test_a_header_may_have_any_name(spark, name):
     rows = [(id, "orders", "a", json.dumps({name: str(version)}), b"", None) for id, version in ((1, 2), (2, 1))]
@@ -87,10 +92,12 @@ def test_a_header_may_have_any_name(spark, name):
     assert found(order.versions(log, order.version_in_header(name))) == [(2, "a", 2, 1, "fell")]
 
 
+@pytest.mark.jvm
 def test_numbers_are_compared_as_numbers(messages):
     assert found(order.versions(messages((1, 1, "a", 9), (1, 2, "a", 10)), order.version_in_header("version"))) == []
 
 
+@pytest.mark.jvm
 def test_messages_without_a_version_are_counted_and_stand_between_no_others(messages):
     log = messages((1, 1, "a", 2), (1, 2, "a", "new"), (1, 3, "a", None), (1, 4, "a", 2))
 
@@ -101,6 +108,7 @@ def test_messages_without_a_version_are_counted_and_stand_between_no_others(mess
     assert found(audited) == [(4, "a", 2, 2, "repeated")]
 
 
+@pytest.mark.jvm
 def test_a_body_that_is_no_json_has_no_version(spark):
     data = [(1, 1, "orders", "a", None, b"\xff\x00{", None), (1, 2, "orders", "a", None, b"", None)]
 
@@ -109,12 +117,14 @@ def test_a_body_that_is_no_json_has_no_version(spark):
     assert (row.messages, row.without_version) == (2, 2)
 
 
+@pytest.mark.jvm
 def test_what_has_no_order_is_left_out(messages):
     log = messages((1, 1, None, 2), (1, 2, None, 1)).union(messages((1, 3, "t", 2), (1, 4, "t", 1), topic=HALF_TOPIC))
 
     assert order.versions(log, by_body()).count() == 0
 
 
+@pytest.mark.jvm
 def test_a_version_may_be_told_once_in_each_topic(messages):
     """One change of a subject may have a message for those who ship and another for those who write letters."""
     log = (
@@ -126,12 +136,14 @@ def test_a_version_may_be_told_once_in_each_topic(messages):
     assert found(order.versions(log, by_body())) == [(5, "a", 2, 2, "repeated")]
 
 
+@pytest.mark.jvm
 def test_a_repetition_is_one_although_another_topic_has_fallen_between(messages):
     log = messages((1, 1, "a", 2), (1, 3, "a", 2)).union(messages((1, 2, "a", 1), topic="mail"))
 
     assert found(order.versions(log, by_body())) == [(2, "a", 2, 1, "fell"), (3, "a", 2, 2, "repeated")]
 
 
+@pytest.mark.jvm
 def test_a_key_is_one_over_all_topics(messages):
     log = messages((1, 1, "a", 2)).union(messages((1, 2, "a", 1), topic="mail"))
 

@@ -62,6 +62,7 @@ def found(frame):
     return [(row.message_id, row.state, row.problem) for row in rows]
 
 
+@pytest.mark.jvm
 def test_each_half_message_is_committed_rolled_back_open_or_parked(log, ops, parked):
     messages = log(
         half(1, "c"), half(2, "c"), half(3, "r"), half(4, "o", minute=3), half(5, "p"), half(6, "p"),
@@ -83,6 +84,7 @@ def test_each_half_message_is_committed_rolled_back_open_or_parked(log, ops, par
     ]  # fmt: skip
 
 
+@pytest.mark.jvm
 def test_who_decided_is_said(log, ops, parked):
     (row,) = r.reconcile(log(half(1, "r")), ops(r="rollback"), parked(("x", "x", "x"))).collect()
 
@@ -131,6 +133,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.jvm
 def test_what_cannot_be_is_found_and_nothing_else(log, ops, parked):
     """In one look, because each look takes a second."""
     rows = [row for case in CASES.values() for row in case[0]]
@@ -142,6 +145,7 @@ def test_what_cannot_be_is_found_and_nothing_else(log, ops, parked):
     assert problems == {next(iter(verdict), "without"): problem for _, verdict, problem in CASES.values() if problem}
 
 
+@pytest.mark.jvm
 def test_what_was_purged_proves_nothing_by_its_absence(log, ops, parked):
     reconciled = r.reconcile(
         log(half(5, "a"), half(6, "b")), ops(a="commit", b="commit"), parked(("x", "x", "x")), purged_id=5
@@ -152,6 +156,7 @@ def test_what_was_purged_proves_nothing_by_its_absence(log, ops, parked):
     ]  # fmt: skip
 
 
+@pytest.mark.jvm
 def test_half_messages_of_topics_that_are_not_there_prove_nothing(log, ops, parked):
     """An archive of some topics has the half messages of all."""
     rows, verdicts, nothing = (
@@ -163,6 +168,7 @@ def test_half_messages_of_topics_that_are_not_there_prove_nothing(log, ops, park
     assert found(r.reconcile(rows, verdicts, nothing, topics=("orders",))) == [("m6", "committed", r.NOT_RESTORED)]
 
 
+@pytest.mark.jvm
 def test_a_verdict_after_the_end_of_an_archive_proves_nothing_by_an_absence(log, ops, parked):
     """The verdicts are all of minute 1."""
     at_once, later = (
@@ -175,6 +181,7 @@ def test_a_verdict_after_the_end_of_an_archive_proves_nothing_by_an_absence(log,
     ]  # fmt: skip
 
 
+@pytest.mark.jvm
 def test_a_contradiction_of_two_looks_at_different_moments_heals(log, ops, parked):
     """Read the messages before a transaction is committed, and the verdicts after it: the second look sees it whole."""
     nothing = parked(("x", "x", "x"))
@@ -185,6 +192,7 @@ def test_a_contradiction_of_two_looks_at_different_moments_heals(log, ops, parke
     assert (len(found(first)), found(r.unless_healed(first, second))) == (2, [("m2", "committed", r.NOT_RESTORED)])
 
 
+@pytest.mark.jvm
 def test_a_contradiction_that_becomes_another_one_stays(log, ops, parked):
     """While the log is read, somebody deletes the verdict by hand."""
     nothing = parked(("x", "x", "x"))

@@ -10,6 +10,8 @@ from tests.support.command_line import outbox as typed
 from tests.support.examples import EXAMPLES
 from tests.support.pages import commands
 
+pytestmark = pytest.mark.jvm
+
 FOLDER = EXAMPLES / "spark"
 
 

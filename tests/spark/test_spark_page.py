@@ -5,8 +5,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.command_line import outbox
 from tests.support.pages import TOP
+
+pytestmark = pytest.mark.jvm
 
 PAGES = {name: (TOP / "docs" / f"{name}.md").read_text() for name in ("spark", "archive", "spark-reports")}
 ALL = "".join(PAGES.values())

@@ -16,6 +16,8 @@ from outbox.store.operations.purge import Purge
 from outbox.store.operations.status import standings
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.jvm
+
 
 def url_of(engine):
     return engine.url.render_as_string(hide_password=False)

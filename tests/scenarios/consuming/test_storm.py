@@ -14,6 +14,8 @@ from tests.scenarios.consuming.journal import Entry, judge
 from tests.scenarios.consuming.storm import Plan, Report, Storm
 from tests.scenarios.exactness.history import Fact
 
+pytestmark = pytest.mark.storm
+
 SMALL = Plan(seconds=10, least=300)
 FULL = Plan(seconds=60, least=2_000, a_second=120, crowd=(8, 1, 32, 8, 3, 16))
 ON_SQLITE, ON_SQLITE_FULL = (

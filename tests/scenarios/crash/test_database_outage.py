@@ -25,6 +25,8 @@ from tests.support.destination import Destination
 from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 BATCH = 100
 WRITERS = 3
 SETTINGS = Settings(

@@ -25,6 +25,8 @@ from tests.scenarios.exactness.runs import Child
 from tests.support.directly import without_grace
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 ROWS, KEYS = 100, 20
 #: In seconds; no process gets no processor for so long.
 PATIENCE = 300.0

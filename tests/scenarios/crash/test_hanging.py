@@ -19,6 +19,8 @@ from tests.support.destination import Destination, relay_to
 from tests.support.parked import request, states
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 #: A call hangs after this time. Three times as long, and what it has is parked.
 DEADLINE = timedelta(seconds=2)
 

@@ -25,6 +25,8 @@ from outbox.worker.settle import Settlement
 from tests.support.readers import QUICK, Collector, declared, delivered, send, texts, worker
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 @pytest.fixture
 def durable() -> Iterator[PostgresServer]:

@@ -21,6 +21,8 @@ from tests.support.destination import LONG_LEASE, Destination, failing, fill, re
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 NINE = [str(n).encode() for n in range(9)]
 #: A call hangs after this time.
 DEADLINE = timedelta(seconds=0.5)

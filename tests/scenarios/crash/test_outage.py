@@ -15,6 +15,8 @@ from tests.support.parked import attempts, states
 from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 KEYS = 20
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from outbox import Message, Outbox, Retry
 from outbox.model.verdict import DONE
 from tests.support.destination import Destination, failing, relay_to
 from tests.support.leases import step_clock
 from tests.support.parked import request, states
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.storm
 
 HALF_AN_HOUR = timedelta(minutes=30)
 

@@ -15,6 +15,8 @@ from tests.support.destination import BAD, Destination, expected, failing, fill,
 from tests.support.parked import request, states
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 COUNT, KEYS, POISON = 400, 20, 105
 BEHIND = len([n for n in range(POISON + 1, COUNT) if n % KEYS == POISON % KEYS])
 

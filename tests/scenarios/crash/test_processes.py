@@ -26,6 +26,8 @@ from tests.support.parked import states
 from tests.support.programs import ROOT, Program
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 PROGRAM = """
 import sys, time
 from datetime import timedelta

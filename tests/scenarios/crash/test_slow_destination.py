@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import text
 
 from outbox import Message, Outbox, Retry, Verdict
@@ -15,6 +16,8 @@ from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.leases import epoch, lease_left
 from tests.support.parked import states
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.storm
 
 COUNT, KEYS = 600, 5
 DEADLINE = timedelta(seconds=0.1)

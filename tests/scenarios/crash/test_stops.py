@@ -22,6 +22,8 @@ from tests.support.leases import end_lease
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 COUNT, KEYS = 600, 45
 EVERYTHING = [b"%d" % n for n in range(COUNT)]
 #: Of calls that hang, and see `only_late`; no other call is late.

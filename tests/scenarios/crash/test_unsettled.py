@@ -16,6 +16,8 @@ from outbox.worker import upkeep
 from tests.support.destination import LONG_LEASE, Destination, fill, relay_to
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 COUNT = 20
 SECONDS = 3.0
 #: One full batch may be sent before the first settle is seen to fail; an adverse moment may cost another one.

@@ -17,6 +17,8 @@ from tests.scenarios.destinations.fire import Plan, Report, Run
 from tests.support.durable_destinations import KINDS
 from tests.support.several import new_database
 
+pytestmark = pytest.mark.storm
+
 SMALL = Plan(writers=2, quota=240, keys=40, batch=50, trouble=("crash", "worst"))
 FULL = Plan(
     quota=5_000,

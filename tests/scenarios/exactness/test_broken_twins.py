@@ -29,6 +29,8 @@ from tests.scenarios.exactness.scripts import ROWS, Script, waits_for_lock, woke
 from tests.support.readers import delivered
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 @pytest.fixture
 def script(pg_engine: Engine) -> Script:

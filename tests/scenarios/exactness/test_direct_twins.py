@@ -30,7 +30,7 @@ from tests.support.directly import at_rest, before_each_call, briefly, relayed, 
 from tests.support.waiting import eventually
 
 # The thread that sends is ended in the way of these tests, which pytest would tell.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+pytestmark = [pytest.mark.storm, pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")]
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,8 @@ from tests.conftest import started
 from tests.scenarios.exactness import twins
 from tests.support.readers import Collector, Worker, declared, job
 
+pytestmark = pytest.mark.storm
+
 #: The lease outlives the crash; nothing but the scripts writes meanwhile, and a commit would flush what came before.
 SLOW_RENEWALS = Settings(lease=timedelta(seconds=6), renew_every=timedelta(seconds=3))
 #: The background writer of the log would flush the rollbacks after 0.2 s.

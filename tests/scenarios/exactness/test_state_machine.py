@@ -45,6 +45,8 @@ from tests.scenarios.exactness.worlds import World
 from tests.scenarios.exactness.writing import Writers
 from tests.support.readers import declared, delivered
 
+pytestmark = pytest.mark.storm
+
 
 class Machine(Writers):
     """Two workers and some transactions on one outbox."""

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import Engine
 
 from outbox import Message, Outbox, Retry
 from outbox.model.verdict import DONE, Verdict
 from tests.support.readers import worker
+
+pytestmark = pytest.mark.storm
 
 
 class FailsOnce:

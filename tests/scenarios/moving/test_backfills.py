@@ -15,6 +15,8 @@ from tests.scenarios.moving.test_repartition import NUMBERS, Load
 from tests.scenarios.moving.writers import many
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 class Beside(Load):
     """The second change is a backfill, and the third waits for its end.

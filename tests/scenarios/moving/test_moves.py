@@ -16,6 +16,8 @@ from tests.support.command_line import outbox
 from tests.support.supervised import supervised
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 OLD, NEW = "test://old/orders", "test://new/orders"
 REFUSED = f"has destination {OLD}, this worker asks for {NEW}"
 

@@ -22,6 +22,8 @@ from tests.support.servers.redis import RedisServer
 from tests.support.supervised import supervised
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 @pytest.fixture
 def stream(nats: NatsServer) -> Iterator[Stream]:

@@ -25,6 +25,8 @@ from tests.scenarios.moving.test_repartition import NUMBERS, Load, faults_of_kil
 from tests.scenarios.moving.writers import many
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 
 class Again(Load):
     """The last two changes are resets. `again_at`: when the last one had all leases."""

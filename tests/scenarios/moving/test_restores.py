@@ -24,6 +24,8 @@ from tests.support.command_line import outbox as typed
 from tests.support.servers.postgresql import Recovered, Standby
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 _LOG = "SELECT key, convert_from(body, 'UTF8') FROM outbox_message ORDER BY id"
 
 

@@ -15,6 +15,8 @@ from tests.scenarios.soak.growth import Change, changes
 from tests.scenarios.soak.soak import Soak
 from tests.scenarios.soak.world import World
 
+pytestmark = pytest.mark.storm
+
 
 @pytest.mark.alone
 @pytest.mark.timeout(2400)

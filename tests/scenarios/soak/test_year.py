@@ -18,6 +18,8 @@ from outbox.worker import upkeep
 from tests.support.destination import Destination, relay_to
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 DAY_SECONDS = 60.0 / 365
 KEPT_DAYS, MESSAGES_A_DAY = 7, 150
 
