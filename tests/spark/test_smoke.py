@@ -11,6 +11,7 @@ from outbox.spark import archived, extract
 from tests.spark.test_stream import Job
 
 
+@pytest.mark.smoke("a session of Spark")
 @pytest.mark.every_database
 def test_a_batch_a_stream_and_an_archive_hold_the_same_messages(spark: Any, engine: Engine, tmp_path: Path) -> None:
     url = engine.url.render_as_string(hide_password=False)

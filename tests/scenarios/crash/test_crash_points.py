@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from sqlalchemy import create_engine, text
 
 from outbox import Message, Outbox, Relay, Retry, Verdict
@@ -45,6 +47,27 @@ TRANSACTIONS = [
 COMMANDS = ["command.after_ask", "command.before_alter", "command.after_alter"]
 #: Of all that declare or change a subscription, in tests/store/test_taking_turns.py.
 CHANGES = ["subscription.checked"]
+
+
+#: What the quick tier has: a crash on each side of the commit, the hand-over and the settle. The rest is a storm.
+QUICK = {
+    ("outbox.before_commit", 1),
+    ("outbox.after_commit", 1),
+    ("relay.after_send", 1),
+    ("worker.before_settle", 1),
+    ("worker.after_park", 1),
+    ("worker.after_settle", 3),
+}
+
+
+def crashes(points: Sequence[str], hits: Sequence[int]) -> list[ParameterSet]:
+    """Return each point with each of its hits, and the tier that it belongs to."""
+    kept = pytest.mark.smoke("a process dies and its lease runs out")
+    return [
+        pytest.param(point, hit, marks=kept if (point, hit) in QUICK else pytest.mark.storm)
+        for point in points
+        for hit in hits
+    ]
 
 
 class FileOf:
@@ -162,8 +185,7 @@ def check(shop, path: Path, kills: int) -> None:
     assert sum(map(len, arrived.values())) - sum(map(len, truth(shop).values())) <= kills * BATCH
 
 
-@pytest.mark.parametrize("hit", [1, 90])
-@pytest.mark.parametrize("point", WRITER)
+@pytest.mark.parametrize(("point", "hit"), crashes(WRITER, [1, 90]))
 def test_a_writer_that_dies_loses_and_invents_nothing(shop, tmp_path, point, hit):
     code = run_until_killed("write", point, hit, url_of(shop), tmp_path / "none")
 
@@ -171,8 +193,7 @@ def test_a_writer_that_dies_loses_and_invents_nothing(shop, tmp_path, point, hit
     check(shop, tmp_path / "arrived", kills=0)
 
 
-@pytest.mark.parametrize("hit", [1, 3])
-@pytest.mark.parametrize("point", RELAY)
+@pytest.mark.parametrize(("point", "hit"), crashes(RELAY, [1, 3]))
 def test_a_relay_that_dies_repeats_a_batch_at_most(shop, tmp_path, point, hit):
     fill(url_of(shop))
     if point == "worker.after_park":

@@ -14,6 +14,7 @@ from tests.scenarios.exactness.runs import Plan, Report, Run
 
 ON_POSTGRESQL = Plan(quota=250)
 ON_POSTGRESQL_FULL = replace(ON_POSTGRESQL, quota=2600, long=12, seconds=3.0, least_trouble=12)
+SMALL = Plan(quota=40, writers=3, keys=8, long=2, seconds=0.2, trouble=(), least_trouble=0)
 ON_SQLITE = Plan(quota=200, writers=4, long=2, seconds=0.3, one_writer=True)
 ON_SQLITE_FULL = replace(ON_SQLITE, quota=2500, long=6, least_trouble=8)
 
@@ -26,6 +27,16 @@ def performed(engine: Engine, folder: Path, plan: Plan) -> Report:
     return report
 
 
+@pytest.mark.smoke("three writers and two relays, each a process")
+def test_three_writers_and_two_relays(engine: Engine, tmp_path: Path) -> None:
+    """Without trouble nothing comes twice either."""
+    report = performed(engine, tmp_path, SMALL)
+
+    assert report.findings.wrong == {}
+    assert report.deliveries == report.messages >= 120
+
+
+@pytest.mark.storm
 @pytest.mark.timeout(1800)
 def test_eight_writers_and_two_relays_in_trouble_on_postgresql(pg_engine: Engine, tmp_path: Path, full: bool) -> None:
     """Early ids, savepoints, rollbacks, transactions of seconds; relays killed, and stopped beyond their lease."""
@@ -39,6 +50,7 @@ def test_eight_writers_and_two_relays_in_trouble_on_postgresql(pg_engine: Engine
     assert report.early >= 10, "it was too easy"
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(1800)
 def test_four_writers_and_two_relays_in_trouble_on_sqlite(sqlite_engine: Engine, tmp_path: Path, full: bool) -> None:
     """Where one writer at a time draws ids; relays killed, and stopped beyond their lease."""

@@ -3,18 +3,20 @@
 Each case plays a scenario on a kind of handle and a kind of database, and compares both tables, the log and that of the
 business, with the rows that the scenario says it leaves.
 
-At small scale some kinds take turns at databases: each scenario meets each kind, and each database.
+In a storm some kinds take turns at databases: each scenario meets each kind, and each database. In the quick tier a
+scenario is played twice, on PostgreSQL and on SQLite, where it is for both; kinds and drivers take turns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from outbox import Outbox
 from tests.scenarios.matrix.homes import KINDS, Home, databases_of
 from tests.scenarios.matrix.playing import left_by
 from tests.scenarios.matrix.scenarios import SCENARIOS
-from tests.scenarios.matrix.table import Scenario
+from tests.scenarios.matrix.table import SQLITE, Scenario
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -36,22 +38,21 @@ def has_its_turn(number: int, kind: str, database: str, there: Sequence[str]) ->
     return database not in turns or turns[number % len(turns)] == database
 
 
-CASES = [
-    pytest.param(
-        scenario,
-        kind,
-        database,
-        id=f"{scenario.name}-{kind}-{database}",
-        marks=() if has_its_turn(number, kind, database, there) else pytest.mark.full,
-    )
-    for number, scenario in enumerate(SCENARIOS)
-    for kind in sorted(scenario.handles)
-    for there in [list(databases_of(scenario, kind))]
-    for database in there
-]
+def cases() -> Iterator[ParameterSet]:
+    """Every scenario on each kind of handle and database, with the scale that it is for."""
+    for number, scenario in enumerate(SCENARIOS):
+        all_of_it = [(kind, base) for kind in sorted(scenario.handles) for base in databases_of(scenario, kind)]
+        on_sqlite = [each for each in all_of_it if each[1] in SQLITE]
+        elsewhere = [each for each in all_of_it if each[1] not in SQLITE]
+        quick = [places[number % len(places)] for places in (on_sqlite, elsewhere) if places]
+        for kind, database in all_of_it:
+            there = list(databases_of(scenario, kind))
+            played_often = has_its_turn(number, kind, database, there)
+            scale = () if (kind, database) in quick else pytest.mark.storm if played_often else pytest.mark.full
+            yield pytest.param(scenario, kind, database, id=f"{scenario.name}-{kind}-{database}", marks=scale)
 
 
-@pytest.mark.parametrize(("scenario", "kind", "database"), CASES)
+@pytest.mark.parametrize(("scenario", "kind", "database"), cases())
 def test_a_row_and_its_message_share_the_fate_of_their_transaction(
     homes: dict[str, Home], scenario: Scenario, kind: str, database: str
 ):

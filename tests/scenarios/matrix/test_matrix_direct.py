@@ -13,6 +13,8 @@ from tests.support.destination import Destination
 from tests.support.directly import marked, promises
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.storm
+
 CASES = [
     pytest.param(scenario, kind, id=f"{scenario.name}-{kind}")
     for scenario in SCENARIOS

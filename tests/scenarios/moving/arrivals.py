@@ -23,8 +23,9 @@ class Arrival:
 
 
 def arrivals(path: Path) -> list[Arrival]:
-    """What has arrived, in its order."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    """What has arrived, in its order. The last line may be half written."""
+    whole, _, _ = (path.read_text() if path.exists() else "").rpartition("\n")
+    lines = whole.splitlines()
     return [Arrival(int(at), key, int(number)) for at, key, number in map(str.split, lines)]
 
 

@@ -136,13 +136,17 @@ def load(engine: Engine, tmp_path: Path, full: bool) -> Load:
     return Load(engine, tmp_path, least=many(engine, full=full), seconds=900 if full else 300)
 
 
-@pytest.mark.parametrize("relays", [1, 3])
+@pytest.mark.parametrize(
+    "relays",
+    [pytest.param(1, marks=pytest.mark.smoke("three changes under load")), pytest.param(3, marks=pytest.mark.storm)],
+)
 def test_nothing_is_lost_repeated_or_overtaken(load, relays):
     written, found, _ = load.perform(relays=relays, pause=None)
 
     assert faults(written, found, []) == {}
 
 
+@pytest.mark.storm
 def test_relays_that_are_killed_repeat_a_batch_at_most(load):
     written, found, kills = load.perform(relays=4, pause=2.0)
 
@@ -158,6 +162,7 @@ class AtOnce(Generations):
         self._begin_next(subscription, partitions, Progress(stop_at(standing)))
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 def test_a_change_without_a_meeting_point_is_found_out(load, monkeypatch):
     monkeypatch.setattr("outbox.store.subscriptions.subscriptions.Generations", AtOnce)
