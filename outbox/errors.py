@@ -80,7 +80,7 @@ def _pointed(text: str, at: int) -> str:
 
 
 class LeaseLostError(OutboxError):
-    """The right to a partition has gone to another worker; nothing was written."""
+    """The right to a partition has gone to another worker, or another server has answered; nothing was written."""
 
 
 class PositionError(OutboxError):

@@ -67,6 +67,7 @@ class Database:
             "id_in_ids": self.among("id", numbers="ids"),
             "number": "xact_id" if self.dialect.reads.transaction_ids else "id",
             "incarnation": self.dialect.reads.incarnation,
+            "who_answers": self.dialect.reads.who_answers,
             "insert_once": self.dialect.writes.insert_once,
             "unless_there": self.dialect.writes.unless_there,
             "share_lock": self.dialect.locks.share,

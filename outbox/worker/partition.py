@@ -99,18 +99,18 @@ class PartitionWorker:
         the maintenance.
         """
         self._batch_handler = batch_handler
-        self._incarnation = reading.log.now(channel).incarnation
-        batch_handler.hung.read_from(self._incarnation)
+        incarnation = reading.log.now(channel).incarnation
+        batch_handler.hung.read_from(incarnation)
         newest = ProgressLog(channel).newest(lease.partition)
         if newest is None:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
-        self._settlement = Settlement(channel, lease, self._incarnation, unsettled)
+        self._settlement = Settlement(channel, lease, incarnation, unsettled)
         self._settlement.rehearse(newest.progress)
         policy = batch_handler.policy
         parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
         self._hung = hung = batch_handler.hung
         self._parked_queue = ParkedQueue(parked, self._settlement, hung, settings, teller, finished, policy=policy)
-        self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
+        self._prefetcher = Prefetcher(channel, reading.after(newest.progress, incarnation))
         self._finished = finished
         self._compact = policy.compact
         self._teller = teller
@@ -162,8 +162,6 @@ class PartitionWorker:
         if self._parked_queue.suspended:
             return int(worked)
         batch = self._prefetcher.read()
-        if batch.incarnation not in (None, self._incarnation):
-            raise LeaseLostError("the server was restarted: positions in memory are void")
         if batch.end.target is not None:
             # A window is open, so there is more: the server reads it while we handle this batch.
             self._prefetcher.read_ahead()

@@ -105,6 +105,9 @@ class Worker:
             HungHandlerError: so many calls of the handler hang that only a new process helps. Or, until "empty",
                 everything else is handled, and a call hangs.
         """
+        if not self.known:
+            for finding in self._database.dialect.home.check_address(self._database.engine):
+                logger.warning("%s", finding, extra=named("address", problem=finding.problem))
         for each in self._subscriptions:
             each.begin()
         failures = 0

@@ -52,15 +52,20 @@ class ListChannel:
             return [self._capture(), *self._read_on(**bound)]
         if statement in ("page", "page_late"):
             late = bound.pop("late")
-            return [_columns(), *self._page(late if statement == "page_late" else (), **bound)]
+            clock = _columns(state=("", self._who[0]))
+            return [clock, *self._page(late if statement == "page_late" else (), **bound)]
         if statement == "extent":
-            return [self._extent(**bound)]
+            return [(*self._extent(**bound), *self._who)]
         first, last = _ends([row.id for row in self._server.rows])
         assert "max(id)" in statement
-        return [(first, last) if "min(id)" in statement else (last,)]
+        return [(first, last, *self._who) if "min(id)" in statement else (last, *self._who)]
+
+    @property
+    def _who(self) -> tuple[str, None]:
+        return str(self._server.incarnation), None
 
     def _capture(self) -> Any:
-        return _columns(state=(str(self._server.position()), str(self._server.incarnation)))
+        return _columns(state=(str(self._server.position()), self._who[0]))
 
     def _read_on(self, head: int, open: list[int], limit: int, **_: object) -> list[Any]:
         return self._some((row for row in self._server.rows if row.xid in open or row.xid >= head), limit)

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Outbox, SchemaError
-from outbox.errors import OptionError, PurgedError
+from outbox.errors import OptionError, PurgedError, StandbyError
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Position, Window
 from outbox.spark.connections import AdbcConnection
@@ -124,6 +124,24 @@ def test_a_page_takes_late_and_fresh_rows_in_the_order_of_their_ids(pg_engine):
 
     assert (page.rows, page.more) == (3, True)
     assert bodies(rows) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("what", ["page", "tasks"])
+def test_no_window_is_planned_on_a_standby(pg_engine, what):
+    """An address of several servers may lead there after a lost connection, and rows may be missing there."""
+    with closing(Planner(place_of(pg_engine), retries=0)) as planner:
+        send(pg_engine, "1")
+        window = Window(planner.now().position, Position(10**9))
+        planner.close()
+        with pg_engine.begin() as connection:
+            connection.exec_driver_sql("CREATE SCHEMA lagging")
+            standby = "pg_is_in_recovery() RETURNS boolean LANGUAGE sql STABLE AS 'SELECT true'"
+            connection.exec_driver_sql(f"CREATE FUNCTION lagging.{standby}")
+            name = pg_engine.url.database
+            connection.exec_driver_sql(f"ALTER DATABASE {name} SET search_path = lagging, pg_catalog, public")
+
+        with pytest.raises(StandbyError, match="set plannerUrl to the primary"):
+            {"page": lambda: planner.page(window, 4), "tasks": lambda: planner.tasks(window)}[what]()
 
 
 def test_every_column_comes_with_its_type(engine, planner):

@@ -166,6 +166,8 @@ class Reads:
     transaction_ids: bool
     #: An SQL expression that differs between this incarnation of the server and the one before a crash.
     incarnation: str
+    #: Who answers, as two columns of each read: the incarnation, and the reason why it must not answer (or null).
+    who_answers: str
     #: The position of now: snapshot, incarnation, the reason why it must not be used (or null), clock.
     capture: str
     #: `capture`, and everything committed since a position, in one statement. `fresh`: for a position at which nothing
@@ -174,10 +176,11 @@ class Reads:
     read_on: str
     read_on_fresh: str
     read_on_chosen: str
-    #: One page of a window; `page_late` also looks for transactions that finished late.
+    #: One page of a window, with who answers and the clock where `read_on` has them; `page_late` also looks for
+    #: transactions that finished late.
     page: str
     page_late: str
-    #: First and last id of a window's fresh part, then of its late part.
+    #: First and last id of a window's fresh part, then of its late part; then who answers.
     extent: str
     #: `{columns}` of the rows of the transactions in `:open`; None where none can commit late.
     late: str | None
@@ -332,6 +335,8 @@ class Home:
     size: str
     #: Reads the process of the server that has the connection; None where there is no server.
     backend: str | None
+    #: Finds why a new connection of an engine may lead to another server than the last; opens no connection.
+    check_address: Callable[[Engine], Iterator[Finding]]
     #: Finds what is wrong with the server, its settings and other sessions.
     check_server: Callable[[Connection], Iterator[Finding]]
     #: Returns the SQL functions that write messages, for a schema and a number of slots; None where there are none.

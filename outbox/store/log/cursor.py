@@ -41,11 +41,6 @@ class Batch:
         """The database's clock at the read, plus the time since then, because batches may wait for a long time."""
         return self.page.now + timedelta(seconds=time.monotonic() - self.page.read_at)
 
-    @property
-    def incarnation(self) -> str | None:
-        """The incarnation of the server, when the read captured a position; None otherwise."""
-        return None if self.page.capture is None else self.page.capture.incarnation
-
     def upto(self, id: int) -> Progress:
         """Return the progress of a partition that has settled only the messages up to `id`."""
         if not self.messages or self.messages[-1].id == id:
@@ -66,9 +61,9 @@ class Reading:
     stop: Position | None = None
     ends: bool = False
 
-    def after(self, progress: Progress) -> Cursor:
-        """Return a cursor that reads on from there."""
-        return Cursor(self.log, progress, self.grace, self.stop)
+    def after(self, progress: Progress, incarnation: str) -> Cursor:
+        """Return a cursor that reads on from there, on this incarnation of the server only."""
+        return Cursor(self.log.bound_to(incarnation), progress, self.grace, self.stop)
 
 
 class Cursor:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
-from outbox.errors import DatabaseError, StandbyError
+from outbox.errors import DatabaseError, LeaseLostError, StandbyError
 from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC, require_numbers
 from outbox.model.message import Message
@@ -28,6 +29,10 @@ _FORBIDDEN = {
     "standby": "this server is a standby: its snapshots miss open transactions; connect to the primary",
     "written": "a position cannot be captured in a transaction that has written; use a connection of its own",
 }
+_ANOTHER = (
+    "the server was restarted, or a connection has met another server: positions in memory are void. If the address"
+    " leads to several servers, let it lead to the primary only"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +142,22 @@ class Log:
         # messages are hidden unless their topic is named, because only a checker handles them.
         self._skips = selection.skips or ""
         self._hidden = "" if topics.halves else HALF_TOPIC
+        self._incarnation: str | None = None
+
+    def bound_to(self, incarnation: str) -> Self:
+        """Return the log of one incarnation of the server: a read that another server answers raises.
+
+        Each connection asks anew where the address leads, and a pooler may ask at each statement. Another server lacks
+        rows that a position sees, or has others.
+        """
+        bound = copy.copy(self)
+        bound._incarnation = incarnation
+        return bound
 
     def now(self, channel: Channel) -> Capture:
         """Capture the position of now, which sees all commits before this call."""
         snapshot, incarnation, forbidden, now = channel.rows(channel.database.dialect.reads.capture)[0]
-        return _captured(snapshot, incarnation, forbidden, channel.database.moment(now))
+        return self._captured(snapshot, incarnation, forbidden, channel.database.moment(now))
 
     def read_on(self, channel: Channel, base: Position) -> Page:
         """Capture, and read everything that was committed since `base`, in one statement.
@@ -152,7 +168,7 @@ class Log:
         whole = reads.read_on if base.open else reads.read_on_fresh
         bounds = {"head": base.head, "open": list(base.open), "limit": limit}
         head, rows = _split(self._chosen(channel, reads.read_on_chosen if self._narrow else whole, bounds))
-        capture = _captured(head[2], head[3], head[4], channel.database.moment(head[8]))
+        capture = self._captured(head[2], head[3], head[4], channel.database.moment(head[8]))
         seen = len(rows) if head[0] is None else head[0]
         if seen >= limit:
             return _page(channel, _NOTHING, capture.now, complete=False, seen=seen, capture=capture)
@@ -172,15 +188,20 @@ class Log:
         A window from the beginning of the log on takes two probes; its last id may lie behind the end of the window.
         """
         if window.base == EARLIEST:
-            first, last = channel.rows(_ENDS)[0]
+            first, last, *who = channel.rows(_ENDS)[0]
+            self._require(*who)
             return Extent(None if first is None else (first, last), None)
-        first, last, late_first, late_last = channel.rows(channel.database.dialect.reads.extent, **_bounds(window))[0]
+        extent = channel.rows(channel.database.dialect.reads.extent, **_bounds(window))[0]
+        first, last, late_first, late_last, *who = extent
+        self._require(*who)
         fresh = None if first is None else (first, last)
         return Extent(fresh, None if late_first is None else (late_first, late_last))
 
     def last(self, channel: Channel) -> int:
         """Return the last id of the log, by one probe of the primary key; 0 without rows."""
-        return int(channel.rows(_LAST)[0][0] or 0)
+        last, *who = channel.rows(_LAST)[0]
+        self._require(*who)
+        return int(last or 0)
 
     def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
         """Read the rows of a window with ids above `after` and up to `upto`, as many as the limits allow."""
@@ -189,6 +210,7 @@ class Log:
         first = extent.fresh[0] if extent.fresh else upto + 1
         bounds = {**_bounds(window), "after": after, "upto": upto, "first": first, "limit": limit}
         clock, rows = _split(self._chosen(channel, reads.page_late if late else reads.page, bounds))
+        self._require(clock[3], clock[4])
         part = self._fitting(channel, rows)
         complete = part.whole and len(rows) < limit
         return _page(channel, part, channel.database.moment(clock[8]), complete=complete, seen=len(rows))
@@ -225,7 +247,21 @@ class Log:
         if not ids:
             return {}
         found = channel.rows(_BODIES, ids=channel.database.bind(ids), bytes=self._limits.bytes)
-        return {id: body for id, body in found}  # noqa: C416 - rows are tuples of any length
+        self._require(*next(who for id, _, *who in found if id is None))
+        return {id: body for id, body, *_ in found if id is not None}
+
+    def _captured(self, snapshot: str, incarnation: str, forbidden: str | None, now: datetime) -> Capture:
+        self._require(incarnation, forbidden)
+        return Capture(position=Position.parse(snapshot), incarnation=incarnation, now=now)
+
+    def _require(self, incarnation: str, forbidden: str | None) -> None:
+        """Raise unless the server that has answered may answer, and is the one that the log is bound to."""
+        if forbidden == "standby":
+            raise StandbyError(_FORBIDDEN[forbidden])
+        if forbidden is not None:
+            raise DatabaseError(_FORBIDDEN[forbidden])
+        if self._incarnation not in (None, incarnation):
+            raise LeaseLostError(_ANOTHER)
 
 
 def selected(values: Values, selection: Selection, slots: Mapping[str, int] | None = None) -> Condition:
@@ -257,6 +293,11 @@ def selected(values: Values, selection: Selection, slots: Mapping[str, int] | No
     return Condition(" AND ".join(parts) or "TRUE", parameters)
 
 
+def last_id(channel: Channel) -> int:
+    """Return the last id of the log for people, whoever answers; 0 without rows."""
+    return int(channel.rows(_LAST)[0][0] or 0)
+
+
 def ids_before(channel: Channel, moment: datetime) -> tuple[int, int]:
     """Return the first id of the log, and the last id before a row that was created at `moment` or later.
 
@@ -264,7 +305,7 @@ def ids_before(channel: Channel, moment: datetime) -> tuple[int, int]:
     `last_id_before`. Of an empty log this is (1, 0). The second is smaller than the first where no row is older than
     `moment`.
     """
-    lowest, highest = channel.rows(_ENDS)[0]
+    lowest, highest, *_ = channel.rows(_ENDS)[0]
     if lowest is None:
         return 1, 0
     low, high = lowest, highest + 1
@@ -307,14 +348,6 @@ def _page(
     return Page(rows=part.rows, reached=part.reached, make=make, now=now, complete=complete, seen=seen, capture=capture)
 
 
-def _captured(snapshot: str, incarnation: str, forbidden: str | None, now: datetime) -> Capture:
-    if forbidden == "standby":
-        raise StandbyError(_FORBIDDEN[forbidden])
-    if forbidden is not None:
-        raise DatabaseError(_FORBIDDEN[forbidden])
-    return Capture(position=Position.parse(snapshot), incarnation=incarnation, now=now)
-
-
 def _split(rows: list[Row]) -> tuple[Row, list[Row]]:
     """Separate the row of the capture or the clock (without message_id) from the messages."""
     at = 0 if rows[0][1] is None else next(i for i, row in enumerate(rows) if row[1] is None)
@@ -326,8 +359,8 @@ def _bounds(window: Window) -> dict[str, Any]:
     return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
 
 
-_LAST = "SELECT max(id) FROM {message}"
-_ENDS = "SELECT min(id), max(id) FROM {message}"
+_LAST = "SELECT (SELECT max(id) FROM {message}), {who_answers}"
+_ENDS = "SELECT (SELECT min(id) FROM {message}), (SELECT max(id) FROM {message}), {who_answers}"
 #: A statement is taken to write its rows within this time; beside a longer one, later moments may be passed over.
 _LONGEST_STATEMENT = timedelta(minutes=1)
 #: By primary key, because no index has the moments.
@@ -337,12 +370,12 @@ _CREATED_SINCE = """
 _FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
 _AT = f"SELECT {LOG_COLUMNS} FROM {{message}} WHERE {{id_in_ids}} AND direct = :only ORDER BY id"
 #: Large bodies, as many as the limit of bytes allows, but at least one; by primary key. Bodies stay out of the window
-#: function, because SQLite copies everything that goes through one.
+#: function, because SQLite copies everything that goes through one. One row without an id tells who answers.
 _BODIES = """
-    SELECT id, body FROM {message} WHERE {id_in_ids} AND id IN (
+    SELECT NULL AS id, NULL AS body, {who_answers}
+    UNION ALL SELECT id, body, NULL, NULL FROM {message} WHERE {id_in_ids} AND id IN (
         SELECT id FROM (
             SELECT id, sum(length(body)) OVER (ORDER BY id) AS cut, row_number() OVER (ORDER BY id) AS nth
             FROM {message} WHERE {id_in_ids}) AS c
         WHERE cut <= :bytes OR nth = 1)
-    ORDER BY id
 """

@@ -294,6 +294,7 @@ def _of_parked(channel: Channel) -> Iterator[Finding]:
 
 
 def _of_server(channel: Channel) -> Iterator[Finding]:
+    yield from channel.database.dialect.home.check_address(channel.database.engine)
     with channel.database.engine.connect() as connection:
         yield from channel.database.dialect.home.check_server(connection)
     yield from _of_clock(channel)

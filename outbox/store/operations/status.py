@@ -16,7 +16,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.dialect import slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
-from outbox.store.log.log import Log, selected
+from outbox.store.log.log import last_id, selected
 from outbox.store.operations.parked_status import (
     MOST_COUNTED,
     UNDECIDED,
@@ -319,7 +319,7 @@ class _Unsettled:
         after = self._progress.after
         known = [part.first_id for part in self._parts if part.first_id is not None]
         first = min(known if after in (None, -1) else [*known, after + 1])
-        end = Log().last(self._channel) + 1
+        end = last_id(self._channel) + 1
         return round(sum(self._sampled(*place) for place in places(first, end)))
 
     def _sampled(self, first: int, end: int) -> float:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, cast
 
 import psycopg
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, text
 
 from outbox.model.message import Message, from_microseconds, stored_message
 from outbox.model.topics import ANYTHING, Topics
@@ -21,15 +21,14 @@ from outbox.store.dialects.dialect import (
     Driving,
     Errors,
     Home,
-    Location,
     Locks,
     Reads,
     Values,
     WriteAheadLog,
     Writes,
-    connects_by_url,
 )
 from outbox.store.dialects.postgresql import drivers
+from outbox.store.dialects.postgresql.address import check_address, location
 from outbox.store.dialects.postgresql.append import append
 from outbox.store.dialects.postgresql.channel import PostgresChannel, WorkerChannel
 from outbox.store.dialects.postgresql.check import check_ids, check_tables
@@ -70,6 +69,9 @@ _INCARNATION = """concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()),
 #: count the transaction's own rows, which are not committed yet.
 _FORBIDDEN = """CASE WHEN pg_is_in_recovery() THEN 'standby'
     WHEN pg_current_xact_id_if_assigned() IS NOT NULL THEN 'written' END"""
+
+#: A standby may lack rows that a position sees, wherever the position was captured.
+_WHO_ANSWERS = f"{_INCARNATION}, CASE WHEN pg_is_in_recovery() THEN 'standby' END"
 
 _CAPTURE = f"SELECT pg_current_snapshot()::text, {_INCARNATION}, {_FORBIDDEN}, {{now}}"
 
@@ -137,7 +139,8 @@ _PAGE_LATE = f"""SELECT l.* FROM unnest(CAST(:late AS bigint[])) AS o(x) CROSS J
           AND {{chosen}}
         ORDER BY xact_id, id LIMIT :limit) AS l"""
 
-_CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, NULL, NULL, NULL, NULL::bytea, NULL, {now},
+#: The first row of a page carries who answers and the clock, in the columns in which `_HEAD_ROW` has them.
+_CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, {who_answers}, NULL, NULL::bytea, NULL, {now},
     NULL::timestamptz, NULL::timestamptz, NULL"""
 
 _PAGE = f"{_CLOCK_ROW} UNION ALL ({_PAGE_FRESH})"
@@ -149,7 +152,7 @@ _PAGE_WITH_LATE = f"""
 
 #: `id + 0` keeps the planner from walking the primary key from its beginning.
 _EXTENT = """
-    SELECT f.first, f.last, l.first, l.last
+    SELECT f.first, f.last, l.first, l.last, {who_answers}
     FROM (SELECT min(id + 0) AS first, max(id + 0) AS last FROM {message}
           WHERE xact_id >= CAST(:head AS bigint) AND xact_id < CAST(:target AS bigint)
             AND xact_id <> ALL (CAST(:open AS bigint[]))) AS f,
@@ -171,29 +174,6 @@ def _bind_topics(topics: Topics) -> Parameters:
 def _like(pattern: str) -> str:
     """Return a pattern of topics as LIKE reads it. Topics hold `%` and `_`, and no backslash."""
     return pattern.replace("%", r"\%").replace("_", r"\_").replace(ANYTHING, "%")
-
-
-def _location(found: Any) -> Location | None:
-    """Return the place that libpq is asked for, or was; None where the application or a service file decides it.
-
-    None also where no database is named: libpq then takes the one with the name of the user.
-    """
-    if not isinstance(found, Engine):
-        if not hasattr(found, "info"):
-            return None
-        return Location(found.info.dbname, frozenset([(found.info.host, str(found.info.port))]))
-    asked: dict[str, Any] = {
-        option.keyword.decode(): option.val.decode()
-        for option in psycopg.pq.Conninfo.get_defaults()
-        if option.val is not None
-    }
-    asked |= found.dialect.create_connect_args(found.url)[1]
-    if not connects_by_url(found) or "service" in asked or not asked.get("dbname"):
-        return None
-    hosts, ports = (str(asked.get(name, "")).split(",") for name in ("host", "port"))
-    if len(ports) == 1:
-        ports *= len(hosts)
-    return Location(asked["dbname"], frozenset(zip(hosts, ports, strict=False)))
 
 
 def _serialize_upgrades(connection: Connection, name: str) -> None:
@@ -228,6 +208,7 @@ DIALECT = Dialect(
     reads=Reads(
         transaction_ids=True,
         incarnation=_INCARNATION,
+        who_answers=_WHO_ANSWERS,
         capture=_CAPTURE,
         read_on=_READ_ON,
         read_on_fresh=_READ_ON_FRESH,
@@ -283,7 +264,7 @@ DIALECT = Dialect(
         connect_plainly=PostgresChannel,
         sends_together=True,
         notifies=True,
-        location=_location,
+        location=location,
         prepare=None,
         configure=None,
     ),
@@ -309,6 +290,7 @@ DIALECT = Dialect(
         why_foreign=why_foreign,
         size="pg_total_relation_size(CAST({log} AS regclass))",
         backend="SELECT pg_backend_pid()",
+        check_address=check_address,
         check_server=check_server,
         send_function=send_function,
         check_rights=check_rights,

@@ -131,7 +131,7 @@ _READ_ON = f"SELECT * FROM ({_HEAD_ROW}) UNION ALL SELECT * FROM ({_FRESH})"
 _READ_ON_CHOSEN = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM {{message}} WHERE id >= :head LIMIT :limit)), NULL,
         {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
     UNION ALL SELECT {READ_COLUMNS} FROM ({_RAW}) WHERE {{chosen}}"""
-_PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
+_PAGE = f"""SELECT NULL AS id, NULL, NULL, {{who_answers}}, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
     UNION ALL SELECT * FROM (SELECT {LOG_COLUMNS} FROM {{message}}
         WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {{chosen}}
         ORDER BY id LIMIT :limit)"""
@@ -140,7 +140,7 @@ _BELOW_HEAD = "CAST(substr({column}, instr({column}, ':') + 1) AS integer) - 1"
 _GIVEN_AGAIN = f"""EXISTS (
     SELECT 1 FROM {{message}} AS m
     WHERE m.id = coalesce(p.after_id, {_BELOW_HEAD.format(column="p.base")}) AND m.message_id <> p.last_message)"""
-_EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :head AND id < :target"""
+_EXTENT = """SELECT min(id), max(id), NULL, NULL, {who_answers} FROM {message} WHERE id >= :head AND id < :target"""
 
 
 def _bind_topics(topics: Topics) -> Parameters:
@@ -192,6 +192,7 @@ DIALECT = Dialect(
     reads=Reads(
         transaction_ids=False,
         incarnation="''",
+        who_answers="'', NULL",
         capture=f"SELECT {_SNAPSHOT}, '', NULL, {{now}}",
         read_on=_READ_ON,
         read_on_fresh=_READ_ON,
@@ -265,6 +266,7 @@ DIALECT = Dialect(
         why_foreign=lambda _read, _message: None,
         size="(SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)",
         backend=None,
+        check_address=lambda _engine: iter(()),
         check_server=lambda _connection: iter(()),
         send_function=None,
         check_rights=None,
