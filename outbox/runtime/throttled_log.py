@@ -8,27 +8,20 @@ from collections.abc import Callable, Hashable, Mapping
 
 #: So many different things are kept in mind.
 _MOST = 10_000
+#: The shortest and the longest time between two lines about one failure, in seconds.
+_FIRST, _LONGEST = 5.0, 60.0
 
 
 class ThrottledLog:
-    """Logs warnings with at least `first` seconds between two.
+    """Logs warnings with at least 5 seconds between two.
 
-    While they keep coming, that time doubles with each line, up to `longest` seconds.
+    While they keep coming, that time doubles with each line, up to 60 seconds.
     """
 
-    def __init__(
-        self,
-        logger: logging.Logger,
-        *,
-        first: float = 5.0,
-        longest: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
-        self._first = first
-        self._longest = longest
         self._clock = clock
-        self._every = first
+        self._every = _FIRST
         self._at = float("-inf")
 
     def warning(self, text: str, *values: object, extra: Mapping[str, object] | None = None) -> bool:
@@ -37,7 +30,7 @@ class ThrottledLog:
         if quiet < self._every:
             return False
         # After so long without a call the failure is another one.
-        self._every = self._first if quiet > 2 * self._longest else min(2 * self._every, self._longest)
+        self._every = _FIRST if quiet > 2 * _LONGEST else min(2 * self._every, _LONGEST)
         self._at = self._clock()
         self._logger.warning(text, *values, extra=extra)
         return True

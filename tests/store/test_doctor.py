@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -19,8 +18,8 @@ from outbox.model.parking import Parking
 from outbox.model.position import Capture
 from outbox.schema import VERSION, metadata
 from outbox.store.database import Channel, Database
+from outbox.store.dialects.postgresql import server as postgresql_server
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
-from outbox.store.dialects.postgresql.server import check_server
 from outbox.store.log.log import Log
 from outbox.store.operations import check
 from outbox.store.operations.check import findings
@@ -427,22 +426,25 @@ def test_the_sequence_of_a_schema_is_its_own(pg_engine):
 # The server
 
 
-def of_server(engine: Engine, **limits: Any) -> list[tuple[str, str, str | None, str]]:
+def of_server(engine: Engine) -> list[tuple[str, str, str | None, str]]:
     """What is found, with its evidence and fix."""
     with engine.connect() as connection:
-        return [(each.where, each.problem, each.evidence, each.fix) for each in check_server(connection, **limits)]
+        return [
+            (each.where, each.problem, each.evidence, each.fix) for each in postgresql_server.check_server(connection)
+        ]
 
 
-def test_who_keeps_dead_rows_is_found_with_how_to_end_it(pg_engine):
+def test_who_keeps_dead_rows_is_found_with_how_to_end_it(pg_engine, monkeypatch):
     """A session in a transaction, and a transaction that was prepared and left."""
     before = of_server(pg_engine)
+    monkeypatch.setattr(postgresql_server, "PATIENCE", timedelta(0))
     with pg_engine.connect() as idle:
         pid = idle.scalar(text("SELECT pg_backend_pid() FROM outbox_meta, pg_current_xact_id()"))
         two_phases = pg_engine.raw_connection()
         two_phases.driver_connection.execute("CREATE TABLE orders ()")
         two_phases.driver_connection.execute("PREPARE TRANSACTION 'it''s left'")
         two_phases.close()
-        session, prepared = of_server(pg_engine, patience=timedelta(0))
+        session, prepared = of_server(pg_engine)
         do_alone(pg_engine, prepared[3].partition(", or ")[2])
         do_alone(pg_engine, session[3].partition(", or ")[2])
         idle.invalidate()
@@ -452,7 +454,7 @@ def test_who_keeps_dead_rows_is_found_with_how_to_end_it(pg_engine):
     assert (session[1].startswith(kept), prepared[1].startswith(kept)) == (True, True)
     assert session[2] == "role postgres, 127.0.0.1, idle in transaction"
     assert prepared[2:] == ("owner postgres", "COMMIT PREPARED 'it''s left', or ROLLBACK PREPARED 'it''s left'")
-    assert of_server(pg_engine, patience=timedelta(0)) == []
+    assert of_server(pg_engine) == []
 
 
 def do_alone(engine: Engine, statement: str) -> None:
@@ -461,10 +463,11 @@ def do_alone(engine: Engine, statement: str) -> None:
         connection.exec_driver_sql(statement)
 
 
-def test_connections_that_run_out_are_found(pg_engine):
+def test_connections_that_run_out_are_found(pg_engine, monkeypatch):
     """Those of other roles count, also for a role that may not look at them."""
+    monkeypatch.setattr(postgresql_server, "MOST_USED", 2 / 197)
     with owner_and_guest(pg_engine) as (owner, guest), owner.connect():
-        ((where, problem, evidence, _),) = of_server(guest, most_used=2 / 197)
+        ((where, problem, evidence, _),) = of_server(guest)
 
     assert (where, problem, re.fullmatch(r"\d+ of 197", evidence or "") is None) == (
         "connections",

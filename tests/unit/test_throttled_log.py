@@ -13,7 +13,7 @@ def lines(caplog):
 
     def logged(troubles):
         now, found = [0.0], []
-        log = ThrottledLog(logging.getLogger("outbox"), first=5, longest=60, clock=lambda: now[-1])
+        log = ThrottledLog(logging.getLogger("outbox"), clock=lambda: now[-1])
         for each in troubles:
             now.append(each)
             if log.warning("away since %d", each):

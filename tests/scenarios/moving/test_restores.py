@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import sqlalchemy
 from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Message, Outbox, Relay, create_engine, migrate
-from outbox.store.dialects.postgresql.server import check_server
+from outbox.store.dialects.postgresql import server as postgresql_server
 from outbox.testing.servers import PostgresServer
 from outbox.testing.servers.postgresql import postgres_programs
 from outbox.testing.servers.process import run_to_end, scratch_folder, unprivileged
@@ -278,8 +279,8 @@ def check_who_pins(primary: Engine, standby: str) -> None:
         looked: list[str] = []
 
         def found() -> list[str]:
-            with primary.connect() as connection:
-                looked[:] = [str(each) for each in check_server(connection, transactions=0)]
+            with primary.connect() as connection, patch.object(postgresql_server, "PATIENCE_TRANSACTIONS", 0):
+                looked[:] = [str(each) for each in postgresql_server.check_server(connection)]
             return looked
 
         assert eventually(found, 120)

@@ -92,19 +92,13 @@ def why_foreign(read: Callable[[str], Any], message: str) -> tuple[str, str] | N
     return f"{name} runs transactions on several servers; {_WHY}", fix
 
 
-def check_server(
-    connection: Connection,
-    *,
-    patience: timedelta = PATIENCE,
-    transactions: int = PATIENCE_TRANSACTIONS,
-    most_used: float = MOST_USED,
-) -> Iterator[Finding]:
+def check_server(connection: Connection) -> Iterator[Finding]:
     """Find what is wrong with the server, with its settings, and with other sessions."""
     version = connection.dialect.server_version_info or ()
     if version < _OLDEST:
         yield Finding("server", f"is PostgreSQL {version[0]}", "use PostgreSQL 13 or newer")
     yield from _of_commits(connection)
-    pinned = {"patience": patience, "transactions": transactions}
+    pinned = {"patience": PATIENCE, "transactions": PATIENCE_TRANSACTIONS}
     for who, how_long, evidence, fix in connection.execute(text(_PINNED), pinned):
         yield Finding(who, f"has kept dead rows from being removed {how_long}", fix, evidence)
     for (name,) in connection.execute(text(_UNCLEANED)):
@@ -112,7 +106,7 @@ def check_server(
             name, "is off, so dead rows pile up", f"ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()"
         )
     used, limit = connection.execute(text(_CONNECTIONS)).one()
-    if used >= most_used * limit:
+    if used >= MOST_USED * limit:
         fix = "raise max_connections, make the pools of the applications smaller, or put a pooler before them"
         yield Finding("connections", "are nearly used up", fix, f"{used} of {limit}")
 
