@@ -1,4 +1,7 @@
-"""The play: shops place orders, a relay and a shop are killed, and at the end orders and receipts are compared."""
+"""The play: shops place orders, a relay and a shop are killed, and at the end orders and receipts are compared.
+
+The shops wait for the play: some orders are placed only after each kill, so that there is work for whoever takes over.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ _TICK_SECONDS = 0.2
 #: longer on a busy machine.
 _PATIENCE_SECONDS = 30.0
 _PAUSE_SECONDS = 2.0
+_SHOPS_REST = "no shop has committed anything"
 
 
 class Play:
@@ -56,27 +60,29 @@ class Play:
         """Run the whole play; return the comparison of orders and receipts. `keep`: the last relay goes on."""
         self._show.tell(f"{SHOPS} shops place {self._orders:,} orders, and move each from placed to paid to shipped:")
         self._show.tell(f"{self._expected:,} transactions with a message each, and some that are rolled back")
+        self._allow(self._orders // 2)
         self._shops = [self._shop(number) for number in range(SHOPS)]
         self._relays = [self._relay("relay 1")]
-        self._until(lambda: bool(self._receipts))
+        self._until(lambda: bool(self._receipts), "relay 1 has sent nothing")
         self._relays.append(self._relay("relay 2"))
         self._tell("relay 1 sends", ", relay 2 stands by")
-        self._until(lambda: self._committed > self._expected // 4)
+        self._until(lambda: self._committed > self._expected // 4, _SHOPS_REST)
         self._relays.pop(0).kill()
-        self.arrived()
-        before = len(self._receipts)
+        # Relay 1 may have sent all of that, although not all has been received yet.
+        before = self._site.books.changes()
         self._tell("relay 1 is killed", f" with SIGKILL; its lease of {LEASE} has to run out")
-        self._until(lambda: self._committed > self._expected // 2)
+        self._allow(self._orders * 3 // 4)
+        self._until(lambda: self._committed > self._expected // 2, _SHOPS_REST)
         self._shops[0].kill()
         self._tell("shop 1 is killed", " with SIGKILL, whatever it was at, and started again")
         self._shops[0] = self._shop(0)
-        self._until(lambda: len(self._receipts) > before or (not self._shops_work() and not self._lost()))
-        if len(self._receipts) > before:
-            # Told only now, but drawn where it happened.
-            self._tell("relay 2 has taken over", at=self.history.first_with_more_received_than(before))
-        self._until(lambda: not self._shops_work())
+        self._until(lambda: len(self._receipts) > before, "relay 2 has sent nothing")
+        # Told only now, but drawn where it happened.
+        self._tell("relay 2 has taken over", at=self.history.first_with_more_received_than(before))
+        self._allow(self._orders)
+        self._until(lambda: not self._shops_work(), _SHOPS_REST)
         self._show.tell("every order is placed, paid and shipped")
-        self._until(lambda: not self._lost())
+        self._comes(lambda: not self._lost())
         if not keep:
             for relay in self._relays:
                 relay.stop()
@@ -98,14 +104,18 @@ class Play:
         self.history.marks.append((time.monotonic() - self._began if at is None else at, event))
         self._show.tell(event + details)
 
-    def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, as long as something moves; raise if shops have still to commit, and do not."""
+    def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        """Wait for a condition; raise an error with the words of `otherwise` if nothing moves any more."""
+        if not self._comes(condition):
+            raise ProcessFailedError(f"{otherwise} for {_PATIENCE_SECONDS:.0f} s")
+
+    def _comes(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition, as long as something moves; return whether the condition is true."""
         while not condition():
             self._tick()
             if time.monotonic() - self._moved_at > _PATIENCE_SECONDS:
-                if self._shops_work():
-                    raise ProcessFailedError(f"no shop has committed anything for {_PATIENCE_SECONDS:.0f} s")
-                return
+                return condition()
+        return True
 
     def _tick(self) -> None:
         time.sleep(_TICK_SECONDS)
@@ -127,11 +137,24 @@ class Play:
         # All are asked, so that a shop that failed does not hide behind a shop that works.
         return True in [shop.is_running() for shop in self._shops]
 
+    def _allow(self, orders: int) -> None:
+        """Let the shops place orders until there are so many in all."""
+        for number in range(SHOPS):
+            self._staff.allow(_name_of(number), _share(orders, number))
+
     def _shop(self, number: int) -> Child:
-        share = self._orders * (number + 1) // SHOPS - self._orders * number // SHOPS
         # One transaction stays open for a while: what others commit meanwhile has higher ids, and goes first.
         pause = _PAUSE_SECONDS if number == 1 and self._site.is_postgresql else 0.0
-        return self._staff.writer(f"shop {number + 1}", share, pause)
+        return self._staff.writer(_name_of(number), _share(self._orders, number), pause)
 
     def _relay(self, name: str) -> Child:
         return self._staff.relay(name, self._site.destination.url, LEASE)
+
+
+def _name_of(number: int) -> str:
+    return f"shop {number + 1}"
+
+
+def _share(orders: int, number: int) -> int:
+    """Return how many of the first orders are those of a shop; the shops take turns."""
+    return (orders + SHOPS - 1 - number) // SHOPS

@@ -75,7 +75,7 @@ def opened_site(tell: Tell, *, light: bool) -> Iterator[Site]:
         folder = scratch_folder("demo", None)
         stack.callback(Guard(folder).release)
         url = _database(stack, folder, tell, light=light)
-        service = _prepared(url)
+        service = prepared(url)
         books = Books(url, service.Order)
         stack.callback(books.close)
         destination = _destination(stack, folder, tell, light=light)
@@ -111,7 +111,7 @@ def _destination(stack: ExitStack, folder: Path, tell: Tell, *, light: bool) -> 
     return LinesFile(folder / "orders.jsonl")
 
 
-def _prepared(url: str) -> Any:
+def prepared(url: str) -> Any:
     """Make the tables of the outbox and of the order service; return the service."""
     before = os.environ.get("OUTBOX_DATABASE")
     os.environ["OUTBOX_DATABASE"] = url

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from outbox.cli.demo.writer import allowance_of
 from outbox.errors import OutboxError
 from outbox.testing.servers.process import Guard
 
@@ -84,6 +85,12 @@ class Staff:
     def writer(self, shop: str, orders: int, pause: float) -> Child:
         """Start a process of the order service."""
         return self._start(shop, ["-m", "outbox.cli.demo.writer", shop, str(orders), str(pause)])
+
+    def allow(self, shop: str, orders: int) -> None:
+        """Let a shop place orders until there are so many of the shop."""
+        written = self._folder / "allowance"
+        written.write_text(str(orders))
+        written.replace(self._folder / allowance_of(shop))  # so that no shop reads half of a number
 
     def relay(self, name: str, to: str, lease: str) -> Child:
         """Start a process of `outbox relay`."""

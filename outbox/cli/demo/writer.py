@@ -1,8 +1,9 @@
 """A process of the demo's order service: `python -m outbox.cli.demo.writer SHOP ORDERS PAUSE`.
 
-The process places the missing orders of its shop, and moves on orders of all shops until all are shipped. Some
-transactions are rolled back after the message was written; one transaction stays open for `PAUSE` seconds. After a kill
-the next process goes on from the committed orders. Each rollback is a line of output.
+The process places the missing orders of its shop, and moves on orders of all shops until all are shipped. A file says
+how many orders the shop may place by now. Some transactions are rolled back after the message was written; one
+transaction stays open for `PAUSE` seconds. After a kill the next process goes on from the committed orders. Each
+rollback is a line of output.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
@@ -25,6 +27,12 @@ _ROLLED_BACK_SHARE = 0.1
 #: All writers take some of the oldest open orders, so that several often change the same one.
 _OLDEST = 60
 _AT_HAND = 6
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+def allowance_of(shop: str) -> str:
+    """Return the name of the file that holds the number of orders that a shop may place by now."""
+    return f"{shop.replace(' ', '-')}.orders"
 
 
 class Declined(Exception):  # noqa: N818 - nothing went wrong
@@ -32,13 +40,15 @@ class Declined(Exception):  # noqa: N818 - nothing went wrong
 
 
 class Writer:
-    """Places and moves on orders, until there is nothing left to do."""
+    """Places and moves on orders, until there is nothing left to do; calls `rest` while it may place no more."""
 
-    def __init__(self, service: Any, shop: str, orders: int, pause: float) -> None:
+    def __init__(self, service: Any, shop: str, orders: int, pause: float, rest: Callable[[], None]) -> None:
         self._service = service
         self._shop = shop
         self._orders = orders
         self._pause = pause
+        self._rest = rest
+        self._allowance = Path(allowance_of(shop))
         self._random = random.Random(shop)
 
     def run(self) -> None:
@@ -46,7 +56,8 @@ class Writer:
         placed = self._placed()
         at_hand: list[int] = []
         while True:
-            if placed < self._orders:
+            allowed = int(self._allowance.read_text())
+            if placed < allowed:
                 pause = self._pause if placed == self._orders // 4 else 0.0
                 place = partial(self._service.place_order, self._shop, self._random.randint(1, 999))
                 placed += self._decide(place, pause)
@@ -54,8 +65,10 @@ class Writer:
                 at_hand = at_hand or self._open_orders()
                 if at_hand:
                     self._decide(partial(self._service.advance_order, at_hand.pop()))
-            if placed == self._orders and not at_hand and not self._open_orders():
-                return
+            if placed == allowed and not at_hand and not self._open_orders():
+                if placed == self._orders:
+                    return
+                self._rest()
 
     def _decide(self, change: Callable[[], object], pause: float = 0.0) -> bool:
         """Make a change, then commit or roll back; return whether the change was committed."""
@@ -86,4 +99,4 @@ class Writer:
 
 if __name__ == "__main__":
     shop, orders, pause = sys.argv[1:]
-    Writer(order_service(), shop, int(orders), float(pause)).run()
+    Writer(order_service(), shop, int(orders), float(pause), partial(time.sleep, _SECONDS_BETWEEN_LOOKS)).run()
