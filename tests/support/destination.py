@@ -15,6 +15,7 @@ from outbox import Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Una
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
+from outbox.worker.shared import SharedSender
 
 Answer = Callable[[Message], Verdict]
 
@@ -102,7 +103,9 @@ def briskly(*, lease: timedelta = BRIEFLY) -> Settings:
     )
 
 
-def relay_to(destination: Destination, outbox: Outbox, *, lease: timedelta = BRIEFLY, **options: Any) -> Relay:
+def relay_to(
+    destination: Destination | SharedSender, outbox: Outbox, *, lease: timedelta = BRIEFLY, **options: Any
+) -> Relay:
     """A relay with short pauses, and a short lease unless it is given another one."""
     chosen: dict[str, object] = {
         "retry": RetryPolicy(attempts=3, wait=wait_fixed(0.05)),

@@ -46,6 +46,8 @@ class TcpProxy:
         self._answering.set()
         self._cut: tuple[Direction, int] | None = None
         self._clients: dict[asyncio.Task[None], socket.socket] = {}
+        #: True when a black hole has swallowed something.
+        self.swallowed = False
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -151,6 +153,7 @@ class TcpProxy:
 
     async def _pump(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         while data := await self._loop.sock_recv(source, 65_536):
+            self.swallowed |= not self._flowing.is_set()
             await self._flowing.wait()
             if direction == "to_client":
                 await asyncio.sleep(self._latency)
