@@ -25,12 +25,14 @@ from outbox import (
 )
 from outbox.telemetry import events
 from outbox.testing.scripted import ScriptedSender
+from tests.support.destination import LONG_LEASE, Destination
+from tests.support.overdue import overdue
 from tests.support.waiting import eventually
 
 BRISK = Settings(
-    poll=(timedelta(seconds=0.01), timedelta(seconds=0.1)),
-    lease=timedelta(seconds=1),
-    renew_every=timedelta(seconds=0.2),
+    poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
+    lease=LONG_LEASE,
+    renew_every=timedelta(milliseconds=200),
 )
 AT_ONCE = RetryPolicy(attempts=2, wait=wait_fixed(0))
 
@@ -157,19 +159,17 @@ def test_a_call_is_told_on_the_thread_that_made_it_and_a_batch_where_it_was_read
 
 
 def test_a_worker_beats_while_a_call_hangs(sqlite_engine):
-    outbox, beats, end = Outbox(sqlite_engine), list[events.Beat](), threading.Event()
-    began = threading.Event()
-    outbox.listen(lambda event: beats.append(event) if began.is_set() and isinstance(event, events.Beat) else None)
+    outbox, beats, end, destination = Outbox(sqlite_engine), list[events.Beat](), threading.Event(), Destination()
+    destination.hanging = lambda _messages: not end.is_set()
+    outbox.listen(lambda event: beats.append(event) if destination.calls and isinstance(event, events.Beat) else None)
     send(outbox, "1")
 
-    def hang(_message: Message) -> None:
-        began.set()
-        end.wait(60)
-
-    with outbox.running(hang, settings=BRISK, deadline=timedelta(seconds=0.1)):
+    with outbox.running(overdue(destination), settings=BRISK):
         assert eventually(lambda: len(beats) >= 2)
-        assert not end.is_set()
+        before = destination.bodies
         end.set()
+
+    assert before == []
 
 
 def test_a_destination_that_is_away_is_told_again_and_again_and_its_return_once(engine):
