@@ -4,11 +4,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox import Message, Outbox, Reject, Relay, StandbyError
@@ -20,19 +21,25 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.worker.calls import HeldLease
 from outbox.worker.connection import Heartbeat
 from outbox.worker.settings import Settings
-from tests.support.destination import Destination, failing, fill, relay_to
+from tests.support.destination import LONG_LEASE, Destination, failing, fill, relay_to
 from tests.support.leases import lease_left, step_clock
+from tests.support.overdue import overdue
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
-LEASE = timedelta(seconds=2)
+#: Of a worker that is dead, and that nobody has to renew.
+LEASE = timedelta(seconds=1)
 BRISK = Settings(
     limits=Limits(rows=5),
     poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
-    lease=LEASE,
+    lease=LONG_LEASE,
     renew_every=timedelta(milliseconds=300),
 )
+
+
+#: So long a look at a lease takes, for its worker.
+LOOK_SECONDS = 10.0
 
 
 def take_lease(outbox: Outbox, length: timedelta) -> None:
@@ -55,7 +62,7 @@ def test_the_place_of_a_killed_worker_is_taken_when_its_lease_ends(engine):
     relay.join(60)
 
     assert arrived
-    assert took > LEASE.total_seconds() - 0.5
+    assert took >= LEASE.total_seconds()
 
 
 def test_a_lease_that_nobody_renews_is_taken_although_the_clock_went_back(engine):
@@ -75,21 +82,21 @@ def test_a_lease_that_nobody_renews_is_taken_although_the_clock_went_back(engine
 
 
 def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out(pg_engine, monkeypatch):
-    """Each call finds the lease good for its whole deadline, and goes on under the next one."""
+    """Each call finds the lease good for its whole deadline, and goes on under the next one. Each look takes long."""
     outbox, left = Outbox(pg_engine), []
-    found, until = threading.local(), HeldLease.__dict__["until"].__get__
+    found, until, passed = threading.local(), HeldLease.__dict__["until"].__get__, Counter()
 
     def looked(held):
-        found.at = time.monotonic()
-        return until(held)
+        passed[held.lease.epoch] += LOOK_SECONDS
+        found.at, found.passed = time.monotonic(), passed[held.lease.epoch]
+        return until(held) - found.passed
 
     def renew(*arguments, **options):
         raise PoolTimeout
 
     def slow(messages):
         # The call's thread found the lease good, and may have stood still since then.
-        left.append(lease_left(pg_engine) + time.monotonic() - found.at)
-        time.sleep(0.1)
+        left.append(lease_left(pg_engine) - found.passed + time.monotonic() - found.at)
         return False
 
     monkeypatch.setattr(Leases, "renew_all", renew)
@@ -97,7 +104,7 @@ def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out
     destination = Destination()
     destination.hanging = slow
     fill(outbox, 60)
-    deadline = timedelta(seconds=0.5)
+    deadline = timedelta(minutes=2)
     with pg_engine.connect() as connection:
         (before,) = connection.execute(text("SELECT epoch FROM outbox_lease")).one()
     relay = relay_to(destination, outbox, settings=BRISK, deadline=deadline)
@@ -111,20 +118,27 @@ def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out
         (after,) = connection.execute(text("SELECT epoch FROM outbox_lease")).one()
     assert arrived
     assert after > before + 1, "the lease never ran out: nothing was tried"
-    assert min(left) > deadline.total_seconds() - 0.2
+    assert min(left) > deadline.total_seconds() - 0.1
+
+
+def in_a_transaction(engine: Engine) -> int:
+    """How many connections are idle in a transaction."""
+    idle = "datname = current_database() AND state = 'idle in transaction'"
+    with engine.connect() as connection:
+        return connection.execute(text(f"SELECT count(*) FROM pg_stat_activity WHERE {idle}")).scalar_one()
 
 
 def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatch):
     """The server has ended its connection meanwhile; the worker opens another one."""
-    settings = "SET idle_in_transaction_session_timeout = '200ms'"
+    settings = "SET idle_in_transaction_session_timeout = '1s'"
     monkeypatch.setattr("outbox.store.dialects.postgresql.channel._SETTINGS", settings)
     outbox, destination = Outbox(pg_engine), Destination(failing({b"0"}, Reject("never")))
     fill(outbox, 10, keys=10)
-    naps = [1.0]
+    ended = []
 
     def reached(name: str) -> None:
-        if name == "worker.after_park" and naps:
-            time.sleep(naps.pop())
+        if name == "worker.after_park" and not ended:
+            ended.append(eventually(lambda: not in_a_transaction(pg_engine)))
 
     relay = relay_to(destination, outbox, settings=BRISK)
     failpoints.arm(reached)
@@ -139,7 +153,7 @@ def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatc
         relay.stop()
         relay.join(60)
 
-    assert (naps, settled, arrived) == ([], True, True)
+    assert (ended, settled, arrived) == ([True], True, True)
 
 
 def test_a_stop_is_heard_beside_calls_that_hang(pg_engine):
@@ -148,7 +162,7 @@ def test_a_stop_is_heard_beside_calls_that_hang(pg_engine):
     over = threading.Event()
     destination.hanging = lambda _messages: not over.is_set()
     fill(outbox, 10)
-    relay = relay_to(destination, outbox, settings=BRISK, deadline=timedelta(seconds=0.1))
+    relay = relay_to(overdue(destination), outbox, settings=BRISK)
     relay.start()
     assert eventually(lambda: destination.calls > 1)
     relay.stop()
@@ -249,19 +263,22 @@ def test_a_worker_sits_out_a_failover_but_does_not_begin_on_a_standby(engine, mo
     relay.start()
     assert eventually(lambda: len(destination.messages) == 1)
 
+    refused: list[Log] = []
+
+    def standby(log: Log, *_answer: object) -> Capture:
+        refused.append(log)
+        raise StandbyError("this server is a standby")
+
     with monkeypatch.context() as failed_over:
         for read in ("now", "read_on"):
             failed_over.setattr(Log, read, standby)
         fill(outbox, 1)
         with pytest.raises(StandbyError):
             Relay(outbox, Destination(), name="other").until_empty()
-        time.sleep(2.5)
+        met = len(refused)
+        assert eventually(lambda: len(refused) >= met + 3)
     arrived = eventually(lambda: len(destination.messages) == 2)
     relay.stop()
     relay.join(60)
 
     assert arrived
-
-
-def standby(log: Log, *_answer: object) -> Capture:
-    raise StandbyError("this server is a standby")
