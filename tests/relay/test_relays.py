@@ -51,6 +51,7 @@ class Pauses(wait_base):
         self.count = 0
 
     def __call__(self, retry_state: RetryCallState) -> float:
+        """Count one."""
         self.count += 1
         return 0.01
 
@@ -170,7 +171,8 @@ def test_a_database_without_its_tables_is_served_once_it_has_them(postgres, sqli
     to_new, to_well, pauses = Destination(), Destination(), Pauses()
     with ExitStack() as stack:
         engine = stack.enter_context(new_database(postgres, "template1", adopted=False))
-        stack.enter_context(running(relays_of((Outbox(engine), to_new), (Outbox(sqlite_engine), to_well), pause=pauses)))
+        relays = relays_of((Outbox(engine), to_new), (Outbox(sqlite_engine), to_well), pause=pauses)
+        stack.enter_context(running(relays))
         send(sqlite_engine, "1")
         assert arrives(to_well, "1")
         assert eventually(lambda: pauses.count >= 5)
