@@ -30,11 +30,8 @@ POLICY = HandlerPolicy(retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadli
 DESTINATION = "nats://h:4222"
 #: In place of the one that events name, which nobody asks for.
 NO_DATABASE: Any = None
-#: For handlers that take their time.
-HASTY = replace(POLICY, deadline=timedelta(seconds=0.1))
 #: Each message alone with the listener, so that a failure is its own.
 ONE = replace(POLICY, portion=1)
-HASTY_ONE = replace(HASTY, portion=1)
 EARLIER = Unavailable("an earlier message of its key was not stored")
 
 
@@ -263,10 +260,15 @@ def raising(*bad: int) -> Callable[[Message], Verdict]:
 
 
 @contextmanager
-def hanging(handler: Handler, *bad: int, hopeless: Callable[[], bool] = lambda: True) -> Iterator[threading.Event]:
-    """Calls with these messages hang until released. No other call is past its deadline, however slow the machine is.
+def hanging(
+    handler: Handler,
+    *bad: int,
+    overdue: Callable[[], bool] = lambda: True,
+    hopeless: Callable[[], bool] = lambda: True,
+) -> Iterator[threading.Event]:
+    """Calls with these messages hang until released. No other call is ever past its deadline.
 
-    `hopeless`: whether a call may hang for too long by now, however long the other calls take.
+    `overdue`, `hopeless`: whether a deadline, or three, have passed by now for a call that hangs.
     """
     released, hang = threading.Event(), set[int | None]()
     former = handler.answer
@@ -279,17 +281,17 @@ def hanging(handler: Handler, *bad: int, hopeless: Callable[[], bool] = lambda: 
         return former(message)
 
     def due(call: Call) -> float:
-        if call.started is None:
-            return math.inf
-        hangs = any(message.id in hang for message in call.messages)
-        return call.started + call.deadline if hangs else max(call.started + call.deadline, time.monotonic() + 0.01)
-
-    handler.answer, hangs = answer, cast("property", Call.__dict__["hangs"]).__get__
-    try:
         # A call that does not hang is looked at every few milliseconds.
+        return -math.inf if overdue() and late(call) else time.monotonic() + 0.01
+
+    def late(call: Call) -> bool:
+        return not call.finished and any(message.id in hang for message in call.messages)
+
+    handler.answer = answer
+    try:
         with (
             patch.object(Call, "due", property(due)),
-            patch.object(Call, "hangs", property(lambda call: hopeless() and hangs(call))),
+            patch.object(Call, "hangs", property(lambda call: hopeless() and late(call))),
         ):
             yield released
     finally:

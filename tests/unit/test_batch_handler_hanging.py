@@ -13,18 +13,19 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.parking import Held as HeldParked
 from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE
+from outbox.runtime.clock import clock
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCall, HungCalls, hung_calls_of
 from outbox.worker.known import KnownOutcomes, identity_of
 from outbox.worker.policy import BLOCKED, MAX_HUNG
-from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, seen
+from tests.support.stage import POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, seen
 from tests.support.waiting import eventually
 
 
 def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
     handler = Handler()
     with hanging(handler, 1, hopeless=lambda: False):
-        outcome = Stage(handler, HASTY).run(messages("a", "b", "a", "b"))
+        outcome = Stage(handler).run(messages("a", "b", "a", "b"))
 
     assert seen(outcome) == {"done": [2, 4], "parked": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
 
@@ -32,7 +33,7 @@ def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
 def test_a_hung_call_keeps_its_keys_also_when_its_message_has_an_outcome():
     """A dead letter that lets its key go on may arrive yet, and what is behind it must not arrive before."""
     handler = Handler()
-    policy = replace(HASTY, retry=RetryPolicy(attempts=1), block_on_dead=False)
+    policy = replace(POLICY, retry=RetryPolicy(attempts=1), block_on_dead=False)
     with hanging(handler, 1, hopeless=lambda: 4 in flat(handler.calls)):
         outcome = Stage(handler, policy).run(messages("a", "b", "a", "b"))
 
@@ -42,7 +43,7 @@ def test_a_hung_call_keeps_its_keys_also_when_its_message_has_an_outcome():
 def test_a_later_batch_waits_for_the_keys_of_a_hung_call_until_it_ends():
     """What stands behind it there is held back by nothing else."""
     handler = Handler()
-    stage = Stage(handler, HASTY)
+    stage = Stage(handler)
     with hanging(handler, 1, hopeless=lambda: False) as released:
         stage.run(messages("a", "b"))
         answer = handler.answer
@@ -69,7 +70,7 @@ def test_what_hangs_does_not_expire():
 
     with hanging(handler, 1, hopeless=lambda: False):
         answer, handler.answer = handler.answer, their_time_is_over
-        outcome = Stage(handler, HASTY).run(found, now=now)
+        outcome = Stage(handler).run(found, now=now)
 
     assert seen(outcome) == {"done": [2], "parked": [(4, "dead", 0), (1, "retry", 1), (3, "blocked", 0)], "open": []}
 
@@ -81,8 +82,13 @@ def test_a_message_whose_time_ends_while_it_waits_for_its_turn_is_not_handed_ove
     stage.caller.begin(Call(messages("x")), lambda given: [DONE] if others.wait(60) else [])
     found, now = messages("a", "b", "a"), datetime.now(UTC)
     found[0].expires_at = now + timedelta(seconds=0.1)
-    threading.Timer(0.3, others.set).start()
-    outcome = stage.run(found, now=now)
+    over = clock() + 0.1
+
+    def expires() -> None:
+        assert eventually(lambda: clock() >= over)
+        others.set()
+
+    outcome = stage.run(found, now=now, meanwhile=expires)
 
     assert flat(handler.calls) == [2, 3]
     assert seen(outcome) == {"done": [2, 3], "parked": [(1, "dead", 0)], "open": []}
@@ -147,17 +153,21 @@ def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():
     """Its message waits, so that the position can pass it."""
     handler = Handler()
     with hanging(handler, 1, 2):
-        outcome = Stage(handler, HASTY).run(messages("a", "b"))
+        outcome = Stage(handler).run(messages("a", "b"))
 
     assert seen(outcome) == {"done": [], "parked": [(1, "waiting", 0), (2, "waiting", 0)], "open": []}
 
 
 def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
     handler = Handler()
+    stage = Stage(handler)
+
+    def comes_back() -> None:
+        if stage.batch_handler.hung:
+            released.set()
+
     with hanging(handler, 1, hopeless=lambda: False) as released:
-        timer = threading.Timer(0.2, released.set)
-        timer.start()
-        outcome = Stage(handler, HASTY).run(messages("a", "a"))
+        outcome = stage.run(messages("a", "a"), meanwhile=comes_back)
 
     assert seen(outcome) == {"done": [1, 2], "parked": [], "open": []}
     assert [call for call in handler.calls if 1 in call] == [[1]]
@@ -168,7 +178,7 @@ def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
     handler = Handler()
     (poison,) = messages("a")
     with hanging(handler, 1):
-        stage = Stage(handler, HASTY)
+        stage = Stage(handler)
         first = stage.run([again(poison, 2)], parked=True, quota=0)
         stage.run(messages("b", "c", first=2))
         second = stage.run([again(poison, 2)], parked=True, quota=0)
@@ -182,7 +192,7 @@ def test_one_hung_call_counts_once():
     handler = Handler()
     (poison,) = messages("a")
     with hanging(handler, 1, hopeless=lambda: False):
-        stage = Stage(handler, HASTY)
+        stage = Stage(handler)
         first = stage.run([poison, *messages("b", first=2)])
         stage.run(messages("c", first=3))
         second = stage.run([again(poison, 2)], parked=True, quota=0)
@@ -194,7 +204,7 @@ def test_one_hung_call_counts_once():
 def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
     """No further call is made while they are past their deadline; when they come back, each message has come once."""
     handler = Handler()
-    stage = Stage(handler, HASTY)
+    stage = Stage(handler)
     with hanging(handler, *range(1, 20)):
         outcome = stage.run(messages(*"abcdefghijkl"))
         calls, gave_up = len(handler.calls), stage.batch_handler.gave_up
@@ -203,11 +213,8 @@ def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
     third = stage.run(outcome.open)
 
     assert (calls, gave_up) == (MAX_HUNG, True)
-    parked = seen(outcome)["parked"]
-    # All that hang, except for those whose third deadline passed between the last two looks.
-    assert 1 <= len(parked) <= 8
-    assert parked == [(id, "waiting", 0) for id in range(1, len(parked) + 1)]
-    assert ids(outcome.open) == list(range(len(parked) + 1, 13))
+    assert seen(outcome)["parked"] == [(id, "waiting", 0) for id in range(1, 9)]
+    assert ids(outcome.open) == [9, 10, 11, 12]
     unanswered = stage.batch_handler.hung.unanswered([message for message, _ in outcome.parked], parked=True)
     assert (arrived, unanswered) == (True, set())
     assert [*ids(second.done), *ids(third.done)] == list(range(1, 13))
@@ -216,7 +223,7 @@ def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
 
 def test_calls_that_came_back_are_not_held_against_the_destination():
     handler = Handler()
-    stage = Stage(handler, HASTY)
+    stage = Stage(handler)
     with hanging(handler, *range(1, 9)):
         stage.run(messages(*"abcdefgh"))
         assert stage.batch_handler.gave_up
@@ -337,7 +344,7 @@ def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
             assert eventually(lambda: not stage.caller._under_way)
         raise OSError("away")
 
-    with hanging(handler, 1) as released:
+    with hanging(handler, 1, overdue=lambda: False, hopeless=lambda: False) as released:
         answer = handler.answer
 
         def beginning(message: Message) -> Verdict:

@@ -1,5 +1,6 @@
 """A call that hands over in portions, without a database: each portion is answered for itself."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,6 @@ from outbox.worker.hung import HungCalls
 from outbox.worker.policy import Portions
 from outbox.worker.portions import PortionedCall
 from tests.support.stage import (
-    HASTY_ONE,
     ONE,
     POLICY,
     Handler,
@@ -163,16 +163,13 @@ def test_what_is_unavailable_is_not_counted_and_others_go_on():
 
 def test_a_portion_that_hangs_holds_its_own_message_only_and_counts_against_it():
     handler = Handler()
-    stage = Stage(handler, HASTY_ONE)
+    stage = Stage(handler, ONE)
     with hanging(handler, 2) as released:
-        began = time.monotonic()
         outcome = stage.run(messages("a", "b", "c", "b", "d"))
-        seconds = time.monotonic() - began
 
         assert handler.calls == [[1], [2], [3], [5]]
         assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
-        assert next(p.error for _, p in outcome.parked) == "no answer within 0.1 s"
-        assert seconds > 0.1
+        assert next(p.error for _, p in outcome.parked) == "no answer within 60.0 s"
         held = stage.batch_handler.hung.held()
         assert (held.ids, held.keys, held.but) == ({2}, {"b"}, set())
         released.set()
@@ -182,7 +179,7 @@ def test_a_portion_that_hangs_holds_its_own_message_only_and_counts_against_it()
 
 def test_a_late_answer_counts_when_the_message_is_read_again():
     handler = Handler()
-    stage = Stage(handler, HASTY_ONE)
+    stage = Stage(handler, ONE)
     with hanging(handler, 1) as released:
         outcome = stage.run(messages("a", "b"))
         released.set()
@@ -197,7 +194,7 @@ def test_a_late_answer_counts_when_the_message_is_read_again():
 def test_without_order_a_late_answer_counts_whatever_else_of_its_key_is_handed_over():
     """With order the messages of a key from there on would be handed over again."""
     handler, given = Handler(), messages("a", "a")
-    stage = Stage(handler, replace(HASTY_ONE, ordered=False))
+    stage = Stage(handler, replace(ONE, ordered=False))
     with hanging(handler, 2) as released:
         stage.run(given)
         released.set()
@@ -212,7 +209,7 @@ def test_without_order_a_late_answer_counts_whatever_else_of_its_key_is_handed_o
 
 def test_a_late_failure_is_tried_again():
     handler = Handler(raising(1))
-    stage = Stage(handler, HASTY_ONE)
+    stage = Stage(handler, ONE)
     with hanging(handler, 1) as released:
         outcome = stage.run(messages("a"))
         released.set()
@@ -226,7 +223,7 @@ def test_a_late_failure_is_tried_again():
 
 def test_a_call_left_behind_hands_over_nothing_more():
     handler = Handler()
-    stage = Stage(handler, HASTY_ONE)
+    stage = Stage(handler, ONE)
     with hanging(handler, 1) as released:
         outcome = stage.run(messages("a", "b", "c"))
         released.set()
@@ -236,14 +233,21 @@ def test_a_call_left_behind_hands_over_nothing_more():
     assert handler.calls == [[1], [2], [3]]
 
 
-def test_a_portion_that_was_answered_in_time_does_not_hang_while_others_hear_of_it():
+def test_a_portion_that_was_answered_in_time_does_not_hang_while_others_hear_of_it(monkeypatch):
     """Whoever is told of the answers may take longer than the deadline."""
-    stage = Stage(Handler(), HASTY_ONE, concurrency=2)
+    stage, calls = Stage(Handler(), ONE, concurrency=2), list[PortionedCall]()
+
+    def due(call: PortionedCall) -> float:
+        calls.append(call)
+        told = len(call.answered[0]) == len(call.messages)
+        return -math.inf if told else time.monotonic() + 0.01
 
     @stage.listeners.listen
-    def hears(_: object) -> None:
-        time.sleep(0.3)
+    def hears(event: Any) -> None:
+        if isinstance(event, HandedOver):
+            assert eventually(lambda: any(each.left and event.messages[0] in each.answered[0] for each in calls))
 
+    monkeypatch.setattr(PortionedCall, "due", property(due))
     outcome = stage.run(messages(*"abcdefgh"))
 
     assert (sorted(ids(outcome.done)), outcome.parked) == ([*range(1, 9)], [])
@@ -262,7 +266,7 @@ def test_earlier_answers_of_a_call_count_although_its_last_portion_comes_back_wh
             assert eventually(lambda: call.finished)
 
     with hanging(handler, 3) as released:
-        outcome = Stage(handler, HASTY_ONE, hung=Released()).run(messages(*"abcd"))
+        outcome = Stage(handler, ONE, hung=Released()).run(messages(*"abcd"))
 
     assert handler.calls == [[1], [2], [3], [4]]
     assert (ids(outcome.done), [(m.id, p.state) for m, p in outcome.parked]) == ([1, 2, 4], [(3, "retry")])
@@ -271,15 +275,16 @@ def test_earlier_answers_of_a_call_count_although_its_last_portion_comes_back_wh
 def test_whoever_drops_a_call_under_way_keeps_its_answers_and_holds_only_its_portion():
     """As when the connection is lost: the next lease goes on beside the portion."""
     handler, given = Handler(), messages(*"abcdc")
-    stage = Stage(handler, HASTY_ONE)
+    stage, over = Stage(handler, ONE), list[bool]()
 
     def lost() -> None:
         assert eventually(lambda: [3] in handler.calls)
         raise ConnectionError
 
-    with hanging(handler, 3) as released:
+    with hanging(handler, 3, overdue=lambda: bool(over)) as released:
         with pytest.raises(ConnectionError):
             stage.run(given, meanwhile=lost)
+        over.append(True)
         assert stage.batch_handler.hung.ids == {3}
         outcome = stage.run(given)
         released.set()
@@ -291,7 +296,7 @@ def test_whoever_drops_a_call_under_way_keeps_its_answers_and_holds_only_its_por
 def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass():
     """The key goes on behind a dead letter, but not beside its call; the rest of the partition does not wait."""
     handler = Handler()
-    stage = Stage(handler, replace(HASTY_ONE, retry=RetryPolicy(attempts=1), block_on_dead=False))
+    stage = Stage(handler, replace(ONE, retry=RetryPolicy(attempts=1), block_on_dead=False))
     with hanging(handler, 1, hopeless=lambda: False) as released:
         outcome = stage.run(messages("a", "b", "a"))
         released.set()
@@ -301,7 +306,7 @@ def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass(
 
 def test_everybody_hears_of_all_answers_of_a_call_that_was_left_behind():
     handler = Handler()
-    stage, heard = Stage(handler, HASTY_ONE), list[list[int]]()
+    stage, heard = Stage(handler, ONE), list[list[int]]()
 
     @stage.listeners.listen
     def hears(event: Any) -> None:
@@ -340,7 +345,7 @@ def test_the_deadline_counts_from_the_beginning_of_each_portion():
 
     def late(_: Message) -> Verdict:
         moments.append(call.started or 0.0)
-        time.sleep(0.001)
+        assert eventually(lambda: time.monotonic() > moments[-1])
         return DONE
 
     handler.answer = late
@@ -369,13 +374,10 @@ def test_a_call_hands_over_nothing_more_when_the_lease_is_about_to_end_or_a_mess
 
 def test_a_call_hands_over_nothing_more_when_it_may_have_lost_its_turn():
     """Its portion came back, but past the deadline, and perhaps another call has begun."""
-    call, handler = portioned("a", "b", deadline=0.05), Handler()
-
-    def slow(_: Message) -> Verdict:
-        time.sleep(0.06)
-        return DONE
-
-    handler.answer = slow
+    call, handler = portioned("a", "b"), Handler()
+    assert call.started is not None
+    # The turn lasts for a minute, and each portion is past its deadline when it comes back.
+    call.started, call.deadline = call.started + 60.0, 0.0
     call.perform(handler)
 
     assert (handler.calls, call.answered, call.late) == ([[1]], (call.messages[:1], [DONE]), False)

@@ -18,7 +18,6 @@ from outbox.worker.outcome import Outcome
 from outbox.worker.waiting import Wait
 from tests.support.stage import (
     EARLIER,
-    HASTY_ONE,
     ONE,
     POLICY,
     Handler,
@@ -150,8 +149,8 @@ def test_another_call_goes_on_while_what_one_had_is_unavailable():
 def test_too_many_portions_that_hang_end_it_and_what_they_have_is_parked():
     """More calls may be under way than may hang."""
     handler = Handler()
-    stage = Stage(handler, HASTY_ONE, concurrency=12)
-    with hanging(handler, *range(1, 13)) as released:
+    stage = Stage(handler, ONE, concurrency=12)
+    with hanging(handler, *range(1, 13), overdue=lambda: len(handler.calls) >= 12) as released:
         outcome = stage.run(messages(*"abcdefghijklmn"))
         released.set()
 
@@ -163,7 +162,7 @@ def test_too_many_portions_that_hang_end_it_and_what_they_have_is_parked():
 
 def test_one_that_hangs_does_not_stop_those_beside_it():
     handler = Handler()
-    stage = Stage(handler, HASTY_ONE, concurrency=2)
+    stage = Stage(handler, ONE, concurrency=2)
     with hanging(handler, 1) as released:
         outcome = stage.run(messages("a", "b", "a", "c", "d"))
         released.set()
@@ -174,15 +173,14 @@ def test_one_that_hangs_does_not_stop_those_beside_it():
 
 
 def test_the_first_call_that_comes_back_is_settled_first():
-    released = threading.Event()
+    released, awaited = threading.Event(), threading.Event()
 
     def slow(message: Message) -> Verdict:
-        if message.id == 1:
-            assert released.wait(60)
-        time.sleep(0.2)
+        assert (released if message.id == 1 else awaited).wait(60)
         return DONE
 
-    parts = Stage(Handler(slow), ONE, concurrency=2, part_seconds=0.0).parts(messages("a", "b"))
+    stage = Stage(Handler(slow), ONE, concurrency=2, part_seconds=0.0)
+    parts = stage.parts(messages("a", "b"), meanwhile=awaited.set)
     first = next(parts)
     released.set()
 

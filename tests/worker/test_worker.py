@@ -39,7 +39,7 @@ BRISK = Settings(
 
 
 #: So long a look at a lease takes, for its worker.
-LOOK_SECONDS = 10.0
+LOOK_SECONDS = 10
 
 
 def take_lease(outbox: Outbox, length: timedelta) -> None:
@@ -84,7 +84,7 @@ def test_a_lease_that_nobody_renews_is_taken_although_the_clock_went_back(engine
 def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out(pg_engine, monkeypatch):
     """Each call finds the lease good for its whole deadline, and goes on under the next one. Each look takes long."""
     outbox, left = Outbox(pg_engine), []
-    found, until, passed = threading.local(), HeldLease.__dict__["until"].__get__, Counter()
+    found, until, passed = threading.local(), HeldLease.__dict__["until"].__get__, Counter[int]()
 
     def looked(held):
         passed[held.lease.epoch] += LOOK_SECONDS
@@ -125,7 +125,7 @@ def in_a_transaction(engine: Engine) -> int:
     """How many connections are idle in a transaction."""
     idle = "datname = current_database() AND state = 'idle in transaction'"
     with engine.connect() as connection:
-        return connection.execute(text(f"SELECT count(*) FROM pg_stat_activity WHERE {idle}")).scalar_one()
+        return int(connection.execute(text(f"SELECT count(*) FROM pg_stat_activity WHERE {idle}")).scalar_one())
 
 
 def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatch):
@@ -134,7 +134,7 @@ def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatc
     monkeypatch.setattr("outbox.store.dialects.postgresql.channel._SETTINGS", settings)
     outbox, destination = Outbox(pg_engine), Destination(failing({b"0"}, Reject("never")))
     fill(outbox, 10, keys=10)
-    ended = []
+    ended = list[bool]()
 
     def reached(name: str) -> None:
         if name == "worker.after_park" and not ended:
