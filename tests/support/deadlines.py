@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from outbox import Message
-from outbox.worker.calls import Call
+from outbox import Message, Verdict
+from outbox.senders.opening import open_sender
+from outbox.worker.calls import Call, Caller, Handler
+from outbox.worker.shared import SharedSender
+from tests.support.destination import Destination
+
+#: No call of a test takes that long.
+_NEVER_SECONDS = 3600.0
+#: How often to look at a call, which may pass its deadline at any moment.
+_LOOK_SECONDS = 0.01
 
 
 @contextmanager
@@ -22,13 +30,49 @@ def overdue(is_late: Callable[[Sequence[Message]], bool]) -> Iterator[None]:
         if call not in late and not call.finished and is_late(call.messages):
             late.append(call)
         # A call that is not late yet is looked at every few milliseconds.
-        return call.started if call in late else time.monotonic() + 0.01
+        return call.started if call in late else time.monotonic() + _LOOK_SECONDS
 
     def hangs(call: Call) -> bool:
         return call in late and not call.finished
 
     with patch.object(Call, "due", property(due)), patch.object(Call, "hangs", property(hangs)):
         yield
+
+
+class OverdueCaller(Caller):
+    """By its clock a call that hangs is past its deadline when the handler has it, and no other call ever is."""
+
+    def __init__(
+        self, hangs: Callable[[Sequence[Message]], bool], *, deadlines: float = 3, concurrency: int = 1
+    ) -> None:
+        """`hangs`: asked when the handler is called. `deadlines`: how many have passed then; after three nobody waits
+        for the call.
+        """
+        super().__init__(concurrency)
+        self._hangs, self._deadlines = hangs, deadlines
+
+    def begin(self, call: Call, handler: Handler) -> None:
+        """Have a call made, with a deadline that passes only when the handler hangs."""
+        call.deadline = _NEVER_SECONDS
+
+        def timed(messages: Sequence[Message]) -> Sequence[Verdict]:
+            if self._hangs(messages) and call.started is not None:
+                call.started -= self._deadlines * call.deadline
+            return handler(messages)
+
+        super().begin(call, timed)
+
+    def look(self, call: Call) -> float:
+        """Look again soon."""
+        return min(super().look(call), time.monotonic() + _LOOK_SECONDS)
+
+
+def overdue_when_hanging(destination: Destination, *, deadlines: float = 3) -> SharedSender:
+    """A destination whose calls are past so many deadlines when it hangs, and past none when it does not."""
+    shared = SharedSender(open_sender(destination))
+    # The test may make it hang later, or no longer.
+    shared.caller = OverdueCaller(lambda messages: destination.hanging(messages), deadlines=deadlines)  # noqa: PLW0108
+    return shared
 
 
 def an_hour_passes() -> None:

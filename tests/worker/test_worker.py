@@ -21,9 +21,9 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.worker.calls import HeldLease
 from outbox.worker.connection import Heartbeat
 from outbox.worker.settings import Settings
+from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import LONG_LEASE, Destination, failing, fill, relay_to
 from tests.support.leases import lease_left, step_clock
-from tests.support.overdue import overdue
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
@@ -162,7 +162,7 @@ def test_a_stop_is_heard_beside_calls_that_hang(pg_engine):
     over = threading.Event()
     destination.hanging = lambda _messages: not over.is_set()
     fill(outbox, 10)
-    relay = relay_to(overdue(destination), outbox, settings=BRISK)
+    relay = relay_to(overdue_when_hanging(destination), outbox, settings=BRISK)
     relay.start()
     assert eventually(lambda: destination.calls > 1)
     relay.stop()

@@ -25,8 +25,8 @@ from outbox import (
 )
 from outbox.telemetry import events
 from outbox.testing.scripted import ScriptedSender
+from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import LONG_LEASE, Destination
-from tests.support.overdue import overdue
 from tests.support.waiting import eventually
 
 BRISK = Settings(
@@ -164,7 +164,7 @@ def test_a_worker_beats_while_a_call_hangs(sqlite_engine):
     outbox.listen(lambda event: beats.append(event) if destination.calls and isinstance(event, events.Beat) else None)
     send(outbox, "1")
 
-    with outbox.running(overdue(destination), settings=BRISK):
+    with outbox.running(overdue_when_hanging(destination), settings=BRISK):
         assert eventually(lambda: len(beats) >= 2)
         before = destination.bodies
         end.set()
