@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -17,6 +19,9 @@ from outbox.store.dialects.dialect import Hint
 from outbox.store.dialects.sqlite.filtering import add_functions
 from outbox.store.dialects.sqlite.locking import BUSY_SECONDS, begin_immediate, prepare
 from outbox.store.dialects.statements import Parameters, Row
+
+#: So often a connection looks whether its file is still the one at its path, in seconds.
+LOOK_SECONDS = 1.0
 
 #: Connections of our own threads. Each has a lock, which is held while SQLite works for it and until its transaction
 #: ends. A fork waits for all of these locks, because SQLite holds locks in memory then. A child would get copies of
@@ -65,6 +70,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
+class _FileReplacedError(sqlite3.OperationalError):
+    """The connection works on a file that no other process can find; a new connection may find another one."""
+
+    #: As for a file that cannot be read: another try may succeed.
+    sqlite_errorcode = sqlite3.SQLITE_IOERR
+
+
 class SqliteChannel:
     """A sqlite3 connection of its own to the same file."""
 
@@ -72,8 +84,11 @@ class SqliteChannel:
         self.lock = threading.RLock()
         with _connecting:
             disown_inherited()
-            self._driver = sqlite3.connect(_file_of(engine), isolation_level=None, check_same_thread=False)
+            self._file = _file_of(engine)
+            self._driver = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False)
             prepare(self._driver)
+            self._opened, self._look_at = _place_of(self._file), time.monotonic() + LOOK_SECONDS
+            self._driver.create_function("outbox_file", 0, lambda: self._opened)
             add_functions(self._driver)
             _channels.add(self)
         self.fileno: int | None = None
@@ -95,12 +110,14 @@ class SqliteChannel:
 
     def _working(self, statement: str) -> AbstractContextManager[Any]:
         """Return the context for a statement: a transaction for a write outside of one, else only the lock."""
+        self._require_file()
         alone = not self._driver.in_transaction and not statement.lstrip().startswith("SELECT")
         return self.transaction() if alone else self.lock
 
     @contextmanager
     def transaction(self, *, patience: float | None = None) -> Iterator[None]:
         """Run the statements inside between BEGIN IMMEDIATE and COMMIT."""
+        self._require_file()
         begun = False
 
         def begin(statement: str) -> None:
@@ -124,6 +141,16 @@ class SqliteChannel:
             if begun:
                 self.lock.release()
 
+    def _require_file(self) -> None:
+        """Refuse once in a while to go on with a file that is no longer at its path.
+
+        The file itself stays, without a name, as long as a connection is open: nobody would write to it any more.
+        """
+        if time.monotonic() >= self._look_at and not self._driver.in_transaction:
+            if _place_of(self._file) != self._opened:
+                raise _FileReplacedError(f"the file {self._file} was replaced or removed while it was open")
+            self._look_at = time.monotonic() + LOOK_SECONDS
+
     def _execute(self, statement: str) -> None:
         with self.lock:
             self._driver.execute(statement)
@@ -142,6 +169,15 @@ class SqliteChannel:
         """Close the file."""
         with self.lock, suppress(Exception):
             self._driver.close()
+
+
+def _place_of(file: str) -> str:
+    """Return the device and the inode of a path; "" if there is no such file."""
+    try:
+        found = Path(file).stat()
+    except FileNotFoundError:
+        return ""
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def _file_of(engine: Engine) -> str:

@@ -119,7 +119,9 @@ _APPENDED_LAST = """
 #: The sequence, because `max(id)` falls when the whole log is purged.
 _SNAPSHOT = """(SELECT (coalesce(max(seq), 0) + 1) || ':' || (coalesce(max(seq), 0) + 1) || ':' FROM sqlite_sequence
     WHERE name = '{message}')"""
-_HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL"
+#: The file that the connection has opened. Rows of another one at the same path have nothing to do with it.
+_INCARNATION = "outbox_file()"
+_HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, {_INCARNATION}, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL"
 #: GLOB, because LIKE takes letters in upper and lower case for the same.
 _OF_TOPICS = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics))
         OR EXISTS (SELECT 1 FROM json_each(:patterns) WHERE topic GLOB value))
@@ -129,7 +131,7 @@ _FRESH = f"SELECT {RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id L
 _RAW = _FRESH.replace(RAW_COLUMNS, f"{RAW_COLUMNS}, slot")
 _READ_ON = f"SELECT * FROM ({_HEAD_ROW}) UNION ALL SELECT * FROM ({_FRESH})"
 _READ_ON_CHOSEN = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM {{message}} WHERE id >= :head LIMIT :limit)), NULL,
-        {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
+        {_SNAPSHOT}, {_INCARNATION}, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
     UNION ALL SELECT {READ_COLUMNS} FROM ({_RAW}) WHERE {{chosen}}"""
 _PAGE = f"""SELECT NULL AS id, NULL, NULL, {{who_answers}}, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
     UNION ALL SELECT * FROM (SELECT {LOG_COLUMNS} FROM {{message}}
@@ -191,9 +193,9 @@ DIALECT = Dialect(
     ),
     reads=Reads(
         transaction_ids=False,
-        incarnation="''",
-        who_answers="'', NULL",
-        capture=f"SELECT {_SNAPSHOT}, '', NULL, {{now}}",
+        incarnation=_INCARNATION,
+        who_answers=f"{_INCARNATION}, NULL",
+        capture=f"SELECT {_SNAPSHOT}, {_INCARNATION}, NULL, {{now}}",
         read_on=_READ_ON,
         read_on_fresh=_READ_ON,
         read_on_chosen=_READ_ON_CHOSEN,
