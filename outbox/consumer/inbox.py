@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
 import math
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload, runtime_checkable
 from uuid import UUID
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox.errors import NoTransactionError
@@ -27,7 +28,7 @@ from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxDatabase, InboxR
 from outbox.telemetry.events import EVERYWHERE, Listeners, Repeated
 from outbox.telemetry.processing import processed
 from outbox.writing.engines import engine_of, own_engine_of
-from outbox.writing.handles import Handle, is_async_driver, of_scope, require_async
+from outbox.writing.handles import DriverConnection, Handle, is_async_driver, of_scope, require_async
 from outbox.writing.scopes import Propagation, Scopes, require_plain_function
 from outbox.writing.transaction import Transactions
 
@@ -124,11 +125,8 @@ class Inbox:
             NoTransactionError: the connection commits every statement by itself.
             SchemaError: the tables are missing.
         """
-        id = _id_of(message)
         connection = self._transactions.connection_of(handle, "once", flush=False)
-        first = self._database.execute(connection, self._rows.handle(self._consumer, id))
-        self._transactions.wrote(connection)
-        return self._told(first=first)
+        return self._note(connection, _id_of(message)) is not None
 
     async def aonce(self, handle: AsyncHandle, message: Message | UUID | str) -> bool:
         """Do as `once`, on one of the handles of `Outbox.asend`."""
@@ -137,16 +135,24 @@ class Inbox:
         if not is_async_driver(handle):
             return bool(await of_scope(handle).run_sync(self.once, id))
         self._transactions.require_driver(handle)
-        return self._told(first=await self._database.aexecute(handle, self._rows.handle(self._consumer, id)))
+        noted = await self._database.aexecute(handle, self._rows.handle(self._consumer, id))
+        self._tell(first=noted is not None)
+        return noted is not None
 
-    def _told(self, *, first: bool) -> bool:
+    def _note(self, connection: DriverConnection, id: UUID) -> Any:
+        """Note that a message is handled; return the moment the first time, and None after that."""
+        noted = self._database.execute(connection, self._rows.handle(self._consumer, id))
+        self._transactions.wrote(connection)
+        self._tell(first=noted is not None)
+        return noted
+
+    def _tell(self, *, first: bool) -> None:
         """Tell of a repetition, and begin to delete expired rows if it is time: on a thread, so that nobody waits."""
         if clock() >= self._prune_at:
             self._prune_at = clock() + PRUNE_SECONDS
             threading.Thread(target=self._prune_quietly, name="outbox-inbox", daemon=True).start()
         if not first and self._listeners:
             self._listeners.tell(Repeated(database=self._database, consumer=self._consumer))
-        return first
 
     @overload
     def idempotent(
@@ -173,27 +179,62 @@ class Inbox:
 
             @functools.wraps(handler)
             async def awaited(message: Message | UUID | str) -> Any:
-                try:
-                    async with self._scopes.abegin("requires_new") as session:
-                        if await self.aonce(session, message):
-                            with _kept_open(session.sync_session):
-                                return _kept(await handle(session, message))
-                except _Undone as undone:
-                    return undone.verdict
+                return await self._ahandle(handle, message)
 
             return awaited
 
         @functools.wraps(handler)
         def called(message: Message | UUID | str) -> Any:
-            try:
-                with self._scopes.begin("requires_new") as session:
-                    if self.once(session, message):
-                        with _kept_open(session):
-                            return _kept(handle(session, message))
-            except _Undone as undone:
-                return undone.verdict
+            return self._handle(handle, message)
 
         return called
+
+    def _handle(self, handle: Callable[..., Any], message: Message | UUID | str) -> Any:
+        handling: _Handling | None = None
+        try:
+            with self._scopes.begin("requires_new") as session:
+                handling = self._begin(session, _id_of(message))
+                if handling is None:
+                    return None
+                answer = _kept(handle(session, message))
+                handling.end(session)
+                return answer
+        except BaseException as error:
+            if handling is not None:
+                with self._scopes.begin("requires_new") as session:
+                    undone = handling.undo(session)
+                _require(undone, error)
+            return _verdict_of(error)
+
+    async def _ahandle(self, handle: Callable[..., Any], message: Message | UUID | str) -> Any:
+        handling: _Handling | None = None
+        try:
+            async with self._scopes.abegin("requires_new") as session:
+                handling = await session.run_sync(self._begin, _id_of(message))
+                if handling is None:
+                    return None
+                answer = _kept(await handle(session, message))
+                await session.run_sync(handling.end)
+                return answer
+        except (Exception, asyncio.CancelledError) as error:
+            if handling is not None:
+                async with self._scopes.abegin("requires_new") as session:
+                    undone = await session.run_sync(handling.undo)
+                _require(undone, error)
+            return _verdict_of(error)
+
+    def _begin(self, session: Session, id: UUID) -> _Handling | None:
+        """Note a message at the beginning of its transaction; None: it was handled before."""
+        connection = self._transactions.connection_of(session, "once", flush=False)
+        assert isinstance(connection, Connection)
+        noted = self._note(connection, id)
+        if noted is None:
+            return None
+
+        def forget(connection: DriverConnection) -> bool:
+            return self._database.execute(connection, self._rows.forget(self._consumer, id, noted))
+
+        return _Handling(self._transactions, session, connection, forget)
 
     def prune(self) -> int:
         """Delete the rows whose retention is over, and return their number.
@@ -233,26 +274,60 @@ def _kept(answer: R) -> R:
     return answer
 
 
-@contextmanager
-def _kept_open(session: Session) -> Iterator[None]:
-    """Refuse that a handler ends its transaction.
+class _Handling:
+    """The transaction of one message, which a handler must not end.
 
     After a commit the message would count as handled, whatever the rest of the handler does; after a rollback or a
-    close its effects would be gone, and nobody would know.
+    close its effects would be gone, and nobody would know. SQLAlchemy's commits are refused before they happen. What
+    only the driver saw is found at the end.
     """
-    transaction = session.get_transaction()
 
-    def refuse(session: Session) -> None:
-        if not session.in_nested_transaction():
+    def __init__(
+        self,
+        transactions: Transactions,
+        session: Session,
+        connection: Connection,
+        forget: Callable[[DriverConnection], bool],
+    ) -> None:
+        """`forget`: takes back that the message is handled; returns False if that is not stored."""
+        self._transactions = transactions
+        self._connection = connection
+        self._forget = forget
+        self._root = session.get_transaction()
+        self._sent = transactions.running(connection)
+        self._returned = False
+        transactions.before_commit(connection, self._refuse)
+
+    def _refuse(self) -> None:
+        if not self._returned:
             raise NoTransactionError(_ENDED)
 
-    event.listen(session, "before_commit", refuse)
-    try:
-        yield
-    finally:
-        event.remove(session, "before_commit", refuse)
-    if session.get_transaction() is not transaction:
-        raise NoTransactionError(_ENDED)
+    def end(self, session: Session) -> None:
+        """Allow the commit, if the transaction is that of the beginning."""
+        same = session.get_transaction() is self._root and self._transactions.goes_on(self._connection, self._sent)
+        if not same:
+            raise NoTransactionError(_ENDED)
+        self._returned = True
+
+    def undo(self, session: Session) -> bool:
+        """Take back that the message is handled, after a failure; return False if the handler had committed it.
+
+        After an allowed commit without an answer the message may count as handled.
+        """
+        return self._returned or not self._forget(self._transactions.connection_of(session, "once", flush=False))
+
+
+def _require(undone: bool, error: BaseException) -> None:  # noqa: FBT001
+    """Raise if the transaction of a failed handler was committed."""
+    if not undone:
+        raise NoTransactionError(_ENDED) from error
+
+
+def _verdict_of(error: BaseException) -> Verdict:
+    """Return the verdict of a handler that rolled back; raise any other error."""
+    if isinstance(error, _Undone):
+        return error.verdict
+    raise error
 
 
 def checked_consumer(consumer: str) -> str:

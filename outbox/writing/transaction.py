@@ -118,6 +118,13 @@ class Transactions:
         """
         return commits.sent_so_far(self, connection) if isinstance(connection, Connection) else None
 
+    def goes_on(self, connection: Connection, sent: Sent | None) -> bool:
+        """Return whether the connection is still in the transaction for which `running` returned `sent`.
+
+        A COMMIT that only the driver saw is noticed until the driver begins the next transaction.
+        """
+        return self.running(connection) is sent and self._driving.in_transaction(driver_of(connection))
+
     def _require_transaction(self, driver: Any) -> None:
         if self._driving.is_aborted(driver):
             raise TransactionAbortedError(FAILED)

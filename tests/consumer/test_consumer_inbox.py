@@ -1,6 +1,7 @@
 """With `inbox` a function works in a transaction of the consumer, in which the message is remembered as handled."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from outbox import DatabaseError, Message, Outbox, Reject, Retry
+from outbox import DatabaseError, Message, NoTransactionError, Outbox, Reject, Retry
 from tests.support.consumers import consumer_of, parked, until_over, write
 from tests.support.effects import billing, effects, take_effect
 from tests.support.handles import awaited
@@ -77,6 +78,22 @@ def commits_in_a_savepoint(session: Session) -> Any:
     session.commit()
 
 
+def commits_below(session: Session) -> Any:
+    session.connection().commit()
+    raise ValueError("the second half")
+
+
+def commits_the_root(session: Session) -> Any:
+    root = session.connection().get_transaction()
+    assert root is not None
+    root.commit()
+
+
+def commits_below_and_goes_on(session: Session) -> Any:
+    with suppress(NoTransactionError):
+        session.connection().commit()
+
+
 async def forgotten() -> None:
     """Awaited by nobody."""
 
@@ -85,6 +102,9 @@ ENDED = "NoTransactionError: the inbox ends the transaction when the handler has
 ENDS: list[tuple[Callable[[Session], Any], str]] = [
     (commits, ENDED),
     (commits_in_a_savepoint, ENDED),
+    (commits_below, ENDED),
+    (commits_the_root, ENDED),
+    (commits_below_and_goes_on, ENDED),
     (Session.close, ENDED),
     (Session.rollback, ENDED),
     (lambda session: forgotten(), "handle returned a coroutine, which nobody awaits"),
@@ -109,6 +129,63 @@ def test_what_is_no_regular_end_of_a_function_is_a_failure_each_time(outbox, end
     ((state, _, found),) = parked(outbox)
     assert (state, error in (found or ""), attempts) == ("dead", True, [1, 2, 3])
     assert (effects(outbox.engine), inboxes(outbox)) == ([], 0)
+
+
+def commits_in_the_driver(session: Session) -> Any:
+    session.connection().connection.commit()
+
+
+def commits_in_words(session: Session) -> Any:
+    session.connection().exec_driver_sql("COMMIT")
+
+
+def fails_after_a_commit(session: Session) -> Any:
+    session.connection().connection.commit()
+    session.execute(text("SELECT 1"))
+    raise ValueError("the second half")
+
+
+def rejects_after_a_commit(session: Session) -> Any:
+    session.connection().exec_driver_sql("COMMIT")
+    return Reject("the second half")
+
+
+@pytest.mark.parametrize("end", [commits_in_the_driver, commits_in_words, fails_after_a_commit, rejects_after_a_commit])
+def test_a_commit_that_only_the_driver_sees_is_a_failure_each_time(outbox, end):
+    """Its half of the effect is there; at least the message does not count as handled."""
+    write(outbox, "1")
+    consumer, attempts = consumer_of(outbox, inbox=True), list[int]()
+
+    @consumer.on("orders")
+    def handle(session: Session, message: Message) -> Any:
+        attempts.append(message.attempt)
+        take_effect(session, str(message.attempt))
+        return end(session)
+
+    until_over(consumer)
+
+    ((state, _, error),) = parked(outbox)
+    assert (state, ENDED in (error or ""), attempts) == ("dead", True, [1, 2, 3])
+    assert (effects(outbox.engine), inboxes(outbox)) == (["1", "2", "3"], 0)
+
+
+def test_a_coroutine_s_commit_below_its_session_is_a_failure_each_time(outbox):
+    write(outbox, "1")
+    consumer = consumer_of(Outbox(awaited(outbox.engine)), inbox=True)
+
+    @consumer.on("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        connection = await session.connection()
+        if message.attempt == 1:
+            await connection.commit()
+        else:
+            await connection.exec_driver_sql("COMMIT")
+
+    until_over(consumer)
+    consumer.close()
+
+    ((state, attempts, error),) = parked(outbox)
+    assert (state, attempts, ENDED in (error or ""), inboxes(outbox)) == ("dead", 3, True, 0)
 
 
 def test_a_savepoint_of_a_function_may_end(outbox):

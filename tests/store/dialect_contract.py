@@ -179,7 +179,7 @@ class DialectContract(LeaseContract, ParkedContract, HalfContract, UpkeepContrac
         ]:  # fmt: skip
             with outbox.engine.connect() as connection:
                 connection.begin()
-                answers.append(run(executor(connection), inbox.handle(consumer, id)))
+                answers.append(run(executor(connection), inbox.handle(consumer, id)) is not None)
                 getattr(connection, end)()
 
         assert answers == [True, True, False, True, True]

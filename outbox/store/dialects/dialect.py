@@ -251,8 +251,10 @@ class Driving:
     #: Return the function that executes statements on such a connection, which blocks or is awaited; None: none is.
     executor: Callable[[Any], Execute]
     async_executor: Callable[[Any], AsyncExecute] | None
-    #: Return whether a driver's connection commits every statement by itself; and whether COMMIT will roll back.
+    #: Return whether a driver's connection commits every statement by itself; whether it is in a transaction; and
+    #: whether COMMIT will roll back.
     commits_every_statement: Callable[[Any], bool]
+    in_transaction: Callable[[Any], bool]
     is_aborted: Callable[[Any], bool]
     #: Calls a function that commits a connection of SQLAlchemy's; returns False if the database has rolled back.
     commit: Callable[[Callable[[], None], Any], bool]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from outbox.store.database import Channel, Database
@@ -17,6 +18,9 @@ _HANDLED = """
     {insert_once} {inbox} (consumer, message_id, handled_at, expires_at)
     VALUES (:consumer, :message_id, {now}, {later}) {unless_there}
 """
+_HANDLED_AT = "SELECT handled_at FROM {inbox} WHERE consumer = :consumer AND message_id = :message_id"
+#: By primary key. The moment tells the row of a failed handler from the row of a later one.
+_FORGET = "DELETE FROM {inbox} WHERE consumer = :consumer AND message_id = :message_id AND handled_at = :handled_at"
 #: Found by the index on expires_at, deleted by primary key. Rows that another worker is deleting are skipped, because
 #: two workers that lock in different orders could wait for each other.
 _PRUNE = """
@@ -38,15 +42,25 @@ class InboxRows:
     """Writes the inbox of one outbox."""
 
     def __init__(self, database: Database, retention: timedelta) -> None:
-        self._handled = database.sql(_HANDLED)
+        self._handled = database.telling(_HANDLED, "handled_at", _HANDLED_AT)
+        self._forget = database.sql(_FORGET)
         self._retention = retention.total_seconds()
         self._bind_uuid = database.dialect.values.bind_uuid
 
-    def handle(self, consumer: str, message_id: UUID) -> Script[bool]:
-        """Note that a consumer handles a message; return True the first time. A rollback takes the note back."""
+    def handle(self, consumer: str, message_id: UUID) -> Script[Any]:
+        """Note that a consumer handles a message; return the moment the first time, as the driver gives it, else None.
+
+        A rollback takes the note back.
+        """
         parameters = {"consumer": consumer, "message_id": self._bind_uuid(message_id), "seconds": self._retention}
-        ((new,),) = yield Statement(self._handled, parameters, counts=True)
-        return bool(new)
+        rows = yield from self._handled(parameters)
+        return rows[0][0] if rows else None
+
+    def forget(self, consumer: str, message_id: UUID, handled_at: Any) -> Script[bool]:
+        """Take the note of `handle` back; return False if it is not there. `handled_at`: what `handle` returned."""
+        parameters = {"consumer": consumer, "message_id": self._bind_uuid(message_id), "handled_at": handled_at}
+        ((gone,),) = yield Statement(self._forget, parameters, counts=True)
+        return bool(gone)
 
 
 def prune(channel: Channel) -> int:

@@ -258,6 +258,7 @@ DIALECT = Dialect(
         executor=drivers.executor,
         async_executor=drivers.async_executor,
         commits_every_statement=drivers.commits_every_statement,
+        in_transaction=drivers.in_transaction,
         is_aborted=drivers.is_aborted,
         commit=drivers.commit,
         connect=WorkerChannel,

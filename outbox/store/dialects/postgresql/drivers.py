@@ -66,13 +66,18 @@ def is_aborted(driver: Any) -> bool:
     return _status(driver) == _FAILED
 
 
+def in_transaction(driver: Any) -> bool:
+    """Return whether the connection is in a transaction, failed or not. No round trip."""
+    return _status(driver) != _IDLE
+
+
 def commits_every_statement(driver: Any) -> bool:
     """Return whether the connection commits every statement: it is in autocommit, and in no transaction now.
 
     The flag alone is not enough, because a transaction may be opened in autocommit, too.
     """
     # asyncpg's own connection has no such mode: outside of its transactions every statement is one.
-    return bool(getattr(driver, "autocommit", True)) and _status(driver) == _IDLE
+    return bool(getattr(driver, "autocommit", True)) and not in_transaction(driver)
 
 
 def _status(driver: Any) -> int | None:

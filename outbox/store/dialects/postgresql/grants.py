@@ -56,7 +56,8 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "dedup": _EXPIRE,
         "inbox": _EXPIRE,
     },
-    "inbox": {"inbox": _GROW},
+    # A row goes again if the handler of a message has committed it, and then failed.
+    "inbox": {"inbox": (*_GROW, "DELETE")},
     "purge": {"message": ("DELETE",), "meta": ("UPDATE",), "op": ("SELECT", "DELETE")},
     "reader": {"message": _READ, "meta": _READ},
     "register": {

@@ -242,6 +242,7 @@ DIALECT = Dialect(
         executor=_executor,
         async_executor=None,
         commits_every_statement=commits_every_statement,
+        in_transaction=lambda driver: bool(driver.in_transaction),
         is_aborted=lambda _driver: False,
         commit=_commit,
         connect=SqliteChannel,
