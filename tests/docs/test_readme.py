@@ -2,22 +2,27 @@
 
 import re
 import shlex
+import shutil
 import tomllib
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from sqlalchemy import Engine
 
 from outbox import Outbox, Relay, create_engine, migrate
 from outbox.cli import main
 from outbox.rocketmq import TransactionMQProducer
 from tests.support.command_line import the_tests_own_process
 from tests.support.pages import TOP, blocks, broken_links, commands, names, resolve, run
+from tests.support.refusals import refusal
 
 PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").glob("*.md"))]
 MOST_LINES_OF_THE_README = 150
 ALL = "\n".join(page.read_text() for page in PAGES)
 README = PAGES[0].read_text()
+#: The commands of blocks that a reader runs one after another.
+EXECUTED = [*dict.fromkeys(line for line in commands(ALL) if line.startswith("outbox "))]
 
 
 def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
@@ -45,43 +50,62 @@ def test_the_first_message_is_that_of_the_example():
     assert shown[shown.index("class Base") :].strip() in example
 
 
-@pytest.mark.parametrize("line", [line for line in commands(ALL) if line.startswith("outbox ")])
-def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
-    """The verb exists and every option, with such a value; what comes to an end by itself is run, where a producer of
-    the group `orders` has been at work.
-    """
-    monkeypatch.chdir(tmp_path)
+def test_the_command_line_takes_every_command():
+    """The verb exists and every option, with such a value."""
+    assert {line: problem for line in [*EXECUTED, *shown()] if (problem := misunderstood(line))} == {}
+
+
+def test_every_command_that_ends_by_itself_runs(sqlite_template, tmp_path, monkeypatch):
+    """Each runs in a folder and on a database of its own."""
     monkeypatch.setenv("OUTBOX_DATABASE", "sqlite:///shop.db")
-    migrate.upgrade(engine := create_engine("sqlite:///shop.db"))
-    TransactionMQProducer("orders", Outbox(engine)).begin_transaction(verdict="join").send("orders", b"1")
+
+    failed = {}
+    for n, line in enumerate(filter(ends_by_itself, EXECUTED)):
+        place = tmp_path / str(n)
+        place.mkdir()
+        monkeypatch.chdir(place)
+        shutil.copyfile(sqlite_template, "shop.db")
+        prepare(create_engine("sqlite:///shop.db"), arguments := shlex.split(line)[1:])
+        ended = invoked(arguments)
+        # 2: there are no parked messages and no such transactions to decide on. 1: nobody reads the log.
+        expected = [(2, "parked"), (2, "half"), (1, "status")]
+        if ended.exit_code != 0 and (ended.exit_code, arguments[0]) not in expected:
+            failed[line] = ended.output
+
+    assert failed == {}
+
+
+def ends_by_itself(line: str) -> bool:
+    """Return whether a command ends, and needs nothing but a database.
+
+    Others run until they are interrupted, or start Spark or servers, or are about roles: tests of their own run them.
+    """
     arguments = shlex.split(line)[1:]
+    runs_on = "--watch" in arguments or (arguments[0] == "relay" and "--until-empty" not in arguments)
+    needs_more = not {"--archive", "--writer"}.isdisjoint(arguments)
+    return not (runs_on or needs_more or arguments[0] in ("consume", "extract", "report", "demo"))
+
+
+def prepare(engine: Engine, arguments: list[str]) -> None:
+    """Have a producer of the group `orders` at work, and do what has to come before a command."""
+    TransactionMQProducer("orders", Outbox(engine)).begin_transaction(verdict="join").send("orders", b"1")
     if arguments[:2] in (["subscriptions", "split"], ["subscriptions", "backfill"]) or "--on-dead" in arguments:
         Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared
-
     if arguments[:2] == ["subscriptions", "resume"]:
-        invoked(["subscriptions", "pause", *arguments[2:]])
+        assert invoked(["subscriptions", "pause", *arguments[2:]]).exit_code == 0
     if arguments[0] == "consumers":
         consumer = Outbox(engine).consumer("billing")
         consumer.on("orders")(print)
         consumer.once()
 
-    if arguments[0] == "subscriptions" and "resume" in arguments:
-        assert invoked(["pause" if word == "resume" else word for word in arguments]).exit_code == 0
 
-    assert parsed(main, list(arguments)).args == []
-    if (
-        line.endswith("--watch")
-        or arguments[0] == "consume"
-        or (arguments[0] == "relay" and "--until-empty" not in arguments)
-    ):
-        return  # they run until they are interrupted
-    if arguments[0] in ("extract", "report", "demo") or not {"--archive", "--writer"}.isdisjoint(arguments):
-        return  # they start Spark or servers, or are about roles: tests of their own run them
-    ended = invoked(arguments)
-
-    # 2: there are no parked messages and no such transactions to decide on. 1: nobody reads the log.
-    expected = [(2, "parked"), (2, "half"), (1, "status")]
-    assert ended.exit_code == 0 or (ended.exit_code, arguments[0]) in expected, ended.output
+def misunderstood(line: str) -> str | None:
+    """Return why the command line does not take a command; None if it does."""
+    try:
+        left = parsed(main, shlex.split(line)[1:]).args
+    except click.ClickException as error:
+        return error.format_message()
+    return f"what are {left}?" if left else None
 
 
 def invoked(arguments: list[str]) -> Result:
@@ -94,7 +118,8 @@ def parsed(command: click.Command, arguments: list[str]) -> click.Context:
     """What click makes of the arguments, down to the last verb."""
     while isinstance(command, click.Group):
         found = command.get_command(click.Context(command), name := arguments.pop(0))
-        assert found is not None, f"there is no {name}"
+        if found is None:
+            raise click.UsageError(f"there is no {name}")
         command = found
     return command.make_context("outbox", arguments)
 
@@ -105,11 +130,6 @@ def shown() -> list[str]:
     lines = re.sub(r"\\\n\s*", "", texts).splitlines()
     found = [re.search(r"(?:^|until |ExecStart=\S*/|command: |billing )(outbox [a-z].*)$", line) for line in lines]
     return sorted({match[1].partition(";")[0] for match in found if match})
-
-
-@pytest.mark.parametrize("line", shown())
-def test_the_command_line_takes_a_command_that_is_only_shown(line):
-    assert parsed(main, shlex.split(line)[1:]).args == []
 
 
 def test_every_other_command_is_one_of_make_or_an_installation():
@@ -125,15 +145,13 @@ def test_every_other_command_is_one_of_make_or_an_installation():
         assert not make or make[1] in targets
 
 
-@pytest.mark.parametrize("name", names(ALL))
-def test_a_name_resolves(name):
+def test_every_name_resolves():
     """Of the module, or of an `Outbox`, which the pages call by the same name."""
-    resolve(name)
+    assert {name: problem for name in names(ALL) if (problem := refusal(resolve, name))} == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_to_a_file(page):
-    assert broken_links(page) == []
+def test_every_link_leads_to_a_file():
+    assert [problem for page in PAGES for problem in broken_links(page)] == []
 
 
 @pytest.mark.parametrize("link", ["docs/nothing.md", "README.md#nothing", "#nothing"])
