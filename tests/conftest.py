@@ -30,6 +30,9 @@ from tests.support.orders import Base
 from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.tiers import AREAS, Tier, area_of, tier_of
 
+# The suite of a dialect is in files that pytest does not collect. Their failures say what differs, too.
+pytest.register_assert_rewrite("tests.store.dialect_contract", "tests.store.dialect_parts")
+
 TEMPLATE = "outbox_template"
 #: How long a test may take at full scale.
 _FULL_SECONDS = 1800
