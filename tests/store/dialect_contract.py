@@ -350,7 +350,7 @@ class DialectContract(LeaseContract, ParkedContract, HalfContract, UpkeepContrac
 #: All rows in one read, and read by read.
 _LIMITS = (Limits(), _SMALL)
 #: Selections, each with the topics of what it chooses.
-_SELECTIONS = (
+_SELECTIONS: tuple[tuple[Selection, list[str]], ...] = (
     (Selection(), ["alpha", "beta", "gamma|%", "direct"]),
     (Selection(topics=("beta", "gamma|%")), ["beta", "gamma|%"]),
     (Selection(topics=(HALF_TOPIC,)), [HALF_TOPIC]),
