@@ -18,6 +18,7 @@ from outbox import Inbox, Message, Outbox, Relay, Retry
 from outbox import create_engine as create_outbox_engine
 from tests.support.effects import billing, effects, handle_once, take_effect
 from tests.support.faults import arm_kill
+from tests.support.leases import end_lease
 from tests.support.programs import Program
 from tests.support.readers import QUICK
 from tests.support.waiting import eventually
@@ -176,9 +177,11 @@ def test_a_relay_that_died_delivers_again_and_the_effect_is_there_once(engine, i
     with outbox.begin() as session:
         outbox.send_all(session, [Message("orders", each) for each in texts])
 
-    codes = [started(role="relay", url=url_of(engine), point=each).wait(60) for each in (point, None)]
+    killed = started(role="relay", url=url_of(engine), point=point).wait(60)
+    end_lease(engine)
+    ended = started(role="relay", url=url_of(engine), point=None).wait(60)
 
-    assert codes == [-signal.SIGKILL, 0]
+    assert (killed, ended) == (-signal.SIGKILL, 0)
     assert effects(engine) == texts
 
 

@@ -156,12 +156,3 @@ def halves(engine: Engine) -> int:
     with engine.connect() as connection:
         counted = connection.execute(text(f"SELECT count(*) FROM outbox_message WHERE topic = '{HALF_TOPIC}'"))
         return int(counted.scalar_one())
-
-
-def waiting(engine: Engine) -> int:
-    """How many wait for a lock."""
-    statement = text(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    with engine.connect() as connection:
-        return int(connection.execute(statement).scalar_one())

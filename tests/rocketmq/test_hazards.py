@@ -31,10 +31,10 @@ from tests.rocketmq.parts import (
     looked_at,
     producer_of,
     verdicts,
-    waiting,
 )
 from tests.support.handles import HANDLES, a_psycopg_connection
 from tests.support.orders import Base, customers
+from tests.support.readers import waiting
 from tests.support.sessions import terminate
 from tests.support.waiting import eventually
 

@@ -28,9 +28,9 @@ from tests.rocketmq.parts import (
     looked_at,
     producer_of,
     verdicts,
-    waiting,
 )
 from tests.support.handles import a_psycopg_connection
+from tests.support.readers import waiting
 from tests.support.waiting import eventually
 
 GATE = 7

@@ -20,10 +20,9 @@ from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.settings import Settings
 from outbox.worker.settle import Settlement
 from tests.support.dialects import database_of, varied
-from tests.support.readers import Collector, declared, delivered, send, texts, worker
+from tests.support.readers import QUICK, Collector, declared, delivered, send, texts, waiting, worker
 from tests.support.waiting import eventually
 
 LENGTH = timedelta(seconds=10)
@@ -141,18 +140,16 @@ def test_a_lease_is_taken_from_its_holder_only_as_it_was_seen(engine, outbox, ch
 
 def test_a_worker_waits_for_a_lease_that_stands_still_no_longer_than_a_lease(engine, outbox, channel):
     Subscriptions(channel).declare(declared())
-    assert acquired(moved(engine, 3600), "gone", timedelta(seconds=2)) is not None
+    assert acquired(moved(engine, 3600), "gone", timedelta(seconds=1)) is not None
     send(outbox, "1")
 
-    settings = Settings(lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=300))
-    assert texts(delivered(outbox.database, settings=settings)) == ["1"]
+    assert texts(delivered(outbox.database, settings=QUICK)) == ["1"]
 
 
 def test_two_workers_share_nothing(outbox):
     """The second one waits; what it delivers after the first has stopped is only what came after."""
-    settings = Settings(lease=timedelta(seconds=2), renew_every=timedelta(milliseconds=300))
     handlers = [Collector(), Collector()]
-    workers = [worker(outbox.database, handler, settings=settings) for handler in handlers]
+    workers = [worker(outbox.database, handler, settings=QUICK) for handler in handlers]
     threads = [threading.Thread(target=each.run) for each in workers]
     send(outbox, "1")
     threads[0].start()
@@ -244,7 +241,9 @@ def test_a_transaction_of_the_owner_holds_the_lease_until_its_end(pg_engine):
         taker = threading.Thread(target=lambda: taken.append(Leases(yours).acquire(PARTITION, "you", LENGTH, seen)))
         with Settlement(mine, lease, incarnation).held():
             taker.start()
-            assert not eventually(lambda: bool(taken), 0.3)
+            waits = eventually(lambda: waiting(pg_engine) == 1)
+            before = list(taken)
         taker.join(60)
 
+    assert (waits, before) == (True, [])
     assert taken == [Lease(PARTITION, 2, "you")]

@@ -14,15 +14,16 @@ from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, Start
 from outbox.model.verdict import DONE, Verdict
 from outbox.runtime.stop import Stop
-from outbox.store.database import Database
+from outbox.store.database import Channel, Database
 from outbox.worker.calls import Handler
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings, Until
 from outbox.worker.worker import Worker as LibraryWorker
+from tests.support.waiting import eventually
 
-#: For tests that wait for a takeover.
-QUICK = Settings(lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=200))
+#: The worker notices soon when another one asks for its lease, and loses it only to a statement: see `end_lease`.
+QUICK = Settings(lease=timedelta(minutes=5), renew_every=timedelta(milliseconds=200))
 
 
 def bodies(engine: Engine) -> list[bytes]:
@@ -35,9 +36,25 @@ def bodies(engine: Engine) -> list[bytes]:
         return [bytes(row[0]) for row in connection.execute(text(question))]
 
 
+def next_moment(channel: Channel) -> datetime:
+    """A moment by the clock of the database that is later than all before; it may know milliseconds only."""
+    before: datetime = channel.now()
+    assert eventually(lambda: channel.now() > before)
+    return channel.now()
+
+
 def in_utc(moment: datetime | None) -> datetime | None:
     """A moment as SQLAlchemy reads it from a table: SQLite keeps no zone, because it is UTC."""
     return moment if moment is None else moment.replace(tzinfo=moment.tzinfo or UTC)
+
+
+def waiting(engine: Engine) -> int:
+    """How many connections wait for a lock."""
+    statement = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with engine.connect() as connection:
+        return int(connection.execute(statement).scalar_one())
 
 
 def send(outbox: Outbox, *bodies: str) -> None:

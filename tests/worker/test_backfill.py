@@ -6,12 +6,11 @@ import json
 import logging
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -35,8 +34,10 @@ from outbox.worker.settings import Settings
 from tests.support.destination import Destination, Lines, failing, fill, relay_to
 from tests.support.direct import acked, declare_compensation, write
 from tests.support.faults import arm_kill
+from tests.support.leases import end_lease
 from tests.support.parked import request, states
 from tests.support.programs import run
+from tests.support.readers import next_moment
 from tests.support.waiting import eventually
 
 NAME = "relay:backfill"
@@ -137,10 +138,9 @@ def test_a_topic_flows_on_meanwhile(channel, outbox, sent):
 
     def write_on() -> None:
         nonlocal number
-        while not stopping.is_set():
+        while not stopping.wait(0.01):
             fill(outbox, 10, first=number, topics=3)
             number += 10
-            time.sleep(0.01)
 
     writer = threading.Thread(target=write_on)
     with running(relay):
@@ -189,8 +189,7 @@ def test_tags_and_filter_are_those_of_the_subscription(channel, outbox):
 
 def test_it_begins_at_a_moment(channel, outbox, sent):
     relay, destination = sent
-    moment: datetime = channel.now()
-    time.sleep(0.01)
+    moment = next_moment(channel)
     fill(outbox, 30, first=300, topics=3)
 
     backfill(channel, "relay", ["topic1"], moment)
@@ -402,7 +401,7 @@ def child(argument: str) -> None:
     """A relay that dies at the n-th time that a point is reached."""
     task = json.loads(argument)
     arm_kill(task["point"], task["hit"])
-    settings = Settings(limits=Limits(rows=ROWS), lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=100))
+    settings = Settings(limits=Limits(rows=ROWS), lease=LONG, renew_every=timedelta(milliseconds=100))
     Relay(Outbox(create_engine(task["url"])), Lines(Path(task["path"])), settings=settings).run()
 
 
@@ -419,6 +418,7 @@ def test_killed_in_the_middle_it_goes_on(engine, channel, outbox, sent, tmp_path
     killed = run([*CHILD, json.dumps({"url": url, "path": str(path), "point": point, "hit": hit})], timeout=240)
     first = list(map(int, path.read_text().split()))
     under_way = names(channel)
+    end_lease(engine)
     with running(relay):
         ended = eventually(lambda: names(channel) == ["relay"])
 

@@ -30,7 +30,7 @@ from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Settlement
 from tests.support.destination import Destination, expected, failing, fill, relay_to
-from tests.support.leases import step_clock
+from tests.support.leases import end_lease, step_clock
 from tests.support.parked import request, states
 from tests.support.readers import QUICK
 from tests.support.waiting import eventually
@@ -384,6 +384,7 @@ def test_a_message_that_hangs_ends_as_a_dead_letter(engine):
 
             attempts.append(eventually(counted, 90))
             stop(relay)
+            end_lease(engine)
         found = parked(engine)
         seen = {key: destination.of_key(f"k{key}") for key in range(4)}
     finally:

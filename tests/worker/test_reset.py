@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from tests.support.leases import end_lease
 from tests.support.parked import request, states
 from tests.support.partitions import apart
 from tests.support.programs import Program, run
+from tests.support.readers import next_moment
 from tests.support.waiting import eventually
 
 KEYS = 20
@@ -81,13 +82,6 @@ def when(point: str, act: Any) -> Iterator[None]:
 def standing(channel: Channel) -> list[Progress]:
     """How far the partitions are settled."""
     return ProgressLog(channel).standing(Subscriptions(channel).get("relay"))
-
-
-def next_moment(channel: Channel) -> datetime:
-    """A moment that is later than all that was created before: moments may have milliseconds only."""
-    before: datetime = channel.now()
-    assert eventually(lambda: channel.now() > before)
-    return channel.now()
 
 
 def by_key(bodies: list[tuple[str | None, bytes]], key: str) -> list[bytes]:

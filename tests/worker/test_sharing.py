@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,8 @@ def test_the_share_of_a_worker_that_died_is_taken(engine, channel, destination, 
         channel.run("INSERT INTO {worker} (subscription, id, seen_at) VALUES ('relay', 'dead', {now})")
         assert eventually(lambda: owners(channel).count(None) == 2)
         for partition in four:
-            Leases(channel).acquire(partition, "dead", QUICK.lease)
+            Leases(channel).acquire(partition, "dead", timedelta(seconds=1))
+        channel.run("UPDATE {worker} SET seen_at = '2020-01-01 00:00:00' WHERE id = 'dead'")
         writer.write(2)
 
         assert eventually(lambda: owners(channel) == [first.owner] * 4)

@@ -18,7 +18,9 @@ from outbox import create_engine as create_outbox_engine
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
+from tests.support.destination import LONG_LEASE
 from tests.support.faults import arm_kill
+from tests.support.leases import end_lease
 from tests.support.programs import ROOT, run
 
 BATCH, COUNT, KEYS = 50, 220, 7
@@ -97,7 +99,7 @@ class FileOf:
 
 
 def relay(url: str, path: Path) -> Relay:
-    settings = Settings(limits=Limits(rows=BATCH), lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=100))
+    settings = Settings(limits=Limits(rows=BATCH), lease=LONG_LEASE, renew_every=timedelta(milliseconds=100))
     return Relay(Outbox(create_outbox_engine(url)), FileOf(path), settings=settings)
 
 
@@ -179,6 +181,7 @@ def shop(engine):
 
 
 def check(shop, path: Path, kills: int) -> None:
+    end_lease(shop)
     relay(url_of(shop), path).until_empty()
     arrived = delivered(path)
     assert {key: without_repeats(numbers) for key, numbers in arrived.items()} == truth(shop)
