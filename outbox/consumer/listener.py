@@ -13,7 +13,7 @@ from typing import Any
 
 from outbox.model.message import Message
 from outbox.model.topics import Topics
-from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
+from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe, failure_of
 from outbox.runtime.event_loop import BackgroundLoop
 from outbox.runtime.named import named
 from outbox.runtime.tasks import NoAnswerError, in_time
@@ -180,7 +180,7 @@ class Dispatch:
         if self._throttle.allows((listener.name, type(error))):
             about, why = named("listener_raised", subscription=self._consumer, error=describe(error)), describe(error)
             logger.warning("%s: %s raised %s", self._consumer, listener.name, why, exc_info=error, extra=about)
-        return Retry(describe(error))
+        return failure_of(error)
 
     def _nobody(self, topic: str) -> Verdict:
         text = (

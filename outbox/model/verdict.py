@@ -48,18 +48,30 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Retry(_Failed):
-    """The message failed. `after` replaces the back-off, up to `MAX_DELAY`. `counts`: the try counts as an attempt."""
+    """The message failed. `after` replaces the back-off, up to `MAX_DELAY`. `counts`: the try counts as an attempt.
+
+    `cause`: the exception that was given as the error, for retry strategies.
+    """
 
     error: str
     after: timedelta | None = None
     counts: bool = True
+    cause: BaseException | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        said: object = self.error
+        if isinstance(said, BaseException):
+            object.__setattr__(self, "cause", said)
         _Failed.__post_init__(self)
         if self.after is not None:
             if not isinstance(self.after, timedelta):
                 raise TypeError(f"after must be a timedelta, not {type(self.after).__name__}")
             object.__setattr__(self, "after", min(max(self.after, timedelta(0)), MAX_DELAY))
+
+
+def failure_of(error: BaseException | None) -> Retry:
+    """Return the verdict on a message whose handler has raised an exception."""
+    return Retry(error)  # type: ignore[arg-type]  # kept as text, and as the cause
 
 
 @dataclass(frozen=True, slots=True)

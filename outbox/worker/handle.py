@@ -12,7 +12,7 @@ from typing import Any
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.retry import seconds_to_wait
-from outbox.model.verdict import Verdict, describe
+from outbox.model.verdict import DONE, Verdict, describe
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.stop import Stop
@@ -185,7 +185,7 @@ class BatchHandler:
                 # Every remaining message hangs, or was tried since the destination accepted something: start over.
                 tried = [message for message in batch.messages if message.id in batch.findings.tried]
                 batch.findings.tried.clear()
-            elif call.late or self._judge.judge(batch, call):
+            elif call.late or self._judged(batch, call):
                 self._let_expire(batch)
                 if batch.has_part(after=self._part_seconds):
                     yield self._part(batch)
@@ -197,6 +197,14 @@ class BatchHandler:
                 yield from self._wait_for_destination(batch, others_help=not chunk)
             elif self._leaves_all(batch, chunk, tried):
                 break
+
+    def _judged(self, batch: Pending, call: Call) -> bool:
+        """Judge a call; return False if no message got an outcome. A failure here loses no answer of the handler."""
+        try:
+            return self._judge.judge(batch, call)
+        except BaseException:
+            self.keep([message for message, verdict in call.answers if verdict is DONE], [], parked=batch.parked)
+            raise
 
     def _wait_for_destination(
         self, batch: Pending, *, others_help: bool

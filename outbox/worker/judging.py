@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
-from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
+from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe, failure_of
 from outbox.runtime.named import named
 from outbox.runtime.text import counted
 from outbox.worker.batch_size import BatchSize
@@ -42,13 +42,13 @@ class Judge:
         if not call.finished:
             _tell_late(call)
             self._size.hung()
-            return self._nobody_knows(batch, call.messages, self._no_answer)
+            return self._nobody_knows(batch, call.messages, Retry(self._no_answer))
         if call.verdicts is None:
             if isinstance(call.error, StrangeAnswerError):
                 # The handler is wrong, not a message: log it now, because smaller and smaller calls would not show it.
                 errors = {message.topic: describe(call.error) for message in call.messages}
                 self._outages.refused(errors, by_all=batch.findings.error_of_all(errors.values()))
-            return self._nobody_knows(batch, call.messages, describe(call.error))
+            return self._nobody_knows(batch, call.messages, failure_of(call.error))
         self._size.came_back(len(call.messages), call.seconds)
         return self.apply(batch, call.messages, call.verdicts)
 
@@ -61,23 +61,24 @@ class Judge:
         if not call.left:
             return decided
         _tell_late(call)
-        batch.resolve([], [(message, self._policy.failed(message, self._no_answer)) for message in call.messages])
+        verdict = Retry(self._no_answer)
+        batch.resolve([], [(message, self._policy.failed(message, verdict)) for message in call.messages])
         return True
 
     @property
     def _no_answer(self) -> str:
         return f"no answer within {self._policy.deadline.total_seconds()} s"
 
-    def _nobody_knows(self, batch: Pending, messages: Sequence[Message], error: str) -> bool:
+    def _nobody_knows(self, batch: Pending, messages: Sequence[Message], verdict: Retry) -> bool:
         """Decide about a failure without verdicts; return whether a message got an outcome."""
         self._size.one()
         if len(messages) > 1:
             return False
         message = messages[0]
         if self._blame.failed_alone(message):
-            batch.resolve([], [(message, self._policy.failed(message, error))])
+            batch.resolve([], [(message, self._policy.failed(message, verdict))])
             return True
-        batch.findings.failed(message, error)
+        batch.findings.failed(message, verdict.error)
         return False
 
     def apply(self, batch: Pending, messages: Sequence[Message], verdicts: Sequence[Verdict]) -> bool:
@@ -126,7 +127,7 @@ class Judge:
         `away`: the destination accepts nothing at all.
         """
         if self._policy.suspend:
-            return self._policy.failed(message, error, counts=False)
+            return self._policy.failed(message, Retry(error, counts=False))
         batch.findings.away = error if away else None
         if batch.quota > 0 and self._is_passed(batch, message, away=away):
             batch.quota -= 1
@@ -141,7 +142,7 @@ class Judge:
     def _failed(self, message: Message, verdict: Retry | Reject) -> Parking:
         if isinstance(verdict, Reject):
             return self._policy.dead(message, verdict.error)
-        return self._policy.failed(message, verdict.error, verdict.after, counts=verdict.counts)
+        return self._policy.failed(message, verdict)
 
     def use_late_answers(self, batch: Pending) -> bool:
         """Use the verdicts of hung calls that have come back; return whether there were any.
@@ -165,10 +166,11 @@ class Judge:
                 continue
             if self._policy.in_portions and hung.call.over:
                 hung.blamed = True
-                batch.resolve([], [(message, self._policy.failed(message, self._no_answer))])
+                batch.resolve([], [(message, self._policy.failed(message, Retry(self._no_answer)))])
             elif self._blame.accepted_since_failure(message):
                 hung.blamed = True
-                batch.resolve([], [(message, self._policy.failed(message, "hangs, while others are accepted"))])
+                verdict = Retry("hangs, while others are accepted")
+                batch.resolve([], [(message, self._policy.failed(message, verdict))])
         return bool(finished)
 
     def _use_answers(self, batch: Pending, hung: HungCall) -> None:

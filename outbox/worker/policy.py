@@ -12,6 +12,7 @@ from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Subscription
+from outbox.model.verdict import Retry
 
 BLOCKED = Parking(state="blocked", blocks=True)
 DELAYED = Parking(state="delayed", blocks=False)
@@ -102,15 +103,13 @@ class HandlerPolicy:
         blocks = self.ordered and self.block_on_dead
         return Parking(state="dead", blocks=blocks, attempts=message.attempt, error=error[:MAX_ERROR])
 
-    def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Parking:
-        """Return the parking of a message that failed: `retry`, or `dead` without attempts left.
-
-        `after`: until the next try; None: as `retry` says. `counts`: whether the failure counts as an attempt.
-        """
-        if counts and self.retry.exhausted(message.attempt):
+    def failed(self, message: Message, verdict: Retry) -> Parking:
+        """Return the parking of a message that failed: `retry`, or `dead` without attempts left."""
+        error, after = verdict.error, verdict.after
+        if verdict.counts and self.retry.exhausted(message.attempt):
             return self.dead(message, error)
-        delay = self.retry.delay(message.attempt) if after is None else after
-        attempts = message.attempt if counts else message.attempt - 1
+        delay = self.retry.delay(message.attempt, verdict.cause or error) if after is None else after
+        attempts = message.attempt if verdict.counts else message.attempt - 1
         return Parking(state="retry", blocks=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
 
     def waiting(self, message: Message, error: str) -> Parking:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outbox.model.message import Message
-from outbox.model.verdict import DONE, Retry, Verdict, describe
+from outbox.model.verdict import DONE, Verdict, failure_of
 from outbox.worker.calls import Call, Handler, verdicts_of
 from outbox.worker.policy import Portions
 
@@ -82,7 +82,7 @@ class PortionedCall(Call):
                 verdicts = verdicts_of(handler, portion)
             except BaseException as error:
                 # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
-                verdicts = [Retry(describe(error))] * len(portion)
+                verdicts = [failure_of(error)] * len(portion)
             with self._lock:
                 self._answered += portion
                 self.verdicts += verdicts

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tenacity import wait_exception
 
 from outbox import Consumer, Done, Message, Outbox, Reject, Retry, RetryPolicy, SubscriptionError, Unavailable
 from outbox.consumer.options import RETRIES
@@ -33,6 +34,32 @@ def test_messages_are_handled_once_and_in_order(outbox):
 
     assert texts(got) == ["1", "2", "3", "4"]
     assert [message.attempt for message in got] == [1, 1, 1, 1]
+
+
+def nothing(_state: object) -> Any:
+    """A retry strategy that forgets to return."""
+
+
+def dividing(_error: BaseException) -> float:
+    """A part of a retry strategy that raises."""
+    return 1 / 0
+
+
+@pytest.mark.parametrize("wait", [nothing, wait_exception(dividing)])
+def test_a_retry_strategy_that_fails_holds_nothing_up(outbox, wait):
+    """The failed message waits for the default pause, and the others are handled once."""
+    write(outbox, "1", "2", "3")
+    consumer, got = consumer_of(outbox, retry=RetryPolicy(wait=wait)), list[Message]()
+
+    @consumer.on("orders")
+    def handle(message: Message) -> None:
+        got.append(message)
+        if message.body == b"2":
+            raise ValueError("no")
+
+    consumer.once()
+
+    assert (texts(got), parked(outbox)) == (["1", "2", "3"], [("retry", 1, "ValueError: no")])
 
 
 def test_each_group_gets_every_message(outbox):

@@ -11,13 +11,14 @@ import pytest
 from outbox import LeaseLostError, Message, Reject, Retry, RetryPolicy, Verdict
 from outbox.model.lease import Lease, Partition
 from outbox.model.parking import Held as HeldParked
+from outbox.model.parking import Parking
 from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE
 from outbox.runtime.clock import clock
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCall, HungCalls, hung_calls_of
 from outbox.worker.known import KnownOutcomes, identity_of
-from outbox.worker.policy import BLOCKED, MAX_HUNG
+from outbox.worker.policy import BLOCKED, MAX_HUNG, HandlerPolicy
 from tests.support.stage import POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, seen
 from tests.support.waiting import eventually
 
@@ -427,7 +428,7 @@ def test_the_outcome_of_an_id_that_is_given_out_again_is_not_used_when_it_comes_
 
 def test_what_was_parked_and_not_settled_is_parked_again_without_a_call():
     handler, hung, all = Handler(), HungCalls(), messages("a", "a", "b")
-    parked = [(all[0], POLICY.failed(all[0], "no")), (all[1], BLOCKED), (all[2], POLICY.dead(all[2], "never"))]
+    parked = [(all[0], POLICY.failed(all[0], Retry("no"))), (all[1], BLOCKED), (all[2], POLICY.dead(all[2], "never"))]
     hung.note(None, [], parked)
     outcome = Stage(handler, hung=hung).run(all)
 
@@ -456,7 +457,7 @@ def test_a_failure_counts_only_where_it_was_read(before, now):
 def test_a_failure_of_a_parked_row_is_known_when_it_is_read_again_as_it_was():
     handler, hung, (message,) = Handler(), HungCalls(), messages("a")
     parked = again(message, 2)
-    hung.note(None, [], [(parked, POLICY.failed(parked, "no"))], parked=True)
+    hung.note(None, [], [(parked, POLICY.failed(parked, Retry("no")))], parked=True)
     outcome = Stage(handler, hung=hung).run([again(message, 2)], parked=True)
 
     assert (handler.calls, seen(outcome)["parked"]) == ([], [(1, "retry", 2)])
@@ -466,7 +467,7 @@ def test_a_failure_that_counts_nothing_leaves_a_parked_row_as_it_was_and_is_not_
     """If it was written, the row would get it a second time."""
     handler, hung, (message,) = Handler(), HungCalls(), messages("a")
     parked = again(message, 2)
-    hung.note(None, [], [(parked, POLICY.failed(parked, "no", counts=False))], parked=True)
+    hung.note(None, [], [(parked, POLICY.failed(parked, Retry("no", counts=False)))], parked=True)
     outcome = Stage(handler, hung=hung).run([again(message, 2)], parked=True)
 
     assert (handler.calls, ids(outcome.done)) == ([[1]], [1])
@@ -563,3 +564,22 @@ def test_a_call_that_hangs_while_the_other_relay_looks_at_the_calls_stays_held()
     calls.interrupted.end()
 
     assert hung.ids == {1, 2}
+
+
+class Misjudging(HandlerPolicy):
+    """Rules that have a mistake."""
+
+    def failed(self, message: Message, verdict: Retry) -> Parking:
+        """Raise, as nothing that is foreseen does."""
+        raise LookupError(message, verdict)
+
+
+def test_a_failure_in_judging_loses_no_answer():
+    """What was done is not handled again, although its batch is."""
+    handler, hung, all = Handler(lambda m: DONE if m.key else Retry("no")), HungCalls(), messages("a", None, "b")
+    with pytest.raises(LookupError):
+        Stage(handler, Misjudging(), hung=hung).run(all)
+
+    outcome = Stage(handler, hung=hung).run(all)
+
+    assert (handler.calls, ids(outcome.done)) == ([[1], [2, 3], [2]], [1, 3])

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox import Retry
 from outbox.worker.known import identity_of
 from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.policy import BLOCKED, EXPIRED
@@ -22,7 +23,7 @@ def test_what_a_parked_message_blocks_is_parked_with_it_also_what_is_before_it()
     """An answer may come late for a message in the middle of its key."""
     batch = pending("a", "b", "a", None, "a")
     middle = batch.messages[2]
-    batch.resolve(batch.messages[3:4], [(middle, POLICY.failed(middle, "no"))])
+    batch.resolve(batch.messages[3:4], [(middle, POLICY.failed(middle, Retry("no")))])
 
     assert seen(batch.outcome) == {"done": [4], "parked": [(3, "retry", 1), (1, "blocked", 0), (5, "blocked", 0)],
                                    "open": []}  # fmt: skip
@@ -104,7 +105,7 @@ def test_every_message_gets_one_outcome_or_none_whatever_is_resolved(keys, data)
     while batch.messages:
         some = [each for each in batch.messages if data.draw(st.booleans())] or batch.messages[:1]
         done = data.draw(st.integers(0, len(some)))
-        batch.resolve(some[:done], [(each, POLICY.failed(each, "no")) for each in some[done:]])
+        batch.resolve(some[:done], [(each, POLICY.failed(each, Retry("no"))) for each in some[done:]])
         outcome = [*batch.outcome.done, *(each for each, _ in batch.outcome.parked)]
         assert sorted(ids([*outcome, *batch.messages])) == ids(all)
         held = {each.key for each, parking in batch.outcome.parked if parking is not BLOCKED}

@@ -9,6 +9,7 @@ from datetime import timedelta
 from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.parking import Parking
+from outbox.model.verdict import Retry
 from outbox.store.subscriptions.leases import Leases
 from outbox.worker import partition, settle
 from outbox.worker.policy import HandlerPolicy
@@ -17,10 +18,8 @@ from tests.scenarios.exactness.twins import ParksWithoutEpoch, SettlesWithoutEpo
 _failed = HandlerPolicy.failed
 
 
-def _blocks_nothing(
-    policy: HandlerPolicy, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True
-) -> Parking:
-    return replace(_failed(policy, message, error, after, counts=counts), blocks=False)
+def _blocks_nothing(policy: HandlerPolicy, message: Message, verdict: Retry) -> Parking:
+    return replace(_failed(policy, message, verdict), blocks=False)
 
 
 def _renews_any(_: Leases, leases: Collection[Lease], length: timedelta) -> set[Lease]:

@@ -1,0 +1,59 @@
+"""The pause before another try: by a strategy that anybody may write, which may do anything."""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tenacity import wait_exception, wait_fixed
+
+from outbox import Message, Retry, RetryPolicy
+from outbox.model.limits import MAX_DELAY
+from outbox.worker.policy import HandlerPolicy
+
+
+def failing(_state: object) -> float:
+    """A strategy that raises."""
+    raise LookupError("no such attempt")
+
+
+def exiting(_state: object) -> float:
+    """A strategy that would end the thread."""
+    raise SystemExit(3)
+
+
+NO_PAUSES = (None, float("inf"), float("nan"), -1, "5")
+WRONG = [failing, exiting, *(lambda _state, pause=pause: pause for pause in NO_PAUSES)]
+
+
+@pytest.mark.parametrize("wait", WRONG)
+def test_a_strategy_without_a_pause_counts_as_the_default_and_is_logged_once(wait: Any, caplog):
+    policy = RetryPolicy(wait=wait)
+
+    with caplog.at_level(logging.WARNING, "outbox"):
+        pauses = [policy.delay(attempt, ValueError("failed")) for attempt in (1, 2, 3)]
+
+    assert all(timedelta(seconds=1) <= pause <= timedelta(seconds=10) for pause in pauses)
+    assert ["the retry strategy" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_pause_has_a_longest():
+    assert RetryPolicy(wait=wait_fixed(1e300)).delay(1, ValueError()) == MAX_DELAY
+
+
+def test_a_strategy_gets_the_error_of_the_handler():
+    policy = HandlerPolicy(retry=RetryPolicy(wait=wait_exception(lambda error: 7 if error.args == ("x",) else 1)))
+    message = Message("orders", b"")
+
+    said: list[Any] = [LookupError("x"), LookupError("y"), "x", "y"]
+    parkings = [policy.failed(message, Retry(each)) for each in said]
+
+    assert [parking.delay for parking in parkings] == [timedelta(seconds=seconds) for seconds in (7, 1, 7, 1)]
+
+
+def test_a_pause_of_the_verdict_asks_no_strategy():
+    verdict = Retry("later", after=timedelta(seconds=3))
+
+    parking = HandlerPolicy(retry=RetryPolicy(wait=failing)).failed(Message("orders", b""), verdict)  # type: ignore[arg-type]
+
+    assert parking.delay == timedelta(seconds=3)
