@@ -39,7 +39,7 @@ COLLECT = $(BIN)/python -m pytest --collect-only -q $(ARGS) >/dev/null || true
 
 test: .venv/.dev
 	@$(COLLECT)
-	$(IN_MEMORY) $(BIN)/python -m pytest --tier quick -n 4 $(CROWD) --junitxml build/quick.xml $(ARGS)
+	$(IN_MEMORY) $(BIN)/python -m pytest --tier quick -n 4 $(CROWD) --junitxml build/quick.xml -o junit_duration_report=call $(ARGS)
 
 # A test that fails in the crowd runs three times alone before it counts as broken.
 test-storm: .venv/.dev

@@ -110,6 +110,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(
                 f"{item.path}: name the file in _TOGETHER of tests/conftest.py, with its slow server"
             )
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name in ("smoke", "timed"):
+                (why,) = mark.args
+                item.user_properties.append((mark.name, why))
     chosen = [item for item in items if _is_chosen(config, item)]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])

@@ -52,7 +52,7 @@ def cases() -> Iterator[ParameterSet]:
             yield pytest.param(scenario, kind, database, id=f"{scenario.name}-{kind}-{database}", marks=scale)
 
 
-@pytest.mark.parametrize(("scenario", "kind", "database"), cases())
+@pytest.mark.parametrize(("scenario", "kind", "database"), list(cases()))
 def test_a_row_and_its_message_share_the_fate_of_their_transaction(
     homes: dict[str, Home], scenario: Scenario, kind: str, database: str
 ):
