@@ -40,7 +40,9 @@ def quick_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 def is_sleep(node: ast.AST) -> bool:
     """Whether something sleeps for a time."""
-    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("sleep") and ast.unparse(node.args) != "0"
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("sleep"):
+        return False
+    return [ast.unparse(each) for each in node.args] != ["0"]
 
 
 def is_short_deadline(node: ast.AST) -> bool:
