@@ -155,13 +155,14 @@ def _who_could_ask(database: Database, group: str, ways: Iterable[Way]) -> str:
 def show_transaction(*, target: Target, id: str, json: bool) -> None:
     """Show a transaction, its verdict, and its messages as a commit would deliver them."""
     from outbox.cli.contents import contents_of, show_contents, show_fields
-    from outbox.store.half_messages.half import CHECK_TIMES, delay_of, real_message
+    from outbox.store.half_messages.half import CHECK_TIMES, delay_of, is_readable, real_message
     from outbox.store.half_messages.pending import HalfTransactions
 
     with target.open_outbox() as channel:
         transaction, decided = _found(channel, id)
         rows = HalfTransactions(channel).messages(id)
-    messages = [(real_message(row), delay_of(row)) for row in rows]
+    # One that no producer wrote is shown as it is stored.
+    messages = [(real_message(row), delay_of(row)) if is_readable(row) else (row, None) for row in rows]
     about: dict[str, object] = (
         {"transaction_id": id} if transaction is None else _transaction_json(transaction, decided)
     )
@@ -228,6 +229,11 @@ def _end(target: Target, id: str, op: Op, *, by: str | None, business: str | Non
     require_notes(by=by)
     with target.open_outbox() as channel:
         pending, stands = _found(channel, id)
+        if pending is not None and stands is None and op == "commit" and not pending.real_topics:
+            raise click.ClickException(
+                f"transaction {id} has no message to deliver: no producer wrote its half rows; run: outbox half"
+                f" rollback {quote(id)}"
+            )
         if pending is not None and stands is None and pending.verdict == "record" and not unchecked:
             rows = HalfTransactions(channel).messages(id)
             _require_record(channel.database, id, op, business, half_of(rows[0]).recorded_in)

@@ -175,15 +175,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a probe."""
-        routes = self.server.routes
-        route = routes.get(urlsplit(self.path).path)
-        status, kind, body = _text(404, f"try {' '.join(routes)}") if route is None else route()
+        status, kind, body = self._answer()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def _answer(self) -> Answer:
+        routes = self.server.routes
+        path = urlsplit(self.path).path
+        route = routes.get(path)
+        if route is None:
+            return _text(404, f"try {' '.join(routes)}")
+        try:
+            return route()
+        except Exception as error:
+            # A monitor would take an empty answer for a process that is gone.
+            logger.exception("--http: %s failed", path)
+            return _text(500, in_one_line(error)[0])
 
     do_HEAD = do_GET  # noqa: N815 - the name that the server calls
 

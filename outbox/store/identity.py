@@ -16,6 +16,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.native import Native
+from outbox.store.dialects.statements import Row
 
 #: The fix where a later version of this library has made the tables, and this version cannot use them.
 NEWER = "install a newer outbox-log"
@@ -81,11 +82,23 @@ def require_version(channel: Channel, stored: Identity) -> None:
         raise SchemaError(f"the tables are of version {stored.version}, this is {VERSION}; {fix}")
 
 
+def first_row(channel: Channel, statement: str) -> Row:
+    """Return the row that a statement reads from `outbox_meta`; raise `SchemaError` where nobody has written it."""
+    rows = channel.rows(statement)
+    if not rows:
+        raise _is_empty(channel)
+    return rows[0]
+
+
+def _is_empty(channel: Channel) -> SchemaError:
+    return SchemaError(f"outbox_meta is empty; run: {channel.database.upgrade_command}")
+
+
 def verify(channel: Channel) -> None:
     """Refuse tables of another version or slot count, and a log whose ids another server drew."""
     stored = stored_identity(channel)
     if stored is None:
-        raise SchemaError(f"outbox_meta is empty; run: {channel.database.upgrade_command}")
+        raise _is_empty(channel)
     require_version(channel, stored)
     if stored.slots != channel.database.slots:
         raise SchemaError(

@@ -108,6 +108,19 @@ def test_several_databases_have_a_status_each_or_the_reason_why_not():
     })  # fmt: skip
 
 
+def test_a_route_that_fails_answers_with_one_line(caplog):
+    class Odd:
+        @property
+        def health(self) -> list[Health]:
+            raise ValueError("a field is missing")
+
+    with serving("127.0.0.1", 0, Odd(), Looks({})) as port:  # type: ignore[arg-type]
+        answers = [ask(f"http://127.0.0.1:{port}/{route}") for route in ("readyz", "status")]
+
+    assert answers == [(500, "unexpected ValueError\n"), (200, "")]
+    assert "/readyz failed" in caplog.text
+
+
 def test_before_the_works_begin_the_process_lives_and_is_not_ready():
     with serving("127.0.0.1", 0, Supervisor([Telling("well", BEAT)]), Looks({})) as port:
         url = f"http://127.0.0.1:{port}"

@@ -224,6 +224,16 @@ def test_its_tables_are_taken_over_where_it_has_not_seeded_them(embedding):
     assert "op." not in embedding.autogenerate().read_text()
 
 
+def test_tables_that_it_has_not_seeded_are_told_with_the_fix(embedding):
+    add(embedding.autogenerate(), embedding.schema, seed="")
+    embedding.alembic(command.upgrade, "head")
+
+    status, purge = embedding.outbox("status"), embedding.outbox("purge", "--older-than", "1d")
+
+    said = f"outbox_meta is empty; run: outbox db upgrade{' --schema app' if embedding.schema else ''}"
+    assert [(each.code, said in each.err) for each in (status, purge)] == [(1, True)] * 2
+
+
 def test_its_migrations_may_be_written_as_a_script(embedding):
     add(embedding.autogenerate(), embedding.schema, seed=seed(embedding.schema))
 

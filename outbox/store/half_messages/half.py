@@ -146,6 +146,11 @@ def lock_by(template: str | None) -> str | None:
     return None if template is None else template.format(**_LOCKED)
 
 
+def real_topic_of(database: Database, headers: str = "headers") -> str:
+    """Return the SQL of the real topic of a half row; empty for one that no producer wrote."""
+    return f"coalesce({database.header(headers, REAL_TOPIC)}, '')"
+
+
 def half_of(row: Message) -> Half:
     """Return the facts about the transaction of a half row."""
     headers = row.headers
@@ -158,6 +163,11 @@ def half_of(row: Message) -> Half:
         immunity=None if immunity is None else timedelta(seconds=int(immunity)),
         recorded_in=headers.get(RECORDED_IN),
     )
+
+
+def is_readable(row: Message) -> bool:
+    """Return whether a half row carries a message, as a producer writes it."""
+    return {REAL_TOPIC, _HEADERS} <= row.headers.keys()
 
 
 def real_message(row: Message) -> Message:

@@ -13,7 +13,7 @@ from outbox.model.subscription import Subscription, check_of
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import READ_COLUMNS
 from outbox.store.dialects.statements import Row
-from outbox.store.half_messages.half import GIVEN_UP_TOPIC, IMMUNITY, REAL_TOPIC, WAY, Way
+from outbox.store.half_messages.half import GIVEN_UP_TOPIC, IMMUNITY, WAY, Way, real_topic_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 #: The oldest transactions without a verdict. The partial index of half messages returns them in the order of the
@@ -21,7 +21,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 #: transactions are found.
 _PENDING = f"""
     SELECT m.key FROM {{message}} AS m
-    WHERE m.topic = '{HALF_TOPIC}' AND {{of_group}}
+    WHERE m.topic = '{HALF_TOPIC}' AND m.key IS NOT NULL AND {{of_group}}
       AND NOT EXISTS (SELECT 1 FROM {{op}} AS o WHERE o.transaction_id = m.key)
     GROUP BY m.key ORDER BY m.key LIMIT :limit
 """
@@ -33,9 +33,9 @@ _GIVEN_UP = """
 """
 #: The half messages of these transactions, by the partial index on their key.
 _MESSAGES = f"""
-    SELECT m.key, m.tags, {{real_topic}}, {{way}}, count(*), min(m.created_at), {{age}}, max({{immunity}})
+    SELECT m.key, coalesce(m.tags, ''), {{real_topic}}, {{way}}, count(*), min(m.created_at), {{age}}, max({{immunity}})
     FROM {{message}} AS m WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}}
-    GROUP BY m.key, m.tags, {{real_topic}}, {{way}} ORDER BY min(m.id)
+    GROUP BY m.key, coalesce(m.tags, ''), {{real_topic}}, {{way}} ORDER BY min(m.id)
 """
 #: The half messages that their checks have parked, by primary key, without the blocked ones: those wait behind another
 #: one of their transaction.
@@ -62,7 +62,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfTransaction:
-    """A transaction with half messages.
+    """A transaction with half messages. `real_topics` and `verdict` are empty if no producer wrote them.
 
     `age`: seconds since the first half message was stored. `checks`: how often producers were asked. `last_answer`: the
     result of the last check; None: no check yet. `next_check_at`: the moment of the next check; None: no check without
@@ -139,8 +139,8 @@ class HalfTransactions:
         messages = database.sql(
             _MESSAGES,
             chosen=chosen,
-            real_topic=database.header("m.headers", REAL_TOPIC),
-            way=database.header("m.headers", WAY),
+            real_topic=real_topic_of(database, "m.headers"),
+            way=f"coalesce({database.header('m.headers', WAY)}, '')",
             age=database.seconds(since="min(m.created_at)"),
             immunity=f"CAST({database.header('m.headers', IMMUNITY)} AS {database.dialect.values.types['bigint']})",
         )
@@ -166,7 +166,7 @@ class HalfTransactions:
         return HalfTransaction(
             transaction_id=key,
             group=group,
-            real_topics=tuple(dict.fromkeys(row[2] for row in rows)),
+            real_topics=tuple(dict.fromkeys(row[2] for row in rows if row[2])),
             verdict=way,
             messages=sum(row[4] for row in rows),
             created_at=min(self._database.moment(row[5]) for row in rows),

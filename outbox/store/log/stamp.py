@@ -102,13 +102,17 @@ def written(channel: Channel, *, pause: Callable[[float], object] = time.sleep) 
 
 def purged(channel: Channel) -> Position | None:
     """Return the position of all that purge has ever deleted; None: nothing."""
-    text = channel.rows(_PURGED)[0][0]
+    from outbox.store.identity import first_row
+
+    (text,) = first_row(channel, _PURGED)
     return None if text is None else Position.parse(text)
 
 
 def _server(channel: Channel, timeline: str | None) -> Server:
+    from outbox.store.identity import first_row
+
     dialect = channel.database.dialect
-    system, oid, installation = channel.rows(_SERVER)[0]
+    system, oid, installation = first_row(channel, _SERVER)
     return Server(dialect=dialect.name, system=system, database=oid, timeline=timeline, installation=installation)
 
 

@@ -16,7 +16,7 @@ from outbox.model.parking import STATES
 from outbox.model.subscription import check_of
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
-from outbox.store.half_messages.half import REAL_TOPIC
+from outbox.store.half_messages.half import real_topic_of
 from outbox.store.operations.parked_status import MOST_COUNTED, UNDECIDED, Count
 from outbox.store.operations.status import ROWS_A_PLACE, SubscriptionStatus, places
 
@@ -40,19 +40,20 @@ _BEHIND_DEAD = """
 #: The newest half messages, by their partial index, and their verdicts. (In a log that was never analysed, all half
 #: messages are read.) The outer limit makes the planner look up each verdict once.
 _NEWEST = f"""
-    SELECT tags, {{real_topic}}, op, count(*), min(created_at), max(decided_at), sum({{latency}}), max({{latency}})
+    SELECT coalesce(tags, ''), {{real_topic}}, op, count(*), min(created_at), max(decided_at),
+           sum({{latency}}), max({{latency}})
     FROM (SELECT tags, headers, created_at,
                  (SELECT o.op FROM {{op}} AS o WHERE o.transaction_id = r.key) AS op,
                  (SELECT o.decided_at FROM {{op}} AS o WHERE o.transaction_id = r.key) AS decided_at
           FROM (SELECT key, tags, headers, created_at FROM {{message}} WHERE topic = '{HALF_TOPIC}'
                 ORDER BY key DESC LIMIT :limit) AS r
           LIMIT :limit) AS d
-    GROUP BY tags, {{real_topic}}, op
+    GROUP BY coalesce(tags, ''), {{real_topic}}, op
 """
 _ENDS = "SELECT min(id), max(id) FROM {message}"
 #: One place of the log, by primary key. Rows that are no half messages are counted too, for the density of the ids.
 _SAMPLE = f"""
-    SELECT CASE WHEN topic = '{HALF_TOPIC}' THEN tags END,
+    SELECT CASE WHEN topic = '{HALF_TOPIC}' THEN coalesce(tags, '') END,
            CASE WHEN topic = '{HALF_TOPIC}' THEN {{real_topic}} END,
            CASE WHEN topic = '{HALF_TOPIC}' THEN (SELECT o.op FROM {{op}} AS o WHERE o.transaction_id = r.key) END,
            count(*), max(id)
@@ -183,7 +184,7 @@ class _Tally:
 
     @property
     def _real_topic(self) -> str:
-        return self.channel.database.header("headers", REAL_TOPIC)
+        return real_topic_of(self.channel.database)
 
     def _at(self, group: str, topic: str) -> HalfStatus:
         return self.found.setdefault((group, topic), HalfStatus(group=group, topic=topic))

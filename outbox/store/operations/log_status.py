@@ -9,6 +9,7 @@ from outbox.errors import SubscriptionError
 from outbox.model.log_status import LogStatus
 from outbox.model.position import Position
 from outbox.store.database import Channel
+from outbox.store.identity import first_row
 from outbox.store.log.log import ids_before, last_id
 from outbox.store.operations.purge import first_unread, stored_bases
 
@@ -19,7 +20,7 @@ _PURGED = "SELECT purged_at, keep_ms FROM {meta}"
 def log_status(channel: Channel, now: datetime) -> LogStatus:
     """Return the status of the log; `now`: by the database's clock."""
     read = channel.database.dialect.clock.read
-    oldest, last, (purged_at, keep) = channel.rows(_OLDEST), last_id(channel), channel.rows(_PURGED)[0]
+    oldest, last, (purged_at, keep) = channel.rows(_OLDEST), last_id(channel), first_row(channel, _PURGED)
     first, written = (oldest[0][0], read(oldest[0][1])) if oldest else (1, None)
     name = channel.database.names["message"].replace("'", "''")
     size = channel.database.sql("SELECT {size}", size=channel.database.dialect.home.size.format(log=f"'{name}'"))

@@ -105,7 +105,7 @@ class Held:
 
 def purged_id(channel: Channel) -> int:
     """Return the highest id that a purge has ever reached; 0: there was no purge."""
-    return int(channel.rows(_PURGED_ID)[0][0])
+    return int(identity.first_row(channel, _PURGED_ID)[0])
 
 
 def stored_bases(channel: Channel) -> list[tuple[str, Position]]:
@@ -207,7 +207,7 @@ class Purge:
         """Delete a batch. Positions are read in the transaction, so that a subscription created meanwhile counts."""
         with self._channel.transaction():
             self._channel.run(_LOCK)
-            stored, purged_id = self._channel.rows(_PURGED)[0]
+            stored, purged_id = identity.first_row(self._channel, _PURGED)
             passed = self._passed_by_all(*([] if kept is None else [kept.position]))
             chosen = {**bounds, **self._of(passed)}
             highest = self._channel.rows(self._highest, **chosen)[0][0]

@@ -15,7 +15,7 @@ from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import slots_of
 from outbox.store.dialects.statements import Row
-from outbox.store.half_messages.half import REAL_TOPIC
+from outbox.store.half_messages.half import real_topic_of
 from outbox.store.log.log import last_id, selected
 from outbox.store.operations.parked_status import (
     MOST_COUNTED,
@@ -275,7 +275,7 @@ class _Unsettled:
     def by_topic(self) -> dict[str, tuple[int, datetime]]:
         """Return the half messages that were looked at, by real topic: how many, and when the oldest was written."""
         found: dict[str, tuple[int, datetime]] = {}
-        real_topic = self._database.header("headers", REAL_TOPIC)
+        real_topic = real_topic_of(self._database)
         for rows, meant, parameters in self._looks():
             for topic, number, oldest in self._rows(
                 _BY_TOPIC, parameters, rows=rows, meant=meant, real_topic=real_topic
