@@ -20,6 +20,7 @@ from outbox.store.dialects.speech import Speech
 from outbox.store.log import filtering
 from outbox.store.log.filtering import condition
 from outbox.store.log.filtering import value as value_of
+from tests.support.refusals import answer
 
 NAMES = ("a", "b", "$c_", "TAGS", "KEYS", "TOPIC")
 #: Texts that a database might take for a number, or for something else, in a way of its own.
@@ -229,13 +230,18 @@ def test_the_longest_and_deepest_filters_work_on_every_database(channel, text):
     assert in_sql(channel, [text], rows) == in_python([text], rows)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    ["", "{", "[", "[1]", "5", "null", '"a"', '{"a":', '{"a":"x"', '{"a":"\\u0000"}', '{"a":"\\ud800"}', '{"a":"\\q"}',
-     '{"a":"\t"}', "{'a':'x'}", '{"a":"x",}', '{"a":{"b":"x"}}', '{"a":["x"]}', '{"a":5}', '{"a":true}', '{"a":null}'],
+#: Texts that another hand may have written in place of a JSON object of strings.
+ODD_HEADERS = (
+    "", "{", "[", "[1]", "5", "null", '"a"', '{"a":', '{"a":"x"', '{"a":"\\u0000"}', '{"a":"\\ud800"}', '{"a":"\\q"}',
+    '{"a":"\t"}', "{'a':'x'}", '{"a":"x",}', '{"a":{"b":"x"}}', '{"a":["x"]}', '{"a":5}', '{"a":true}', '{"a":null}',
 )  # fmt: skip
-def test_a_row_of_another_hand_stops_no_reader(channel, headers):
-    """One row that raised would hold up all that come after it."""
-    rows = [stored_message((None, b"", "t", None, None, headers, b"", None, None, None, None))]
 
-    assert in_sql(channel, ["a > 1"], rows) == [[None]]
+
+def test_a_row_of_another_hand_stops_no_reader(channel):
+    """One row that raised would hold up all that come after it."""
+    found = {}
+    for headers in ODD_HEADERS:
+        row = stored_message((None, b"", "t", None, None, headers, b"", None, None, None, None))
+        found[headers] = answer(in_sql, channel, ["a > 1"], [row])
+
+    assert found == {headers: [[None]] for headers in ODD_HEADERS}

@@ -11,3 +11,9 @@ def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str
     except Exception as error:  # any kind of error is an answer, and is compared
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def answer(call: Callable[..., object], *arguments: Any, **options: Any) -> object:
+    """Return what the call returns, or the error that it raises, as text: one of many that raises hides no other."""
+    found: list[object] = []
+    return refusal(lambda: found.append(call(*arguments, **options))) or found[0]
