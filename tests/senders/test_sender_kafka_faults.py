@@ -33,6 +33,7 @@ class TestBadWeather(RemoteSenderContract):
     )
 
 
+@pytest.mark.storm
 def test_an_outage_and_a_message_that_is_too_large_are_no_fatal_errors_in_the_log(topics, sender, caplog):
     """The client calls it one when records behind a refused one are thrown away, which is what keeps their order."""
     caplog.set_level(logging.INFO)

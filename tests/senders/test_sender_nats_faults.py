@@ -3,6 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import pytest
+
 from outbox.model.verdict import Unavailable
 from outbox.senders.nats import NatsSender
 from outbox.testing.sender_contract import a_message, check_all_done
@@ -60,6 +62,7 @@ def test_not_everything_is_under_way_at_once(nats):
         assert {type(verdict) for verdict in verdicts.result()} == {Unavailable}
 
 
+@pytest.mark.storm
 def test_another_server_of_the_address_is_taken(stream, nats):
     with TcpProxy("127.0.0.1", nats.port) as refusing, TcpProxy("127.0.0.1", nats.port) as silent:
         refusing.refuse()

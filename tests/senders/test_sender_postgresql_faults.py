@@ -107,6 +107,7 @@ def send_until_done(sender: PostgresSender, part: list[Message]) -> int:
 # Every answer may be lost
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("direction", ["to_client", "to_server"])
 def test_a_connection_that_is_cut_at_any_byte_loses_and_doubles_nothing(other, sender, full, direction: Direction):
     """Until the call fits. Then all of it is in the log, or nothing is; and its repetition writes what is missing."""
@@ -136,6 +137,7 @@ def test_a_connection_that_is_cut_at_any_byte_loses_and_doubles_nothing(other, s
     assert written[True] > (50 if full else 10) if direction == "to_client" else written[False] > (500 if full else 20)
 
 
+@pytest.mark.storm
 def test_a_transaction_that_arrives_late_changes_nothing(other, sender):
     """It was held back on its way, while its messages were sent again over another connection, and more after them."""
     sent = batch(0)
@@ -152,6 +154,7 @@ def test_a_transaction_that_arrives_late_changes_nothing(other, sender):
     check_stored(other, sent)
 
 
+@pytest.mark.storm
 def test_a_transaction_that_is_still_open_is_waited_for(other):
     """The repetition of a call finds its ids taken by the call itself, which ends one way or the other."""
     sent = batch(0, 20)
@@ -189,6 +192,7 @@ def test_calls_with_the_same_messages_in_other_orders_do_not_block_each_other(ot
 # The server dies, pauses, and comes back
 
 
+@pytest.mark.storm
 def test_a_server_that_was_restarted_between_two_calls_is_no_failure(fragile, server):
     """A connection that was closed while nobody used it is made again before anything is sent."""
     with closing(PostgresSender(conninfo_of(fragile.engine.url))) as sender:
@@ -198,6 +202,7 @@ def test_a_server_that_was_restarted_between_two_calls_is_no_failure(fragile, se
         assert sender.send([a_message("orders", 2)]) == [DONE]
 
 
+@pytest.mark.storm
 def test_what_is_done_survives_a_server_that_is_killed_in_the_middle(fragile, server, full):
     """Its default is not to wait for the disk, so each crash of it takes back what did."""
     sent: list[Message] = []
@@ -233,6 +238,7 @@ def crash(server: PostgresServer, *, times: int, stop: threading.Event) -> None:
 # Threads, forks, and the end
 
 
+@pytest.mark.storm
 def test_several_threads_are_all_answered_in_time(other, sender):
     """They wait for each other no longer than for the server."""
     check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)

@@ -123,6 +123,7 @@ def send_all(sender: RabbitSender, sent: list[Message], failures: list[Unavailab
             time.sleep(0.02 if part else 0)
 
 
+@pytest.mark.storm
 def test_what_a_call_has_given_up_is_not_sent_later():
     """A server that was paused reads on. The operating system has some 4 MB for it by then, of 8."""
     first, sent = [a_message("orders", "first")], [a_message("orders", bytes(100_000)) for _ in range(80)]
@@ -142,6 +143,7 @@ def test_what_a_call_has_given_up_is_not_sent_later():
         assert witness.read_to_the_end() < 60
 
 
+@pytest.mark.storm
 def test_a_server_whose_memory_is_full_is_unavailable_and_gets_few_copies(fragile, quorum):
     """It reads nothing more, until it has memory again, and then everything that any connection has sent."""
     sent = [a_message("orders", n, key=f"k{n % 10}") for n in range(100)]
@@ -162,6 +164,7 @@ def test_a_server_whose_memory_is_full_is_unavailable_and_gets_few_copies(fragil
     assert max(copies.values()) <= 3
 
 
+@pytest.mark.storm
 def test_an_operator_may_close_all_connections(fragile, quorum):
     sent = [a_message("orders", n, key=f"k{n % 20}") for n in range(2_000)]
     failures: list[Unavailable] = []
@@ -176,6 +179,7 @@ def test_an_operator_may_close_all_connections(fragile, quorum):
     assert all("maintenance" in failure.error for failure in failures if failure.everything)
 
 
+@pytest.mark.storm
 def test_another_server_of_the_address_is_taken(exchange, rabbitmq):
     with TcpProxy("127.0.0.1", rabbitmq.port) as refusing, TcpProxy("127.0.0.1", rabbitmq.port) as silent:
         refusing.refuse()

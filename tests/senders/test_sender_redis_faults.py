@@ -48,6 +48,7 @@ class TestBadWeather(RemoteSenderContract):
     )
 
 
+@pytest.mark.storm
 def test_the_messages_of_a_key_do_not_wait_for_each_other(streams):
     """What arrives while no answer does."""
     sent = [a_message("orders", n, key=key) for n, key in enumerate(["a", "b", None, "a", None, "a", "b", None])]
@@ -62,6 +63,7 @@ def test_the_messages_of_a_key_do_not_wait_for_each_other(streams):
     sender.close()
 
 
+@pytest.mark.storm
 def test_a_key_of_several_topics_waits_where_its_topic_changes(streams):
     """One stream may refuse what another accepts."""
     sent = [a_message(topic, n, key="a") for n, topic in enumerate(["one", "one", "two", "two", "one"])]
@@ -132,6 +134,7 @@ def test_a_server_without_memory_stores_nothing_of_a_key_behind_what_it_refused(
     sender.close()
 
 
+@pytest.mark.storm
 def test_memory_that_comes_back_in_mid_call_lets_no_message_of_a_key_pass(streams):
     """The server refuses for a moment, again and again, while a call of several transactions is carried out."""
     sent = [a_message("orders", b"x" * 2_000, key=f"k{n % 7}") for n in range(1_001)]
@@ -154,6 +157,7 @@ def test_memory_that_comes_back_in_mid_call_lets_no_message_of_a_key_pass(stream
     sender.close()
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("n_messages", [1, 3])
 def test_a_primary_that_has_become_a_replica_is_left(n_messages):
     """Its address leads to another server by then, while the old connection is as good as before."""
@@ -173,6 +177,7 @@ def test_a_primary_that_has_become_a_replica_is_left(n_messages):
         sender.close()
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("slow_from", [b"CLIENT", b"INFO", b"XADD"])
 def test_answers_that_come_byte_by_byte_make_no_call_longer(slow_from):
     with SlowRedis(slow_from) as server:

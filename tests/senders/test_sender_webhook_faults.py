@@ -114,6 +114,7 @@ def test_not_everything_is_under_way_at_once(endpoint, option, most):
     gate.answer()
 
 
+@pytest.mark.storm
 def test_an_answer_that_is_lost_is_followed_by_the_same_request(hook, sender):
     message = a_message("orders", b"\x00body", key="k", headers={"X-Y": "z"})
     check_all_done(sender.send(first := [a_message("orders", 0)]), first)
@@ -130,6 +131,7 @@ def test_an_answer_that_is_lost_is_followed_by_the_same_request(hook, sender):
     assert {**repeated.headers, times: ""} == {**lost.headers, times: ""}
 
 
+@pytest.mark.storm
 def test_an_endpoint_that_answers_at_random_gets_everything_in_order(hook, endpoint):
     """Statuses for which a message waits, among them those of the whole endpoint."""
     chance, lock = random.Random(2), threading.Lock()
@@ -149,6 +151,7 @@ def test_an_endpoint_that_answers_at_random_gets_everything_in_order(hook, endpo
     assert len(hook.stored()) == len(sent)
 
 
+@pytest.mark.storm
 def test_a_slow_endpoint_gets_no_message_twice(hook, endpoint):
     """What cannot be answered within the time of a call is not begun in it."""
 
@@ -167,6 +170,7 @@ def test_a_slow_endpoint_gets_no_message_twice(hook, endpoint):
     assert (len(hook.stored()), calls > 1) == (30, True)
 
 
+@pytest.mark.storm
 @pytest.mark.usefixtures("patient")
 def test_a_message_that_is_never_answered_holds_up_no_other(endpoint):
     """It takes the time of its calls, and the others are `Done`."""
@@ -194,6 +198,7 @@ def test_a_message_that_is_never_answered_holds_up_no_other(endpoint):
     assert not unanswered.everything
 
 
+@pytest.mark.storm
 @pytest.mark.usefixtures("patient")
 def test_connections_that_died_unnoticed_cost_one_call(endpoint):
     """As when a firewall has forgotten them: the first that is not answered takes the others with it."""

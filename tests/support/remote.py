@@ -201,7 +201,10 @@ def a_row(**fields: Any) -> Message:
 
 
 class RemoteSenderContract:
-    """The suite. A module has the fixture `mortal`: a place whose server may be killed and paused."""
+    """The suite. A module has the fixture `mortal`: a place whose server may be killed and paused.
+
+    The weather of real servers is a storm; `tests/unit/test_remote_sender.py` has the same of the skeleton.
+    """
 
     #: The fixture with a place of the test.
     at: str
@@ -252,6 +255,7 @@ class RemoteSenderContract:
         place.check_stored(fit)
         assert [each for each in caplog.records if each.levelno > logging.INFO] == []
 
+    @pytest.mark.storm
     def test_a_connection_that_is_cut_anywhere_loses_and_reorders_nothing(self, place: Place, full: bool) -> None:
         """In the login, between messages and within them, and in the answers."""
         sender = place.open()
@@ -273,6 +277,7 @@ class RemoteSenderContract:
         place.check_stored(sent)
         assert failed > len(cuts) / 8, "hardly anything was cut"  # many cuts lie behind the end of a short answer
 
+    @pytest.mark.storm
     def test_bad_weather_loses_and_reorders_nothing(self, place: Place, full: bool) -> None:
         """Connections are refused, silent or cut at random."""
         sender = place.open(seconds=0.7)
@@ -285,6 +290,7 @@ class RemoteSenderContract:
         assert not self.drops_copies or len(place.stored()) == len(sent)
         assert failed > 0, "the weather was fine"
 
+    @pytest.mark.storm
     def test_a_second_copy_has_the_id_and_the_bytes_of_the_first(self, place: Place) -> None:
         """The answer to the first is lost, and even after another the message may be sent once more."""
         sender = place.open()
@@ -304,6 +310,7 @@ class RemoteSenderContract:
         copies = [message_id for message_id, _ in place.raw()].count(sent.message_id)
         assert copies == 1 if self.drops_copies else copies > 1
 
+    @pytest.mark.storm
     def test_a_paused_server_is_unavailable_in_time_and_found_again(self, mortal: Place) -> None:
         """It stops in the middle of a call."""
         sender = mortal.open(seconds=1)
@@ -321,6 +328,7 @@ class RemoteSenderContract:
         assert eventually(lambda: {one.message_id for one in mortal.stored()} == {one.message_id for one in sent})
         mortal.check_stored(sent)
 
+    @pytest.mark.storm
     def test_a_server_that_is_killed_has_everything_that_is_done_and_is_found_again_with_few_words(
         self, mortal: Place, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -352,6 +360,7 @@ class RemoteSenderContract:
         # On a busy machine the first connection may already be made in vain.
         assert lines.count(connected) == len(outage) + (lines[0] == connected)
 
+    @pytest.mark.storm
     def test_several_threads_may_send_at_once(self, place: Place) -> None:
         """Each gets its own verdicts."""
         sender = place.open(seconds=20)
@@ -364,6 +373,7 @@ class RemoteSenderContract:
         sender.close()
         place.check_stored([message for sent in calls for message in sent])
 
+    @pytest.mark.storm
     def test_big_bodies_go_through_in_one_call(self, place: Place) -> None:
         """More than may be under way at once."""
         sender = place.open(seconds=20)
@@ -374,6 +384,7 @@ class RemoteSenderContract:
         sender.close()
         place.check_stored(sent)
 
+    @pytest.mark.storm
     @pytest.mark.parametrize("connected", [True, False])
     def test_closing_ends_calls_that_wait(self, place: Place, *, connected: bool) -> None:
         """For answers, or for the connection."""
@@ -400,6 +411,7 @@ class RemoteSenderContract:
             sender.close()
             assert _threads() == before
 
+    @pytest.mark.storm
     def test_outages_leave_nothing_behind(self, place: Place) -> None:
         """Connections that failed do not pile up, nor do their threads."""
         sender = place.open(seconds=2)
@@ -419,6 +431,7 @@ class RemoteSenderContract:
         )
         sender.close()
 
+    @pytest.mark.storm
     @pytest.mark.timeout(900)
     def test_a_process_may_fork_and_end_as_it_likes(self, place: Place) -> None:
         """Each process has a connection of its own, and none has a word to say at its end."""

@@ -25,6 +25,7 @@ from outbox.store.database import Database
 from outbox.worker.calls import Call, Caller
 from outbox.worker.hung import HungCalls
 from outbox.worker.worker import Worker
+from tests.support.stub_server import StubServer
 
 
 class Thing:
@@ -191,3 +192,20 @@ def test_a_child_does_not_take_the_wake_ups_of_its_parent():
 
     assert in_a_child(lambda: not wake.wait(0.05))
     assert wake.wait(60)
+
+
+def test_a_remote_sender_has_another_connection_there():
+    """The connection of the parent is neither used nor closed."""
+    stub = StubServer()
+    sender = stub.open()
+    sender.send([Message("orders", b"1")])
+
+    def child() -> bool:
+        verdicts = [*sender.send([Message("orders", b"2")])]
+        sender.close()
+        return (verdicts, [each.is_closed for each in stub.connections]) == ([DONE], [False, True])
+
+    assert in_a_child(child)
+    assert sender.send([Message("orders", b"3")]) == [DONE]
+    assert [each.is_closed for each in stub.connections] == [False]
+    sender.close()
