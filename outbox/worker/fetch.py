@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Iterator
 from queue import SimpleQueue
 
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.named import named
 from outbox.store.database import Channel
+from outbox.store.failure import in_one_line
 from outbox.store.log.cursor import Batch, Cursor
+
+logger = logging.getLogger("outbox")
 
 #: So many batches are read before they are asked for. With one, the reading thread could send its next query only when
 #: the thread that handles the batch releases the interpreter lock, and the server would be idle until then.
 AHEAD = 2
+#: After so many seconds a connection of its own is tried again, where the server had none left.
+_AGAIN_SECONDS = 60.0
 
 
 class Prefetcher:
@@ -24,19 +32,18 @@ class Prefetcher:
         #: How many batches were asked for and have not been received.
         self._asked = 0
         self._requests: SimpleQueue[bool] = SimpleQueue()
-        self._answers: SimpleQueue[Batch | Exception] = SimpleQueue()
+        #: None: there was no connection to read on, and the cursor stands where it stood.
+        self._answers: SimpleQueue[Batch | Exception | None] = SimpleQueue()
         #: A batch that `more` has received and `read` has not returned yet.
         self._next: Batch | Exception | None = None
         self._thread: threading.Thread | None = None
 
     def read(self) -> Batch:
         """Return the next batch: the first that was read ahead, or else a new read."""
-        if self._next is None and not self._asked:
-            return _read(self._cursor, self._channel)
         answer, self._next = self._next or self._receive(), None
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer or _read(self._cursor, self._channel)
 
     def read_ahead(self, batches: int = AHEAD) -> None:
         """Begin to read the batches after the last one; `read` will return them in turn."""
@@ -50,7 +57,10 @@ class Prefetcher:
     def more(self) -> bool:
         """Return whether there are messages behind the last batch; `read` will return them."""
         self.read_ahead(1)
-        self._next = self._next or self._receive()
+        try:
+            self._next = self._next or self._receive() or _read(self._cursor, self._channel)
+        except Exception as error:
+            self._next = error
         if isinstance(self._next, Exception):
             return False
         found = bool(self._next.messages)
@@ -58,9 +68,13 @@ class Prefetcher:
             self._next = None
         return found
 
-    def _receive(self) -> Batch | Exception:
-        self._asked -= 1
-        return self._answers.get()
+    def _receive(self) -> Batch | Exception | None:
+        """Return the first answer to come; None: nothing is read ahead, and the cursor is free."""
+        answer: Batch | Exception | None = None
+        while answer is None and self._asked:
+            self._asked -= 1
+            answer = self._answers.get()
+        return answer
 
     @property
     def due_in(self) -> float:
@@ -84,10 +98,18 @@ class Prefetcher:
 
     def _read_for_ever(self) -> None:
         channel: Channel | None = None
+        open_at = 0.0
         while self._requests.get():
+            if channel is None and time.monotonic() >= open_at:
+                try:
+                    channel = self._channel.database.open()
+                except Exception as error:
+                    open_at = time.monotonic() + _AGAIN_SECONDS
+                    why = in_one_line(error)[0]
+                    text = "no connection to read ahead, reading on without: %s"
+                    logger.warning(text, why, extra=named("reads_alone", error=why))
             try:
-                channel = channel or self._channel.database.open()
-                self._answers.put(_read(self._cursor, channel))
+                self._answers.put(None if channel is None else _read(self._cursor, channel))
             except Exception as error:
                 self._answers.put(error)
         if channel is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
+from itertools import count
 from threading import current_thread
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from outbox import Message, Outbox
 from outbox.model.position import Position, Progress
 from outbox.model.verdict import Verdict
-from outbox.store.database import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.log import Limits, Log
 from outbox.worker.fetch import AHEAD, Prefetcher
@@ -138,3 +139,42 @@ def test_while_a_batch_of_a_backlog_is_handled_the_next_are_read(engine, monkeyp
 
     assert handler.in_time
     assert texts(handler.messages) == list("0123456789")
+
+
+def without_connections(monkeypatch: pytest.MonkeyPatch, *, opened: int = 0) -> list[str]:
+    """Have the server refuse all connections after so many; the threads that were refused."""
+    tries, refused, open = count(1), list[str](), Database.open
+
+    def full(database: Database) -> Channel:
+        if next(tries) > opened:
+            refused.append(current_thread().name)
+            raise ConnectionError("sorry, too many clients already")
+        return open(database)
+
+    monkeypatch.setattr(Database, "open", full)
+    return refused
+
+
+def test_without_a_connection_of_its_own_everything_is_read_on_the_workers(reader, monkeypatch):
+    refused = without_connections(monkeypatch)
+
+    assert (taken(reader), refused) == (list("0123456789"), ["outbox-reader"])
+
+
+def test_without_a_connection_of_its_own_a_look_takes_nothing(reader, monkeypatch):
+    without_connections(monkeypatch)
+
+    assert (reader.more(), taken(reader), reader.more()) == (True, list("0123456789"), False)
+
+
+def test_a_worker_sends_on_while_the_server_gives_no_more_connections(engine, monkeypatch, caplog):
+    """Two are enough: one to work on, and one that renews the lease."""
+    outbox, collector = Outbox(engine), Collector()
+    send(outbox, *"0123456789")
+    without_connections(monkeypatch, opened=2)
+
+    worker(outbox.database, collector, settings=Settings(limits=Limits(rows=1))).until_empty()
+
+    assert texts(collector.messages) == list("0123456789")
+    said = "no connection to read ahead, reading on without: unexpected ConnectionError"
+    assert [each.getMessage() for each in caplog.records if "read ahead" in each.getMessage()] == [said]
