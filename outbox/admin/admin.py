@@ -310,7 +310,7 @@ class Admin:
         require_flags(rehearsal=rehearsal)
         with self._channel() as channel:
             meant, parked = subscriptions.with_followers(channel, name, backfills=False)
-            commands.require_resettable(meant[0])
+            commands.require_resettable(meant[0], channel.database.commands)
             gone = _numbers(parked) if rehearsal else commands.reset(channel, name, start, wait=wait)
             return Removal(kind=meant[0].kind, names=tuple(each.name for each in meant), parked=gone)
 
@@ -471,6 +471,7 @@ def _look(channel: Channel, thresholds: Thresholds) -> Look:
         refused=refused_workers(channel),
         unread=unread(channel, found),
         log=log_status(channel, now),
+        commands=channel.database.commands,
     )
     halves = half_standings(channel, now, found)
     return Look(

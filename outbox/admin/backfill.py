@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from shlex import quote
 
 from outbox.errors import SubscriptionError
 from outbox.model.subscription import Start, Subscription, backfill_of, require_start
@@ -35,10 +34,8 @@ def backfill(channel: Channel, name: str, topics: Sequence[str], start: Start = 
         stored = subscriptions.get(name)
         _require_fitting(stored)
         if subscriptions.find(backfill_of(name)) is not None:
-            raise SubscriptionError(
-                f"a backfill of {name} is under way: wait for its end, or run: outbox subscriptions drop"
-                f" {quote(backfill_of(name))}"
-            )
+            drop = channel.database.commands.line("subscriptions", "drop", backfill_of(name))
+            raise SubscriptionError(f"a backfill of {name} is under way: wait for its end, or run: {drop}")
         now = Log().now(channel).position
         made = replace(
             stored,

@@ -152,7 +152,8 @@ class _Borrowing:
             holder = self._leases.look(partition)
             if holder is None:
                 changed = f"the partitions of {partition.subscription} were changed meanwhile, or it was dropped"
-                raise SubscriptionError(f"{changed}; try again, and if that does not help run: outbox doctor")
+                doctor = self._database.commands.line("doctor")
+                raise SubscriptionError(f"{changed}; try again, and if that does not help run: {doctor}")
             lease = self._leases.acquire(partition, self._command, LENGTH, watch.look(holder))
             if lease is None:
                 missing.append((partition.subscription, holder))

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from shlex import quote
 
 from tenacity.wait import wait_random
 
 from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, LeaseHeldError, borrowed, changing, lease_logger
 from outbox.errors import LeaseLostError, SubscriptionError
+from outbox.model.command import Commands
 from outbox.model.parking import STATES
 from outbox.model.position import Position
 from outbox.model.retry import seconds_to_wait
@@ -107,9 +107,12 @@ def alter(
     if changed.follows is not None and replace(stored, grace=changed.grace) != changed:
         raise SubscriptionError(f"{changed.name} follows {changed.follows}; alter that one")
     if changed.kind == "extract":
+        extract = _commands(channel).line(
+            "extract", changed.destination or "", "--register", changed.name, "--hold", "30d"
+        )
         raise SubscriptionError(
             f"{changed.name} is an extract, which has the topics of its archive; for another hold run it with other"
-            f" options: outbox extract {quote(changed.destination or '')} --register {quote(changed.name)} --hold 30d"
+            f" options: {extract}"
         )
     if changed.kind in ("consumer", "broadcast") and changed.destination is not None:
         raise SubscriptionError(f"{changed.name} is a consumer, which has no destination; leave --to out")
@@ -120,13 +123,17 @@ def alter(
         if changed.topics not in (stored.topics, now.topics):
             _require_own_topics(channel, now, stored, changed)
         altered = _merged(now, stored, changed)
-        _require_time_to_send(now, altered)
+        _require_time_to_send(channel, now, altered)
         Subscriptions(channel).alter(altered)
         for each in followers:
             Subscriptions(channel).alter(replace(each, destination=altered.destination))
         if altered.on_dead == "continue" or not altered.ordered:
             Parked(channel, changed.name).unblock(dead=altered.ordered)
     return altered
+
+
+def _commands(channel: Channel) -> Commands:
+    return channel.database.commands
 
 
 @contextmanager
@@ -160,18 +167,18 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
     """Refuse to take back the topics of a split, from whenever `stored` was read."""
     if now.topics != stored.topics:
         raise SubscriptionError(f"the topics of {now.name} were altered meanwhile; try again")
-    if taken := taken_topics(now, changed.topics, Subscriptions(channel).all()):
+    if taken := taken_topics(now, changed.topics, Subscriptions(channel).all(), _commands(channel)):
         raise SubscriptionError(f"the topics of {now.name} stay as they are: {taken}")
 
 
-def _require_time_to_send(now: Subscription, altered: Subscription) -> None:
+def _require_time_to_send(channel: Channel, now: Subscription, altered: Subscription) -> None:
     """Refuse a shorter grace of a compensation: writers that send by the longer one do not read of it at once."""
     if altered.kind == "compensation" and altered.grace < now.grace:
         raise SubscriptionError(
             f"{now.name} leaves messages to their writers for {now.grace.total_seconds():g} s, and a shorter time could"
             " let both send the same message; for a shorter one stop the direct writers, let the relay run until"
-            f" outbox status shows no backlog of {now.name}, and nothing parked, stop the relay, and run:"
-            f" outbox subscriptions drop {quote(now.name)}. The next writer makes it anew"
+            f" {_commands(channel).line('status')} shows no backlog of {now.name}, and nothing parked, stop the relay;"
+            f" the next writer makes it anew after: {_commands(channel).line('subscriptions', 'drop', now.name)}"
         )
 
 
@@ -194,7 +201,7 @@ def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAI
     backfill goes on. Of a broadcast consumer all instances begin again.
     """
     meant = Subscriptions(channel).get_all(name)
-    require_resettable(meant[0])
+    require_resettable(meant[0], _commands(channel))
     parked = Counter[str]()
     with _changing(channel, meant, wait=wait, backfills=False) as (now, followers):
         progress = Subscriptions(channel).first_progress(start, now)
@@ -203,16 +210,16 @@ def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAI
     return {state: parked[state] for state in STATES if parked[state]}
 
 
-def require_resettable(subscription: Subscription) -> None:
+def require_resettable(subscription: Subscription, commands: Commands) -> None:
     """Refuse to let a subscription begin again that follows another one, the verdicts, or an archive."""
     name = subscription.name
     why = {
         "compensation": f"follows {subscription.follows}; reset that one",
         "backfill": "ends by itself; drop it, and begin another one",
         "check": "asks about transactions, and a verdict stands for ever; those that were given up are asked about"
-        " again by: outbox half resume",
-        "extract": "has the position of its archive; for an archive that begins again run outbox extract with another"
-        " --to and another --register",
+        f" again by: {commands.line('half', 'resume', 'ID')}",
+        "extract": "has the position of its archive; for an archive that begins again, run:"
+        f" {commands.line('extract', 'PATH', '--register', 'NAME')}",
     }.get(subscription.kind)
     if why is not None:
         raise SubscriptionError(f"{name} {why}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from shlex import quote
 from typing import TypedDict
 
 from outbox.admin.commands import carry_out_without_worker
@@ -94,17 +93,18 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None,
         raise SubscriptionError(f"{verb}: give ids, or all=True with a choice; not both")
     chosen = _filter(order, ids, default="dead")
     if verb == "replay" and "blocked" in (chosen.states or STATES):
+        look = channel.database.commands.line("parked", "list")
         raise SubscriptionError(
-            "state: a blocked message goes on as soon as the message before it is done; decide on that message, whose"
-            " id outbox parked list shows"
+            "state: a blocked message goes on as soon as the message before it is done; decide on that message; to see"
+            f" its id, run: {look}"
         )
     subscriptions = _subscriptions(channel, order.get("name"))
     if verb == "discard":
-        subscriptions = _without_checks(subscriptions, asked=order.get("name") is not None)
+        subscriptions = _without_checks(channel, subscriptions, asked=order.get("name") is not None)
     parked = {each.name: ParkedMessages(channel, each.name) for each in subscriptions}
     if ids:
         found = [message for each in parked.values() for message in each.list(chosen, len(ids))]
-        _require_each(found, ids, chosen, list(parked))
+        _require_each(channel, found, ids, chosen, list(parked))
     decisions: list[Decision] = []
     for name, each in parked.items():
         number, worker = each.count(chosen), None
@@ -141,27 +141,27 @@ def _subscriptions(channel: Channel, name: str | None) -> list[Subscription]:
     return Subscriptions(channel).all() if name is None else [Subscriptions(channel).get(name)]
 
 
-def _without_checks(found: list[Subscription], *, asked: bool) -> list[Subscription]:
+def _without_checks(channel: Channel, found: list[Subscription], *, asked: bool) -> list[Subscription]:
     """Leave out check subscriptions: a transaction that was given up needs a verdict, and no discard."""
     if asked and found[0].kind == "check":
-        group_option = f" --group {quote(found[0].tags[0])}" if found[0].tags else ""
+        commands, group = channel.database.commands, ("--group", found[0].tags[0]) if found[0].tags else ()
         raise SubscriptionError(
-            f"{found[0].name} holds transactions, which wait for a verdict: outbox half list{group_option}, then"
-            " outbox half commit or rollback"
+            f"{found[0].name} holds transactions, which wait for a verdict; to see them, run:"
+            f" {commands.line('half', 'list', *group)}; to give a verdict: {commands.line('half', 'commit', 'ID')}, or"
+            f" {commands.line('half', 'rollback', 'ID')}"
         )
     return [each for each in found if each.kind != "check"]
 
 
 def _require_each(
-    found: Sequence[ParkedMessage], ids: Sequence[int], chosen: ParkedFilter, names: Sequence[str]
+    channel: Channel, found: Sequence[ParkedMessage], ids: Sequence[int], chosen: ParkedFilter, names: Sequence[str]
 ) -> None:
     """Raise if an id is not among the found messages, or several subscriptions have parked it."""
     missing = sorted(set(ids) - {each.id for each in found})
     if missing:
         states = " or ".join(chosen.states or STATES)
         shown = ", ".join(map(str, missing))
-        id = missing[0]
-        look = f"to see its state, run: outbox parked show {id}"
+        look = f"to see its state, run: {channel.database.commands.line('parked', 'show', missing[0])}"
         raise SubscriptionError(f"no {states} messages of {', '.join(names)}: {shown}; nothing was done; {look}")
     if len(found) > len(set(ids)):
         holders = ", ".join(sorted({each.subscription for each in found}))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from shlex import quote
 from typing import Literal
 
 from outbox.admin.results import Finding, Thresholds
+from outbox.model.command import Commands
 from outbox.model.filter.tags import tag_expression
 from outbox.model.log_status import LogStatus
 from outbox.model.parking import State
-from outbox.model.subscription import base_of, place_of
+from outbox.model.subscription import Subscription, base_of, place_of
 from outbox.runtime.text import age, counted, without_server
 from outbox.store.operations.parked_status import Count, Trouble
 from outbox.store.operations.status import SubscriptionStatus
@@ -32,7 +32,8 @@ _WAITS = ("waits", "wait")
 class Facts:
     """The facts of a look at a database, at a moment of the database's clock.
 
-    `refused`: workers that cannot begin. `unread`: the messages, if no subscription reads the log.
+    `refused`: workers that cannot begin. `unread`: the messages, if no subscription reads the log. `commands`: about
+    this outbox.
     """
 
     now: datetime
@@ -40,6 +41,7 @@ class Facts:
     refused: Sequence[Refused]
     unread: Count
     log: LogStatus
+    commands: Commands
 
 
 def findings_of(facts: Facts, thresholds: Thresholds) -> list[Finding]:
@@ -61,7 +63,7 @@ class _Diagnosis:
                 subscription=None,
                 what=f"no subscription reads this log, and {counted(self.facts.unread, 'message', _WAITS)}",
                 advice="to send them, run",
-                next_command="outbox relay --to URL",
+                next_command=self._command("relay", "--to", "URL"),
             )
         yield from self._of_log(self.facts.log)
         known = {each.subscription.name for each in self.facts.standings}
@@ -85,7 +87,7 @@ class _Diagnosis:
                 since=log.purged_at,
                 seconds=None if log.purged_at is None else self._seconds(log.purged_at),
                 advice="to delete old messages, run relays with --keep 7d, or every night",
-                next_command="outbox purge --older-than 7d",
+                next_command=self._command("purge", "--older-than", "7d"),
             )
             return
         for name, rows in log.held_back.items():
@@ -96,7 +98,7 @@ class _Diagnosis:
                 f" {'is' if rows == 1 else 'are'} kept for this subscription",
                 evidence=f"{size} in the log, {since}",
                 advice="let its worker catch up, or drop the subscription; to see all, run",
-                next_command="outbox subscriptions list",
+                next_command=self._command("subscriptions", "list"),
             )
 
     def _of_subscription(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -130,7 +132,7 @@ class _Diagnosis:
             seconds=self._seconds(refused.since),
             evidence=refused.notice,
             advice="to see what is stored, run",
-            next_command="outbox subscriptions list",
+            next_command=self._command("subscriptions", "list"),
         )
 
     def _is_refused(self, name: str) -> bool:
@@ -151,7 +153,7 @@ class _Diagnosis:
                 seconds=None if holder.noticed_at is None else self._seconds(holder.noticed_at),
                 evidence=holder.notice,
                 advice="to see whether the worker goes on, run",
-                next_command="outbox status --watch",
+                next_command=self._command("status", "--watch"),
             )
 
     def _of_unsent(self, standing: SubscriptionStatus, state: Literal["waiting", "retry"]) -> Iterator[Finding]:
@@ -175,7 +177,7 @@ class _Diagnosis:
             seconds=self._seconds(since),
             evidence=_errors(troubles, place),
             advice=None if is_check else "to see them, run",
-            next_command=None if is_check else _list_of(subscription.name, state),
+            next_command=None if is_check else self._list_of(subscription.name, state),
         )
 
     def _of_dead(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -185,7 +187,6 @@ class _Diagnosis:
         if not troubles or number.number <= self.limits.of(subscription.name).max_dead:
             return
         since, is_check = min(each.since for each in troubles), subscription.kind == "check"
-        group_option = f" --group {quote(subscription.tags[0])}" if subscription.tags else ""
         common = len(troubles) == 1 or _share(troubles[0], troubles) >= _COMMON_SHARE
         yield Finding(
             kind="given_up" if is_check else "dead",
@@ -199,9 +200,9 @@ class _Diagnosis:
             advice="do not replay yet, mend the common cause first; to look, run"
             if common and number.number >= _MANY and not is_check
             else "to decide, run",
-            next_command=f"outbox half list --given-up{group_option}"
+            next_command=self._command("half", "list", "--given-up", *_group_option(subscription))
             if is_check
-            else _list_of(subscription.name, "dead"),
+            else self._list_of(subscription.name, "dead"),
         )
 
     def _of_blocked(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -213,7 +214,7 @@ class _Diagnosis:
                 subscription=name,
                 what=f"{counted(blocked, 'message', ('is', 'are'))} blocked behind an earlier message of the same key",
                 advice="to see the earlier messages, run",
-                next_command=_list_of(name, "blocked"),
+                next_command=self._list_of(name, "blocked"),
             )
 
     def _of_limits(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -237,7 +238,7 @@ class _Diagnosis:
                 seconds=standing.behind.total_seconds(),
                 evidence="; ".join(exceeded),
                 advice="to see whether the worker catches up, run",
-                next_command="outbox status --watch",
+                next_command=self._command("status", "--watch"),
             )
 
     def _of_nobody(self, standing: SubscriptionStatus) -> Iterator[Finding]:
@@ -252,9 +253,9 @@ class _Diagnosis:
         if not subscription.is_used:
             first: tuple[str | None, str | None] = None, None
             if not self._is_refused(name) and self._others_are_used(name):
-                first = "if no worker is to, run", f"outbox subscriptions drop {quote(name)}"
+                first = "if no worker is to, run", self._command("subscriptions", "drop", name)
             elif not self._is_refused(name) and subscription.kind == "relay":
-                first = "to begin, run", f"outbox relay --name {quote(name)} --to URL"
+                first = "to begin, run", self._command("relay", "--name", name, "--to", "URL")
             yield Finding(
                 kind="not_run",
                 subscription=name,
@@ -277,7 +278,7 @@ class _Diagnosis:
         which = f" for partition {numbers}" if standing.owners else ""
         # A refusal names what to do; the options of before are the old ones.
         has_advice = subscription.follows is not None or self._is_refused(name)
-        advice, command = (None, None) if has_advice else _start(standing)
+        advice, command = (None, None) if has_advice else self._start(standing)
         yield Finding(
             kind="not_run",
             subscription=name,
@@ -307,7 +308,7 @@ class _Diagnosis:
             seconds=self._seconds(hold.since),
             evidence=evidence,
             advice="run outbox extract again; or, to give the archive up, run",
-            next_command=f"outbox subscriptions drop {quote(name)}",
+            next_command=self._command("subscriptions", "drop", name),
         )
 
     def _others_are_used(self, name: str) -> bool:
@@ -315,9 +316,35 @@ class _Diagnosis:
         others = [each.subscription for each in self.facts.standings if each.subscription.name != name]
         return any(each.is_used and each.follows != name for each in others if each.kind != "check")
 
+    def _start(self, standing: SubscriptionStatus) -> tuple[str, str | None]:
+        """Return how to start the worker of a subscription; a worker that sends to a function is in an application."""
+        subscription = standing.subscription
+        if subscription.kind == "check":
+            return (
+                "start a producer of the group, or run outbox half check; for its options",
+                self._command("half", "list", *_group_option(subscription)),
+            )
+        if subscription.kind in ("consumer", "broadcast"):
+            return "start the application of the consumer, or run", self._command("consume", "MODULE:NAME")
+        destination = subscription.destination or ""
+        if "://" not in destination and destination != "stdout:":
+            return "start the application with the relay", None
+        options: tuple[str, ...] = ()
+        options += () if subscription.topics is None else ("--topics", ",".join(subscription.topics))
+        options += () if subscription.tags is None else ("--tags", tag_expression(subscription.tags))
+        options += () if subscription.filter is None else ("--filter", subscription.filter)
+        run = self._command("relay", "--name", subscription.name, *options, "--to", destination)
+        return "start the relay with the same options as before", run
 
-def _list_of(name: str, state: State) -> str:
-    return f"outbox parked list --name {quote(name)} --state {state}"
+    def _list_of(self, name: str, state: State) -> str:
+        return self._command("parked", "list", "--name", name, "--state", state)
+
+    def _command(self, *words: str) -> str:
+        return self.facts.commands.line(*words)
+
+
+def _group_option(subscription: Subscription) -> tuple[str, ...]:
+    return ("--group", subscription.tags[0]) if subscription.tags else ()
 
 
 def _share(trouble: Trouble, troubles: Sequence[Trouble]) -> float:
@@ -331,24 +358,3 @@ def _errors(troubles: Sequence[Trouble], place: str = "") -> str:
         return said[0]
     shares = (f"{_share(each, troubles):.0%}".replace("%", " %") for each in troubles)
     return "; ".join(f"{share} have {error}" for share, error in zip(shares, said, strict=True))
-
-
-def _start(standing: SubscriptionStatus) -> tuple[str, str | None]:
-    """Return how to start the worker of a subscription; a worker that sends to a function is in an application."""
-    subscription = standing.subscription
-    if subscription.kind == "check":
-        group_option = f" --group {quote(subscription.tags[0])}" if subscription.tags else ""
-        return (
-            "start a producer of the group, or run outbox half check; for its options",
-            f"outbox half list{group_option}",
-        )
-    if subscription.kind in ("consumer", "broadcast"):
-        return "start the application of the consumer, or run", "outbox consume MODULE:NAME"
-    destination = subscription.destination or ""
-    if "://" not in destination and destination != "stdout:":
-        return "start the application with the relay", None
-    options = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
-    options += "" if subscription.tags is None else f" --tags {quote(tag_expression(subscription.tags))}"
-    options += "" if subscription.filter is None else f" --filter {quote(subscription.filter)}"
-    run = f"outbox relay --name {quote(subscription.name)}{options} --to {quote(destination)}"
-    return "start the relay with the same options as before", run

@@ -47,7 +47,8 @@ def resume(channel: Channel, name: str, *, key: str | None = None) -> list[Subsc
         meant = _meant(channel, name)
         if not any(each.key == key for subscription in meant for each in subscription.pauses):
             what = "not paused" if key is None else f"not paused for key {key!r}"
-            raise SubscriptionError(f"{name} is {what}; to see all pauses, run: outbox status")
+            look = channel.database.commands.line("status")
+            raise SubscriptionError(f"{name} is {what}; to see all pauses, run: {look}")
         for each in meant:
             Subscriptions(channel).pause(each.name, without_pause(each.pauses, key))
     return [Subscriptions(channel).get(each.name) for each in meant]

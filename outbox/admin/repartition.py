@@ -44,7 +44,7 @@ def repartition(channel: Channel, name: str, partitions: int, *, wait: timedelta
         raise SubscriptionError(
             f"{name} has {counted(found.partitions, 'partition')}, and not {partitions}: (1) another command has"
             " changed the number meanwhile, or (2) a call of a relay hangs, which cannot give its lease back; to see"
-            " which, run: outbox status; then order the change again"
+            f" which, run: {channel.database.commands.line('status')}; then order the change again"
         )
     return found
 

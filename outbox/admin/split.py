@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from shlex import quote
 
 from outbox.admin.borrowing import WAIT, changing
 from outbox.errors import SubscriptionError
+from outbox.model.command import Commands
 from outbox.model.subscription import Subscription, base_of, compensation_of, require_own_name, route_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.store.database import Channel
@@ -36,22 +36,23 @@ def split(
     """
     subscriptions = Subscriptions(channel)
     stored = subscriptions.get(name)
+    commands = channel.database.commands
     made = _made(stored, topics, base=base_of(name, subscriptions.all()), destination=destination, as_name=as_name)
     moved = Topics.of(made.topics)
-    origin = replace(stored, topics=_left(stored, moved))
+    origin = replace(stored, topics=_left(stored, moved, commands))
     if stored.next_partitions is not None:
         raise SubscriptionError(
             f"the number of its partitions is being changed: {name} has {stored.partitions} and will have"
             f" {stored.next_partitions} when all have met; try again after that"
         )
     # Before a worker is asked for its lease; what counts is the same question in the transaction.
-    _require_no_direct_writers(subscriptions, stored)
+    _require_no_direct_writers(channel, stored)
     with changing(channel, [stored], wait=wait):
         standing = ProgressLog(channel).standing(stored)
         if subscriptions.get(name) != stored:
             raise SubscriptionError(f"{name} was altered meanwhile; try again")
         subscriptions.alter(origin)
-        _require_no_direct_writers(subscriptions, stored)
+        _require_no_direct_writers(channel, stored)
         if subscriptions.leaves_to_writers(name, moved, [progress.base for progress in standing]):
             raise SubscriptionError(
                 f"writers of {name} have sent messages of these topics themselves, and {name} has not passed them"
@@ -63,12 +64,13 @@ def split(
     return origin, made, parked
 
 
-def _require_no_direct_writers(subscriptions: Subscriptions, stored: Subscription) -> None:
+def _require_no_direct_writers(channel: Channel, stored: Subscription) -> None:
     compensation = compensation_of(stored.name)
-    if subscriptions.find(compensation) is not None:
+    if Subscriptions(channel).find(compensation) is not None:
+        drop = channel.database.commands.line("subscriptions", "drop", compensation)
         raise SubscriptionError(
             f"{stored.name} has direct writers, and what they send themselves goes to {stored.destination}; stop them,"
-            f" let the relay run until it is empty, and run: outbox subscriptions drop {quote(compensation)}"
+            f" let the relay run until it is empty, and run: {drop}"
         )
 
 
@@ -91,11 +93,11 @@ def _made(
     return replace(stored, name=name, topics=moved.chosen(), destination=destination, generation=1)
 
 
-def _left(stored: Subscription, moved: Topics) -> tuple[str, ...] | None:
+def _left(stored: Subscription, moved: Topics, commands: Commands) -> tuple[str, ...] | None:
     try:
         return Topics.of(stored.topics).without(moved.included).chosen()
     except SubscriptionError:
+        alter = commands.line("subscriptions", "alter", stored.name, "--to", "URL")
         raise SubscriptionError(
-            f"{stored.name} would have no topics left; for another destination of all of them run: outbox"
-            f" subscriptions alter {quote(stored.name)} --to URL"
+            f"{stored.name} would have no topics left; for another destination of all of them run: {alter}"
         ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.cli.failures import UNREACHABLE, USAGE
 from outbox.errors import SchemaError
+from outbox.model.command import Commands
 from outbox.store.database import Channel, Database
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.kinds import KINDS, is_file
 from outbox.store.identity import require_version, stored_identity
-from outbox.store.label import label_of
+from outbox.store.label import label_of, option_of
 from outbox.store.operations.check import holds_inbox_alone
 from outbox.writing.engines import create_engine
 
@@ -32,25 +33,25 @@ class InboxAloneError(SchemaError):
 
 
 @contextmanager
-def open_outbox(url: str, schema: str | None) -> Iterator[Channel]:
+def open_outbox(url: str, schema: str | None, where: Sequence[str]) -> Iterator[Channel]:
     """Open a connection to the outbox of the options."""
-    with open_database(url, schema) as database, database.explained(), open_channel_of(database) as channel:
+    with open_database(url, schema, where) as database, database.explained(), open_channel_of(database) as channel:
         yield channel
 
 
 @contextmanager
-def open_channel(url: str, schema: str | None) -> Iterator[Channel]:
+def open_channel(url: str, schema: str | None, where: Sequence[str]) -> Iterator[Channel]:
     """Open a connection to the database of the options, with an outbox or without."""
-    with open_database(url, schema) as database, closing(database.open()) as channel:
+    with open_database(url, schema, where) as database, closing(database.open()) as channel:
         yield channel
 
 
 @contextmanager
-def open_database(url: str, schema: str | None) -> Iterator[Database]:
-    """Yield the database of the options, without a connection yet."""
-    engine = engine_of(url)
+def open_database(url: str, schema: str | None, where: Sequence[str]) -> Iterator[Database]:
+    """Yield the database of the options, without a connection yet. `where`: the options that lead to the database."""
+    engine = engine_of(url, make=Commands(schema=schema, where=(*where,)).line("db", "upgrade"))
     try:
-        yield Database(engine, schema)
+        yield Database(engine, schema, where=where)
     finally:
         engine.dispose()
 
@@ -74,7 +75,7 @@ def checked_label(given: str, schema: str | None) -> str:
     return label_of(url, schema)
 
 
-def engine_of(given: str, *, create: bool = False, make: str = "outbox db upgrade") -> Engine:
+def engine_of(given: str, *, make: str, create: bool = False) -> Engine:
     """Return an engine for the URL of the options. `make`: the command that creates a missing file, for the error."""
     url = url_of(given)
     if is_file(url):
@@ -91,6 +92,11 @@ def url_of(given: str) -> URL:
         path = "/".join(filter(None, (url.host, url.database)))
         raise _usage(f"the path of an SQLite database stands behind three slashes; write sqlite:///{path}")
     return url
+
+
+def without_secrets(given: str) -> str:
+    """Return the URL of a database without passwords, as an option takes it."""
+    return option_of(_parsed(given))
 
 
 def _made(url: URL) -> Engine:

@@ -55,7 +55,8 @@ def show(*, target: Target, name: str, json: bool) -> None:
     with target.open_outbox() as channel:
         found = Admin(channel).statuses(name)
     if found[0].kind not in _KINDS:
-        raise click.UsageError(f"{name} is no consumer but of the kind {found[0].kind}; see outbox status")
+        look = target.commands.line("status")
+        raise click.UsageError(f"{name} is no consumer but of the kind {found[0].kind}; see {look}")
     _show(found, least=1, json=json)
 
 

@@ -73,7 +73,7 @@ def _upgrade_one(target: Target, *, inbox: bool) -> tuple[str, str]:
     from outbox.cli.connection import engine_of
     from outbox.store.label import label_of
 
-    engine = engine_of(target.url, create=True)
+    engine = engine_of(target.url, make=target.commands.line("db", "upgrade"), create=True)
     try:
         has_outbox = inspect(engine).has_table("outbox_message", schema=target.schema)
         is_new = (migrate.upgrade_inbox if inbox else migrate.upgrade_record)(engine, target.schema)
@@ -81,7 +81,8 @@ def _upgrade_one(target: Target, *, inbox: bool) -> tuple[str, str]:
         engine.dispose()
     where, table = label_of(engine.url, target.schema), "outbox_inbox" if inbox else "outbox_record"
     if has_outbox and inbox:
-        warn("this database has an outbox, and its inbox with it; run: outbox db upgrade")
+        upgrade = target.commands.line("db", "upgrade")
+        warn(f"this database has an outbox, and its inbox with it; run: {upgrade}")
     elif has_outbox:
         warn(
             "this database has an outbox; records belong into the business database of a producer with an outbox"
@@ -100,7 +101,7 @@ def _upgrade(target: Target, slots: int | None) -> tuple[str | None, str | None,
     from outbox.model.slots import SLOTS
     from outbox.schema import tables
 
-    engine = engine_of(target.url, create=True)
+    engine = engine_of(target.url, make=target.commands.line("db", "upgrade"), create=True)
     try:
         are_there = inspect(engine).has_table("outbox_message", schema=target.schema)
         before = migrate.current_revision(engine, target.schema)

@@ -42,9 +42,10 @@ def erase(
     else:
         letters = f" and {counted(done.dead_letters, 'dead letter')}" if done.dead_letters else ""
         say(f"{counted(done.rows, 'message')}{letters} {'would go' if dry_run else 'deleted'}")
+        look, pending = target.commands.line("status"), target.commands.line("half", "list")
         for name, number in done.waiting.items():
-            say(f"{counted(number, 'message', _STAY)} with {name} for now; see: outbox status; then run this again")
+            say(f"{counted(number, 'message', _STAY)} with {name} for now; see: {look}; then run this again")
         if done.undecided:
-            say(f"{counted(done.undecided, 'half message', _STAY)} until there is a verdict; see: outbox half list")
+            say(f"{counted(done.undecided, 'half message', _STAY)} until there is a verdict; see: {pending}")
     if done.waiting or done.undecided:
         click.get_current_context().exit(1)

@@ -19,6 +19,7 @@ from outbox.errors import (
     SenderError,
     SubscriptionError,
 )
+from outbox.model.command import OF_ENVIRONMENT, Commands
 from outbox.store.failure import with_fix
 
 FAILURE, USAGE, UNREACHABLE, UNFINISHED = 1, 2, 3, 4
@@ -30,10 +31,12 @@ _NO_CONNECTION = ("08", "28", "3D", "53", "57P")
 _OTHER_SERVER = re.compile(r"Could not determine version from string '([^']*)'")
 
 
-def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> int | None:
+def report_failure(
+    error: Exception, labelled: Callable[[str], str] = str, commands: Commands = OF_ENVIRONMENT
+) -> int | None:
     """Tell the error in one line, a filter in three; return the exit code, or None for an unforeseen error.
 
-    `labelled` begins the line with the database or the option.
+    `labelled` begins the line with the database or the option. `commands`: about the outbox of the error.
     """
     if isinstance(error, OutboxError):
         told = [str(error)]
@@ -55,7 +58,7 @@ def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> in
     if _unreachable(driver):
         fail(labelled(f"the database cannot be reached: {line}"))
         return UNREACHABLE
-    fail(labelled(with_fix(f"the database refused: {line}", driver)))
+    fail(labelled(with_fix(f"the database refused: {line}", driver, commands)))
     return FAILURE
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -124,14 +123,15 @@ def _unattended(channel: Channel, transactions: Sequence[HalfTransaction]) -> li
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     known = {each.name: each for each in Subscriptions(channel).all()}
-    warnings: list[str] = []
+    commands, warnings = channel.database.commands, list[str]()
     for group in sorted({each.group for each in transactions if not each.given_up}):
         stored = known.get(check_of(group))
         holder = None if stored is None else Leases(channel).look(stored.partition(0))
         if stored is None:
             warnings.append(
                 f"the subscription {check_of(group)} was dropped: nobody finds the pending transactions of group"
-                f" {group} any more; decide them by outbox half commit or rollback"
+                f" {group} any more; decide them by {commands.line('half', 'commit', 'ID')}, or"
+                f" {commands.line('half', 'rollback', 'ID')}"
             )
         elif holder is None or not holder.live:
             ways = {each.verdict for each in transactions if each.group == group}
@@ -141,11 +141,10 @@ def _unattended(channel: Channel, transactions: Sequence[HalfTransaction]) -> li
 
 def _who_could_ask(database: Database, group: str, ways: Iterable[Way]) -> str:
     """Return in words how to ask about transactions of a group with the given ways to a verdict."""
-    options = f" --schema {database.schema}" if database.schema else ""
-    options += f" --group {quote(group)}"
-    options += " --listener MODULE:OBJECT" if "listener" in ways else ""
-    options += " --business URL" if "record" in ways else ""
-    return f"start a producer of the group, or run: outbox half check{options}"
+    options = ["--group", group]
+    options += ["--listener", "MODULE:OBJECT"] if "listener" in ways else []
+    options += ["--business", "URL"] if "record" in ways else []
+    return f"start a producer of the group, or run: {database.commands.line('half', 'check', *options)}"
 
 
 @half.command("show")
@@ -351,7 +350,8 @@ def _found(channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided |
 
     found, decided = HalfTransactions(channel).find(id)
     if found is None and decided is None:
-        raise Failure(f"there is no transaction {id}; for the pending ones run: outbox half list", USAGE)
+        look = channel.database.commands.line("half", "list")
+        raise Failure(f"there is no transaction {id}; for the pending ones run: {look}", USAGE)
     return found, decided
 
 

@@ -19,6 +19,7 @@ from click.core import ParameterSource
 from outbox.cli import config, logs
 from outbox.cli.output import keep_secret
 from outbox.cli.secrets import no_password, secrets_in, variable_of, warn_of_readers
+from outbox.model.command import Commands
 
 if TYPE_CHECKING:
     from outbox.store.database import Channel
@@ -179,13 +180,20 @@ class Target:
 
     url: str = field(repr=False)
     schema: str | None = None
+    #: The options that lead to the database, for the commands that texts advise.
+    where: tuple[str, ...] = ()
+
+    @property
+    def commands(self) -> Commands:
+        """Writes commands about the outbox there."""
+        return Commands(schema=self.schema, where=self.where)
 
     @contextmanager
     def open_outbox(self) -> Iterator[Channel]:
         """Open a connection to the outbox there."""
         from outbox.cli.connection import open_outbox
 
-        with open_outbox(self.url, self.schema) as channel:
+        with open_outbox(self.url, self.schema, self.where) as channel:
             yield channel
 
 
@@ -222,10 +230,28 @@ def about_databases(function: F, *, several: bool = True, unless: str | None = N
         urls = _urls("database", database, database_file)
         if not urls and not _unneeded(unless, rest):
             raise click.UsageError("no database: set OUTBOX_DATABASE, or give --database URL or --database-file PATH")
-        targets = tuple(Target(url, name) for url in urls for name in schema or (None,))
+        where = {url: _options_for(url, database_file, several=len(urls) > 1) for url in urls}
+        targets = tuple(Target(url, name, where[url]) for url in urls for name in schema or (None,))
         return function(*args, targets=targets, **rest)
 
     return together(*_names_of_databases(several=several), logged)(command)  # type: ignore[return-value]
+
+
+def _options_for(url: str, file: Path | None, *, several: bool) -> tuple[str, ...]:
+    """Return the options that lead another command to the same database; none if the environment does so."""
+    ctx = click.get_current_context()
+    source, config_source = _source("database"), ctx.get_parameter_source("config")
+    by_file = file is not None and ctx.get_parameter_source("database_file") is source
+    if several or (source is ParameterSource.COMMANDLINE and not by_file):
+        from outbox.cli.connection import without_secrets
+
+        return "--database", without_secrets(url)
+    if source is ParameterSource.COMMANDLINE:
+        return "--database-file", str(Path(file or "").absolute())
+    settings = config.current()
+    if source is ParameterSource.DEFAULT_MAP and config_source is ParameterSource.COMMANDLINE and settings is not None:
+        return "--config", str(settings.file.absolute())
+    return ()
 
 
 def logged(function: F) -> F:

@@ -96,7 +96,7 @@ def list_(*, target: Target, chosen: Filter, limit: int, json: bool) -> None:
         return
     if found:
         show_table(_HEADERS, map(_row, found[:limit]), numbers=("ID", "BLOCKED BY", "ATTEMPTS"))
-        say_pauses(paused)
+        say_pauses(paused, target.commands)
     say_the_end(found, limit, "no parked messages", "--name, --state, --topic or --key")
 
 

@@ -73,7 +73,7 @@ def purge(
         say(f"compared {messages} in {counted(len(ranges), 'range')} of ids: {archive} has the same")
     say(f"{counted(done.rows, 'message')} from before {moment(done.before)} {'would go' if dry_run else 'deleted'}")
     for name in done.held_by:
-        say(f"older messages stay for {name}, which has not passed them; see: outbox status")
+        say(f"older messages stay for {name}, which has not passed them; see: {target.commands.line('status')}")
 
 
 def _compared(target: Target, channel: Channel, archive: Path, older_than: timedelta, cluster: Cluster) -> Comparison:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -12,7 +13,7 @@ import click
 
 from outbox.admin.admin import Admin
 from outbox.admin.results import Look
-from outbox.cli.connection import checked_label, open_channel_of, open_database, open_outbox
+from outbox.cli.connection import checked_label, open_channel_of, open_database
 from outbox.cli.failures import UNFINISHED, report_failure
 from outbox.cli.options import Target
 from outbox.cli.output import age, fail, say
@@ -117,7 +118,9 @@ class Relaying:
                     raise DatabaseError(error.message) from None
                 self._say(error.message, error.exit_code)
             except Exception as error:
-                code = report_failure(error, self._labelled) if self.label and until != "stopped" else None
+                code = None
+                if self.label and until != "stopped":
+                    code = report_failure(error, self._labelled, self._target.commands)
                 if code is None:
                     raise
                 self.code = code
@@ -138,14 +141,17 @@ class Relaying:
 
     def _work(self, until: Until) -> None:
         if until == "stopped":
-            with open_database(self._target.url, self._target.schema) as database, database.explained():
+            with self._opened() as database, database.explained():
                 with open_channel_of(database) as channel:
                     self._announce(channel)
                 self._relay_of(database).work(until, self._stop)
             return
-        with open_outbox(self._target.url, self._target.schema) as channel:
+        with self._target.open_outbox() as channel:
             self._announce(channel)
             self._send_what_is_there(channel)
+
+    def _opened(self) -> AbstractContextManager[Database]:
+        return open_database(self._target.url, self._target.schema, self._target.where)
 
     def _relay_of(self, database: Database) -> Relay:
         outbox = BareOutbox(database)

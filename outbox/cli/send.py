@@ -34,7 +34,7 @@ def send(*, target: Target, topic: str, body: str, headers: tuple[str, ...], jso
     if wrong := [name for name, separator, _ in pairs if not separator]:
         raise click.UsageError(f"--header {wrong[0]}: write NAME=VALUE")
     content = sys.stdin.buffer.read() if body == "-" else body
-    with open_database(target.url, target.schema) as database, database.explained():
+    with open_database(target.url, target.schema, target.where) as database, database.explained():
         with open_channel_of(database):
             outbox = Outbox(database.engine, schema=target.schema, slots=database.slots)
         with outbox.begin() as session:

@@ -14,6 +14,7 @@ from outbox.runtime.process import host_and_pid
 
 if TYPE_CHECKING:
     from outbox.admin.results import PartitionStatus, Status, SubscriptionDetails
+    from outbox.model.command import Commands
     from outbox.model.subscription import Declaration
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
@@ -37,12 +38,13 @@ def show_statuses(
         show_table(_PARTITION_HEADERS, partitions, numbers=_PARTITION_HEADERS[2:-1])
 
 
-def say_pauses(found: Iterable[Status | SubscriptionDetails]) -> None:
+def say_pauses(found: Iterable[Status | SubscriptionDetails], commands: Commands) -> None:
     """Say what people have paused: no problem, but to be known."""
     for each in found:
         for pause in each.pauses if each.kind not in ("compensation", "backfill") else ():
             words = f"{pause.in_words()} since {moment(pause.since)}"
-            say(f"{text.labelled(each.name, each.name, words)}; to go on, run: {pause.resume(each.name)}")
+            resume = pause.resume(each.name, commands)
+            say(f"{text.labelled(each.name, each.name, words)}; to go on, run: {resume}")
 
 
 def selected(subscription: SubscriptionDetails | Declaration) -> str:

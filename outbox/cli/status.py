@@ -18,6 +18,7 @@ from outbox.cli.tables import Alarm
 
 if TYPE_CHECKING:
     from outbox.admin.results import Look, Status, Thresholds, TransactionsStatus
+    from outbox.model.command import Commands
 
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
 #: Between two looks of --watch.
@@ -104,7 +105,10 @@ def status(*, target: Target, json: bool, watch: bool, check: bool, **limits: Se
     except InboxAloneError as error:
         say(str(error))
         look = Look(at=datetime.now(UTC))
-    (_show_json if json else _show_table)(look)
+    if json:
+        _show_json(look)
+    else:
+        _show_table(look, target.commands)
     if check and look.findings:
         from outbox.cli.failures import FAILURE
 
@@ -130,14 +134,14 @@ def _watch(target: Target, thresholds: Thresholds, *, json: bool) -> None:
                     else:
                         if sys.stdout.isatty():
                             click.clear()
-                        show_watched(found, before, label)
+                        show_watched(found, before, label, target.commands)
                     before = found
                     time.sleep(_PAUSE_SECONDS)
         except KeyboardInterrupt:
             return
         except Exception as error:
             # Wait only for a database that was reached before, because a wrong URL does not get better.
-            code = report_failure(error) if reached else None
+            code = report_failure(error, commands=target.commands) if reached else None
             if code is None:
                 raise
             if code != UNREACHABLE:
@@ -145,22 +149,22 @@ def _watch(target: Target, thresholds: Thresholds, *, json: bool) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-def show_watched(look: Look, before: Look | None, label: str) -> None:
+def show_watched(look: Look, before: Look | None, label: str, commands: Commands) -> None:
     """Write the clock and the name of the database, and the tables with rates and marks for what has changed."""
     seconds = 0.0 if before is None else max(0.0, (look.at - before.at).total_seconds())
     rows, known = (0 if each is None or each.log is None else each.log.rows for each in (look, before))
     written = f", {(rows - known) / seconds:,.0f} messages/s written" if seconds and rows >= known else ""
     click.echo(click.style(f"{moment(look.at)}  {printable(label)}{written}", bold=True))
     click.echo()
-    _show_table(look, before=() if before is None else before.subscriptions, seconds=seconds)
+    _show_table(look, commands, before=() if before is None else before.subscriptions, seconds=seconds)
 
 
-def _show_table(look: Look, *, before: Sequence[Status] = (), seconds: float = 0.0) -> None:
+def _show_table(look: Look, commands: Commands, *, before: Sequence[Status] = (), seconds: float = 0.0) -> None:
     show_statuses(look.subscriptions, before=before, seconds=seconds)
     if look.transactions:
         click.echo()
         show_table(_HALF_HEADERS, map(_half_row, look.transactions), numbers=_HALF_HEADERS[2:])
-    say_pauses(look.subscriptions)
+    say_pauses(look.subscriptions, commands)
     for finding in look.findings:
         warn(str(finding))
 

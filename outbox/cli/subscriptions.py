@@ -62,7 +62,7 @@ def list_(*, target: Target, json: bool) -> None:
         show_json({"subscriptions": [asdict(each) for each in found]})
     else:
         show_table(_HEADERS, map(_row, found))
-        say_pauses(found)
+        say_pauses(found, target.commands)
 
 
 @subscriptions.command()
@@ -117,7 +117,7 @@ def alter(*, target: Target, name: str, to: str | None, wait: timedelta, json: b
     if altered.next_partitions is not None:
         told += (
             f"; {counted(altered.next_partitions, 'partition')} as soon as its relays have handled each up to where the"
-            " foremost is, which outbox status shows"
+            f" foremost is; to look, run: {target.commands.line('status')}"
         )
     tell(told, {"subscription": asdict(altered)}, json=json)
 
@@ -280,7 +280,7 @@ def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start
     with target.open_outbox() as channel:
         made = Admin(channel).backfill(name, topics, start=start)
     at = start if isinstance(start, str) else moment(start)
-    told = f"{_described(made)}, from {at} up to now; outbox status shows it until its end"
+    told = f"{_described(made)}, from {at} up to now; {target.commands.line('status')} shows it until its end"
     tell(told, {"subscription": asdict(made)}, json=json)
 
 

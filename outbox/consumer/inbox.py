@@ -254,7 +254,7 @@ class Inbox:
         try:
             self.prune()
         except Exception as error:
-            logger.info("expired rows of the inbox stay for now: %s", in_one_line(error)[0])
+            logger.info("expired rows of the inbox stay for now: %s", in_one_line(error, self._database.commands)[0])
 
 
 class _Undone(Exception):  # noqa: N818 - not an error: it rolls a transaction back

@@ -91,7 +91,7 @@ class DirectDelivery:
         sender, channel = self._open_sender(), self._open_channel()
         ensure_outbox(channel)
         subscriptions = Subscriptions(channel)
-        require_destination_of(subscriptions.find(self._name), sender.destination)
+        require_destination_of(subscriptions.find(self._name), sender.destination, self._database.commands)
         self.right = self._declare(subscriptions, sender)
         # Read again, because a split may have been before the compensation; there is none after it.
         own = subscriptions.find(self._name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from shlex import quote
 from typing import Any
+
+from outbox.model.command import Commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +33,10 @@ class Pause:
         what += "" if self.key is None else f" for key {self.key!r}"
         return f"{what} by {self.by}{'' if self.reason is None else f' ({self.reason})'}"
 
-    def resume(self, name: str) -> str:
+    def resume(self, name: str, commands: Commands) -> str:
         """Return the command that takes the order back; `name`: of the subscription."""
-        command = f"outbox subscriptions resume {quote(name)}"
-        return command if self.key is None else f"{command} --key {quote(self.key)}"
+        key = () if self.key is None else ("--key", self.key)
+        return commands.line("subscriptions", "resume", name, *key)
 
 
 Pauses = tuple[Pause, ...]

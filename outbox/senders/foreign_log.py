@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outbox.errors import InvalidMessageError
+from outbox.model.command import Commands
 from outbox.model.encoding import encode_body
 from outbox.model.limits import (
     checked_content_type,
@@ -112,7 +113,8 @@ class ForeignLog:
         names = {name: f"{prefix}{name}" for name in ("message", "inbox", "meta")}
         self.look = _LOOK.format(**names).encode()
         self.store = _STORE.format(**names).encode()
-        self._upgrade = f"outbox db upgrade --schema {schema}" if schema else "outbox db upgrade"
+        self._commands = Commands(schema=schema)
+        self._upgrade = self._commands.line("db", "upgrade")
         self._where = f" in schema {schema}" if schema else ""
         # Relays with such a schema listen to such a name.
         hint = f"{PREFIX}{schema}" if schema else PREFIX.rstrip("_")
@@ -134,7 +136,7 @@ class ForeignLog:
             fix = f"run there: {self._upgrade}" if version < VERSION else "install a newer outbox-log here"
             raise NotReadyError(f"the outbox tables{self._where} are of version {version}, this is {VERSION}; {fix}")
         if is_copy:
-            raise NotReadyError("the database is a copy of another one; run there: outbox restore")
+            raise NotReadyError(f"the database is a copy of another one; run there: {self._commands.line('restore')}")
         return int(slots)
 
     def missing(self) -> NotReadyError:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import tempfile
 import time
 import uuid
@@ -24,6 +23,7 @@ from typing import Any, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from outbox.errors import ArchiveError, PositionError
+from outbox.model.command import OF_ENVIRONMENT
 from outbox.model.position import Position
 from outbox.store.log.stamp import Server
 
@@ -152,9 +152,8 @@ class Archive:
         """Return the newest manifest; raise `ArchiveError` if there is none."""
         last = self.last()
         if last is None:
-            raise ArchiveError(
-                f"there is no archive in {self.path}; to write an archive: outbox extract {shlex.quote(str(self.path))}"
-            )
+            extract = OF_ENVIRONMENT.line("extract", self.path)
+            raise ArchiveError(f"there is no archive in {self.path}; to write an archive: {extract}")
         return last
 
     def require_writable(self) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from outbox.errors import DatabaseError, MissingExtraError, OptionError
+from outbox.model.command import Commands
 from outbox.runtime.secret import is_secret_name
 from outbox.store.dialects.kinds import is_file
 from outbox.store.label import label_of
@@ -71,6 +72,12 @@ class Place:
     planner: Address | None = None
     schema: str | None = None
 
+    @property
+    def commands(self) -> Commands:
+        """Writes commands about the outbox; a variable of this process names no database for a shell."""
+        primary = self.planner or self.rows
+        return Commands(schema=self.schema, where=() if primary.variable is not None else ("--database", primary.text))
+
     def label(self) -> str:
         """Return host, database and schema of the server with the rows, without secrets."""
         return self._label(self.rows)
@@ -95,7 +102,8 @@ class Place:
                 raise OptionError("schema: SQLite has no schemas; leave the option out")
             # SQLite itself would create the file.
             if not Path(url.database or "").exists():
-                raise DatabaseError(f"there is no file {url.database}; to make the tables, run: outbox db upgrade")
+                upgrade = self.commands.line("db", "upgrade")
+                raise DatabaseError(f"there is no file {url.database}; to make the tables, run: {upgrade}")
         try:
             from outbox.store.database import Database
             from outbox.writing.engines import create_engine

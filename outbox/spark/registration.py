@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -57,10 +56,10 @@ class Registration:
         """Refuse a new archive if the name has windows: the new one would lack messages that were purged since."""
         readers.require_registrable(self.name, archive=str(self.archive.path), hold=self.hold)
         if last is None and (window := readers.window(self.name)):
+            drop = self.place.commands.line("subscriptions", "drop", self.name)
             raise SubscriptionError(
                 f"{self.name!r} has come to window {window}, but there is no archive in {self.archive.path}: see"
-                " whether the disk is mounted. To begin a new archive, run before: outbox subscriptions drop"
-                f" {shlex.quote(self.name)}"
+                f" whether the disk is mounted. To begin a new archive, run before: {drop}"
             )
 
 

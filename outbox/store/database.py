@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
 from outbox.errors import DatabaseError, SchemaError, TransactionAbortedError
+from outbox.model.command import Commands
 from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect, DriverChannel
 from outbox.store.dialects.statements import Row, Script, Sql, Statement, Telling, arun, executor, run
 from outbox.store.failure import fix_of_writer
-from outbox.store.label import label_of
+from outbox.store.label import label_of, option_of
 
 R = TypeVar("R")
 
@@ -46,19 +47,25 @@ class Database:
     """Engine, schema and dialect of an outbox. Opens no connection unless asked."""
 
     #: The words for what is missing, and the option with which a command makes or checks only that.
-    _needed, _only = "the outbox tables are", ""
+    _needed = "the outbox tables are"
+    _only: tuple[str, ...] = ()
     #: Error texts: the name of this database, and the advice for a transaction that is in another one.
     described = "the outbox"
     elsewhere = (
         "whose relays would never find the message; use an Outbox on the database that the transaction writes to"
     )
 
-    def __init__(self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS) -> None:
+    def __init__(
+        self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, where: Sequence[str] = ()
+    ) -> None:
+        """`where`: the options of a command line that lead to this database, for the commands that texts advise."""
         self.dialect = part_of(engine.dialect.name, Dialect)
         require_schema_name(schema)
         self.engine = engine
         self.schema = schema
         self.slots = slots
+        #: By default commands take the database of the environment.
+        self.commands = Commands(schema=schema, where=(*where,))
         prefix = f'"{schema}".' if schema else ""
         #: The names that `sql` fills in, each with its text.
         self.names = {
@@ -180,37 +187,35 @@ class Database:
             if not named:
                 where += f" in {label_of(self.engine.url)}"
             # A consumer may have another database than the commands that are typed beside it.
-            command = self.upgrade_command.removesuffix(named) + named
+            command = replace(self.commands, where=named).line("db", "upgrade", *self._only)
             # The cause is left out, because it shows the statement's parameters: bodies, keys.
             raise SchemaError(f"{self._needed} not there{where}; run: {command}") from None
         if self.dialect.errors.lacks_right(cause):
-            error.add_note(fix_of_writer(cause))
+            error.add_note(fix_of_writer(cause, self.commands))
 
     @property
     def upgrade_command(self) -> str:
         """The command that makes the tables, or brings them up to date."""
-        return self._command("db upgrade")
+        return self._command("db", "upgrade")
 
     @property
     def check_command(self) -> str:
         """The command that compares the tables with those of this version."""
         return self._command("doctor")
 
-    def _command(self, verb: str) -> str:
-        where = f" --schema {self.schema}" if self.schema else ""
-        if self._only:
-            # By default commands take the database of the outbox.
-            where += self._named
-        return f"outbox {verb}{self._only}{where}"
+    def _command(self, *verb: str) -> str:
+        # A command without options for the database takes that of the outbox.
+        return (replace(self.commands, where=self._named) if self._only else self.commands).line(*verb, *self._only)
 
     @property
-    def _named(self) -> str:
-        """The option for this database, without the password; empty if such a URL would not lead here."""
+    def _named(self) -> tuple[str, ...]:
+        """The options for this database, without the password; empty if such a URL would not lead here."""
+        if self.commands.where:
+            return self.commands.where
         url = self.engine.url
         if not url.database or not {"host", "service", "uri", "user"}.isdisjoint(url.query):
-            return ""
-        plain = URL.create(url.get_backend_name(), url.username, host=url.host, port=url.port, database=url.database)
-        return f" --database {shlex.quote(plain.render_as_string())}"
+            return ()
+        return "--database", option_of(url.set(drivername=url.get_backend_name(), query={}))
 
     def transient(self, error: Exception) -> bool:
         """Return whether the same may work later, with another try or on another connection."""

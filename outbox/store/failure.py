@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from outbox.errors import OutboxError
+from outbox.model.command import OF_ENVIRONMENT, Commands
 
 #: The SQLSTATE of a missing right.
 _NO_RIGHT = "42501"
-_GRANTS = "outbox db grants"
 _OF_A_DRIVER = ("DatabaseError", "InterfaceError")
 
 
-def in_one_line(error: Exception) -> tuple[str, bool]:
-    """Return an error as one line, and True if the line says enough without the traceback."""
+def in_one_line(error: Exception, commands: Commands = OF_ENVIRONMENT) -> tuple[str, bool]:
+    """Return an error as one line, and True if the line says enough without the traceback.
+
+    `commands`: about the outbox where the error occurred.
+    """
     if isinstance(error, OutboxError):
         return str(error), True
     # The text of SQLAlchemy's errors holds the statement and its parameters; that of the driver's error does not.
@@ -20,16 +23,19 @@ def in_one_line(error: Exception) -> tuple[str, bool]:
     # The errors of every driver derive from a class of one of these names (PEP 249).
     foreseen = any(base.__name__ in _OF_A_DRIVER for base in type(cause).__mro__)
     text = f"{type(cause).__name__}: {line}" if foreseen else f"unexpected {type(cause).__name__}"
-    return with_fix(text, cause), foreseen
+    return with_fix(text, cause, commands), foreseen
 
 
-def with_fix(text: str, error: Exception) -> str:
+def with_fix(text: str, error: Exception, commands: Commands) -> str:
     """Return the text of an error of our own driver, with the fix where a role lacks a right."""
     lacks = getattr(error, "sqlstate", None) == _NO_RIGHT
-    return f"{text}; for the rights of each role, run: {_GRANTS}" if lacks else text
+    return f"{text}; {_fix(commands, '--relay', 'ROLE')}" if lacks else text
 
 
-def fix_of_writer(error: Exception) -> str:
+def fix_of_writer(error: Exception, commands: Commands) -> str:
     """Return the fix where the role of an application lacks a right."""
-    task = " --writer ROLE --dedup" if "outbox_dedup" in str(error) else ""
-    return f"for the rights of each role, run: {_GRANTS}{task}"
+    return _fix(commands, "--writer", "ROLE", *(["--dedup"] if "outbox_dedup" in str(error) else []))
+
+
+def _fix(commands: Commands, *roles: str) -> str:
+    return f"for the rights of each role, run: {commands.line_without_database('db', 'grants', *roles)}"

@@ -107,7 +107,8 @@ def verify(channel: Channel) -> None:
     if is_elsewhere(channel, stored):
         raise DatabaseError(
             "this database is a copy: its log was written on another server (or under another database oid), so stored"
-            " positions mean nothing here and messages would be lost; run `outbox restore` with all workers stopped"
+            " positions mean nothing here and messages would be lost; with all workers stopped, run:"
+            f" {channel.database.commands.line('restore')}"
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import URL
 
+from outbox.runtime.secret import is_secret_name
 from outbox.store.dialects.kinds import is_file
 
 
@@ -18,6 +19,15 @@ def label_of(url: URL, schema: str | None = None) -> str:
     port = f":{url.port}" if url.port else ""
     name = url.database or _said(url, "dbname") or url.username or ""
     return "/".join(filter(None, (f"{host}{port}", name, schema)))
+
+
+def option_of(url: URL) -> str:
+    """Return a URL as an argument of a command: without secrets, and with the user where no output hides the name."""
+    kept = {name: value for name, value in url.query.items() if not is_secret_name(name)}
+    if url.username:
+        kept["user"] = url.username
+    plain = URL.create(url.drivername, host=url.host, port=url.port, database=url.database, query=kept)
+    return plain.render_as_string()
 
 
 def told_apart(labels: Sequence[str]) -> list[str]:

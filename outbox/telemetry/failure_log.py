@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from shlex import quote
 
+from outbox.model.command import OF_ENVIRONMENT, Commands
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.subscription import Declaration, place_of
@@ -30,12 +30,13 @@ class Words:
     """The sentences about one subscription; topic None: all topics.
 
     `group`: the producer group of a check-back; None: messages go to a destination. Sentences about a check-back name
-    no topic, because all half messages have one topic, RocketMQ's own.
+    no topic, because all half messages have one topic, RocketMQ's own. `commands`: about the outbox.
     """
 
     subscription: str
     destination: str
     group: str | None = None
+    commands: Commands = OF_ENVIRONMENT
 
     def refused(self, topic: str | None) -> str:
         """Say that messages are not accepted, or half messages not decided on."""
@@ -62,12 +63,13 @@ class Words:
         if self.group is None:
             said = counted(len(messages), "more dead letter")
             first = f"message {messages[0].id} of topic {messages[0].topic}"
-            decide = f"outbox parked list --name {quote(self.subscription)} --state dead"
+            decide = self.commands.line("parked", "list", "--name", self.subscription, "--state", "dead")
         else:
             # A verdict is about a transaction, however many half messages.
             transactions = len({each.key for each in messages})
             said = f"{counted(transactions, 'more transaction', ('was', 'were'))} given up"
-            first, decide = str(messages[0].key), f"outbox half list --given-up --group {quote(self.group)}"
+            first = str(messages[0].key)
+            decide = self.commands.line("half", "list", "--given-up", "--group", self.group)
         return f"{said}, the first is {first}: {error}; to decide, run: {decide}"
 
 
@@ -147,7 +149,7 @@ class FailureLog:
         logger.warning("%s: %s", self._subscription, text, extra=about)
 
 
-def words_of(declared: Declaration) -> Words:
-    """Return the sentences for a subscription."""
+def words_of(declared: Declaration, commands: Commands) -> Words:
+    """Return the sentences for a subscription of an outbox, with commands about the outbox."""
     group = declared.tags[0] if declared.kind == "check" and declared.tags else None
-    return Words(declared.name, place_of(declared), group)
+    return Words(declared.name, place_of(declared), group, commands)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from shlex import quote
 
 from outbox.errors import SubscriptionError
 from outbox.model.subscription import Declaration, Start, Subscription
@@ -54,18 +53,16 @@ class Declaring:
                 # Only a worker that begins stores hosts: one that reconnects does not undo what a newer one has stored.
                 subscription = subscriptions.store_hosts(subscriptions.declare(declared, self._start), declared)
                 self.known = True
-                self._say_if_partitions_differ(subscription)
+                self._say_if_partitions_differ(channel, subscription)
         if found is None or not (found.is_used or found.direct is not None):
             start, about = self._start if found is None else "earliest", named("begins", subscription=subscription.name)
             logger.info("subscription %s begins at %s", subscription.name, start, extra=about)
         return subscription
 
-    def _say_if_partitions_differ(self, stored: Subscription) -> None:
+    def _say_if_partitions_differ(self, channel: Channel, stored: Subscription) -> None:
         """Log that the stored number of partitions counts: another number is for a new subscription."""
         asked = self._declared.partitions
         if asked not in (None, stored.partitions, stored.next_partitions):
             number = counted(stored.partitions, "partition")
-            logger.warning(
-                "%s has %s, and not %d; to change that, run: outbox subscriptions alter %s --partitions %d",
-                stored.name, number, asked, quote(stored.name), asked,
-            )  # fmt: skip
+            alter = channel.database.commands.line("subscriptions", "alter", stored.name, "--partitions", asked)
+            logger.warning("%s has %s, and not %d; to change that, run: %s", stored.name, number, asked, alter)

@@ -100,7 +100,7 @@ class Failures:
         tries.failures += 1
         tries.wait()
         passing = passes(database, error, known=known)
-        line, _ = in_one_line(error)
+        line, _ = in_one_line(error, database.commands)
         # A refused declaration was noted already, because such a worker may have no lease.
         noted = isinstance(error, SubscriptionError)
         if tries.unsettled and tries.unsettled.explains(error) and (passing or endless):

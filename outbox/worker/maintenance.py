@@ -89,5 +89,5 @@ class Maintenance:
         except Exception as error:
             # A lost connection is noticed by the next read.
             if not self._database.transient(error):
-                self._teller.tell(UpkeepRefused, what=task.name, error=in_one_line(error)[0])
+                self._teller.tell(UpkeepRefused, what=task.name, error=in_one_line(error, self._database.commands)[0])
             return False

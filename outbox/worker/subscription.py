@@ -72,7 +72,7 @@ class SubscriptionWorker:
     ) -> None:
         """`hung`: calls that did not come back, also of earlier workers. `listeners`: of the worker."""
         declared = job.declared
-        name, words = declared.name, words_of(declared)
+        name, words = declared.name, words_of(declared, database.commands)
         self.job = job
         self.turns: dict[Partition, Turn] = {}
         #: When to look for leases again, by `time.monotonic`.
@@ -80,6 +80,7 @@ class SubscriptionWorker:
         #: When to look for pauses again.
         self._pauses_at = 0.0
         self._settings = settings
+        self._commands = database.commands
         self._hung = hung
         self._declaring = Declaring(declared, job.start, known=job.known)
         notice = Notice(database, name, words)
@@ -165,7 +166,7 @@ class SubscriptionWorker:
         """
         if connection.until == "empty" and not connection.stop.asked:
             assert stored.pause is not None
-            why, command = stored.pause.in_words(), stored.pause.resume(stored.follows or stored.name)
+            why, command = stored.pause.in_words(), stored.pause.resume(stored.follows or stored.name, self._commands)
             raise SubscriptionError(f"{stored.name} is {why}; to go on, run: {command}")
         for partition in stored.all_partitions():
             self._failures.tries(partition).finished = connection.until == "once"
@@ -284,7 +285,7 @@ class SubscriptionWorker:
         connection.heartbeat.drop(held)
         self._release(connection, held.lease)
         error = sys.exception()
-        why = in_one_line(error)[0] if isinstance(error, Exception) else None
+        why = in_one_line(error, self._commands)[0] if isinstance(error, Exception) else None
         self._teller.of_partition(held.lease.partition.partition).tell(LeaseLost, epoch=held.lease.epoch, error=why)
 
     def _release(self, connection: Connection, lease: Lease) -> None:

@@ -177,7 +177,7 @@ class Worker:
         now, self._beat_due = time.monotonic(), 0.0
         self._away_since = now if self._away_since is None else self._away_since
         if self._listeners:
-            why, seconds = in_one_line(error)[0], now - self._away_since
+            why, seconds = in_one_line(error, self._database.commands)[0], now - self._away_since
             self._listeners.tell(DatabaseAway(database=self._database, error=why, seconds=seconds))
 
     def _tell_back(self) -> None:
@@ -206,8 +206,8 @@ class Worker:
             yield
         except Exception as error:
             if passes(self._database, error, known=self.known):
-                log_away(self._throttled_log, in_one_line(error)[0])
+                log_away(self._throttled_log, in_one_line(error, self._database.commands)[0])
                 raise ConnectionLostError(error) from error
             for each in self._subscriptions:
-                each.note(in_one_line(error)[0])
+                each.note(in_one_line(error, self._database.commands)[0])
             raise

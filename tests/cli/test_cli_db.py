@@ -421,7 +421,7 @@ def test_a_role_that_may_not_is_told_so(pg_engine):
     ended = outbox(url.render_as_string(hide_password=False), "status")
 
     said = "the database refused: permission denied for table outbox_meta; for the rights of each role, run"
-    assert (ended.code, ended.err) == (1, f"Error: {said}: outbox db grants\n")
+    assert (ended.code, ended.err) == (1, f"Error: {said}: outbox db grants --relay ROLE\n")
 
 
 def test_it_runs_as_a_program():

@@ -10,6 +10,7 @@ import pytest
 from outbox import Done, Message, Outbox, Reject, Relay, Unavailable
 from outbox.cli.status import show_watched
 from outbox.cli.tables import table_lines
+from outbox.model.command import OF_ENVIRONMENT
 from tests.rocketmq.halves import ask, begun
 from tests.support.command_line import at_a_terminal, outbox
 
@@ -161,9 +162,9 @@ def test_a_watched_status_has_clock_database_rates_and_marks(sqlite_engine, caps
     second = outbox_of_shop.admin.look()
     second = replace(second, at=first.at + timedelta(seconds=2))
 
-    show_watched(first, None, "shop.db")
+    show_watched(first, None, "shop.db", OF_ENVIRONMENT)
     before = capsys.readouterr().out
-    show_watched(second, first, "shop.db")
+    show_watched(second, first, "shop.db", OF_ENVIRONMENT)
     after = capsys.readouterr().out
 
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  shop.db\n", before)

@@ -183,7 +183,7 @@ def test_a_database_without_its_tables_is_served_once_it_has_them(postgres, sqli
         assert arrives(to_new, "2")
 
     label = label_of(engine.url)
-    url = f"postgresql://{engine.url.username}@{label}"
+    url = f"'postgresql://{label}?user={engine.url.username}'"
     missing = f"the outbox tables are not there; run: outbox db upgrade --database {url}"
     assert said == [f"{label}: {missing}; relay will try again"]
 

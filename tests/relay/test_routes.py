@@ -326,13 +326,13 @@ def test_a_relay_that_misses_the_routes_is_sent_to_them(engine):
 
     assert str(old.value) == (
         "subscription 'relay' has topics !orders.*, this worker asks for all; 'relay:orders.*' and 'relay:orders.eu.*'"
-        " would send some of these topics too; run outbox relay with routes: --route 'orders.eu.*=URL' --route"
-        " 'orders.*=URL' --route '*=URL'; or give this worker another --name"
+        " would send some of these topics too; run the relay with routes: outbox relay --name relay --route"
+        " 'orders.eu.*=URL' --route 'orders.*=URL' --route '*=URL'; or give this worker another --name"
     )
     assert fewer[0] == (
         "subscription 'relay:orders.*' has topics !orders.eu.*,orders.*, this worker asks for orders.*;"
-        " 'relay:orders.eu.*' would send some of these topics too; run outbox relay with routes: --route"
-        " 'orders.eu.*=URL' --route 'orders.*=URL'; or give this worker another --name"
+        " 'relay:orders.eu.*' would send some of these topics too; run the relay with routes: outbox relay"
+        " --name relay --route 'orders.eu.*=URL' --route 'orders.*=URL'; or give this worker another --name"
     )
 
 
@@ -349,7 +349,7 @@ def test_topics_that_a_route_has_are_not_given_to_another_one_too(engine):
         2,
         (
             "Error: the topics of relay stay as they are: 'relay:orders.*' would send some of these topics too; run"
-            " outbox relay with routes: --route 'orders.*=URL' --route '*=URL'"
+            " the relay with routes: outbox relay --name relay --route 'orders.*=URL' --route '*=URL'"
         ),
     )
     assert (more.code, "the topics of relay:orders.* stay as they are: 'relay' would send" in more.err) == (2, True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from shlex import quote
 
 import pytest
 from sqlalchemy import URL, Engine, make_url, text
@@ -326,10 +327,9 @@ def test_a_group_that_is_new_is_told(engine, listeners):
 def makes(url):
     """The command that makes the table, without the password."""
     found = make_url(url)
-    plain = URL.create(
-        found.get_backend_name(), found.username, host=found.host, port=found.port, database=found.database
-    )
-    return f"outbox db upgrade --record-only --database {plain.render_as_string()}"
+    user = {"user": found.username} if found.username else {}
+    plain = URL.create(found.get_backend_name(), host=found.host, port=found.port, database=found.database, query=user)
+    return f"outbox db upgrade --record-only --database {quote(plain.render_as_string())}"
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])

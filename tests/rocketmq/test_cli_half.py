@@ -149,7 +149,7 @@ def test_groups_that_nobody_checks_back_on_are_told(engine):
     dropped = "the subscription check:depot was dropped: nobody finds the pending transactions of group depot any more"
     check = "outbox half check --group shop --listener MODULE:OBJECT"
     assert warnings == [
-        f"warning: {dropped}; decide them by outbox half commit or rollback",
+        f"warning: {dropped}; decide them by outbox half commit ID, or outbox half rollback ID",
         f"warning: nobody checks back on group shop: start a producer of the group, or run: {check}",
     ]
 

@@ -120,8 +120,9 @@ def test_a_relay_does_not_begin_with_the_topics_of_a_route_that_has_begun(engine
         relay()(channel)
 
     assert str(raised.value) == (
-        "subscription 'relay' has not begun yet, and 'relay:orders.*' would send some of these topics too; run outbox"
-        " relay with routes: --route 'orders.*=URL' --route '*=URL'; or give this worker another --name"
+        "subscription 'relay' has not begun yet, and 'relay:orders.*' would send some of these topics too; run the"
+        " relay with routes: outbox relay --name relay --route 'orders.*=URL' --route '*=URL'; or give this worker"
+        " another --name"
     )
     relay(topics=("!orders.*",))(channel)
 

@@ -362,7 +362,7 @@ def test_the_tables_may_be_in_a_schema(pg_engine):
 def test_missing_tables_name_their_database_with_its_user_and_without_its_password(postgres, tmp_path):
     name = f"named_{tmp_path.name[-8:]}"
     url = make_url(postgres.create_database(name)).set(password="c4nary")
-    named = f"--database postgresql://{url.username}@{url.host}:{url.port}/{name}$"
+    named = rf"--database 'postgresql://{url.host}:{url.port}/{name}\?user={url.username}'$"
     for asked, says in [
         (url.render_as_string(hide_password=False), named),
         (f"sqlite:///{tmp_path}/a shop.db", f"--database 'sqlite:///{tmp_path}/a shop.db'$"),
@@ -387,7 +387,7 @@ def test_a_schema_is_an_identifier(engine, schema):
 def test_missing_tables_are_told_with_the_command_that_makes_them(pg_engine):
     outbox = Outbox(pg_engine, schema="elsewhere")
     with (
-        pytest.raises(SchemaError, match=r"run: outbox db upgrade --schema elsewhere --database postgresql://"),
+        pytest.raises(SchemaError, match=r"run: outbox db upgrade --schema elsewhere --database 'postgresql://"),
         outbox.begin() as session,
     ):
         outbox.send(session, "orders", b"1")

@@ -15,7 +15,7 @@ _FIND = "SELECT verdict FROM {record} WHERE transaction_id = :transaction"
 class RecordDatabase(Database):
     """A business database, which has only one of our tables: the records."""
 
-    _needed, _only = "the table outbox_record is", " --record-only"
+    _needed, _only = "the table outbox_record is", ("--record-only",)
     described = "the producer's business database"
     elsewhere = "where the record has to be; join with a transaction of that one"
 

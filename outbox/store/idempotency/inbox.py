@@ -33,7 +33,7 @@ _PRUNE = """
 class InboxDatabase(Database):
     """A consumer's database, which may have only one of our tables: the inbox."""
 
-    _needed, _only = "the table outbox_inbox is", " --inbox-only"
+    _needed, _only = "the table outbox_inbox is", ("--inbox-only",)
     described = "the inbox"
     elsewhere = "where nobody would find what was handled; use an Inbox on the database of the transaction"
 

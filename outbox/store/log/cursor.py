@@ -124,7 +124,7 @@ class Cursor:
         page = self._log.read_on(channel, base)
         capture = page.capture
         assert capture is not None
-        self._require_ahead(capture)
+        self._require_ahead(channel, capture)
         end = Progress(capture.position)
         if not page.complete:
             self._extent = None
@@ -144,7 +144,7 @@ class Cursor:
         """Read the next page of what has been committed for at least the length of the grace."""
         capture = grace.look(lambda: self._log.now(channel))
         if capture is not None:
-            self._require_ahead(capture)
+            self._require_ahead(channel, capture)
         if self._progress.target is None and not self._opens(channel, grace.ripen()):
             return self._idle(capture)
         batch = self._page(channel)
@@ -169,12 +169,13 @@ class Cursor:
         end = Progress(self._nothing_before or base)
         return Batch(page=page, window=Window(base, end.base), end=end, seen=0)
 
-    def _require_ahead(self, capture: Capture) -> None:
+    def _require_ahead(self, channel: Channel, capture: Capture) -> None:
         base = self._progress.base
         if capture.position.head < base.head:
             raise PositionError(
                 f"the server is at {capture.position}, behind the stored position {base}: it was restored or replaced."
-                " Check that the URL leads to the right database. Then run outbox doctor, which says how to go on"
+                " Check that the URL leads to the right database. Then run"
+                f" {channel.database.commands.line('doctor')}, which says how to go on"
             )
 
     def _page(self, channel: Channel) -> Batch:

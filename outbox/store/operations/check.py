@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from shlex import quote
 from typing import Any
 
 from sqlalchemy import (
@@ -246,9 +245,10 @@ def _of_progress(channel: Channel) -> Iterator[Finding]:
     for name, id in ProgressLog(channel).given_again().items():
         problem = f"says that {name} has passed message {id}, but another message has this id now: ids were given again"
         quoted = name.replace("'", "''")
+        progress = channel.database.names["progress"]
         again = (
-            "with its worker stopped, for all of the log to be sent: UPDATE outbox_progress SET base = '0:0:', target ="
-            f" NULL, after_id = NULL WHERE subscription = '{quoted}'"
+            f"with its worker stopped, for all of the log to be sent: UPDATE {progress} SET base = '0:0:',"
+            f" target = NULL, after_id = NULL WHERE subscription = '{quoted}'"
         )
         yield Finding("outbox_progress", problem, again)
 
@@ -259,25 +259,27 @@ def _of_positions(channel: Channel) -> Iterator[Finding]:
     bases = [(each, [p.base for p in ProgressLog(channel).standing(each)]) for each in Subscriptions(channel).all()]
     highest = int(channel.rows(_HIGHEST_NUMBER)[0][0] or 0)
     now = Log().now(channel).position
+    commands = channel.database.commands
     for each, found in bases:
         ahead = next((base for base in found if base.head > now.head), None)
         if ahead is None:
             continue
-        fix = f"with all workers stopped, run: outbox subscriptions drop {quote(each.name)}"
+        fix = f"with all workers stopped, run: {commands.line('subscriptions', 'drop', each.name)}"
         if each.kind == "check":
-            fix = f"decide on its pending transactions by outbox half; then, {fix}"
+            pending = commands.line("half", "list", *(("--group", each.tags[0]) if each.tags else ()))
+            fix = f"decide on its pending transactions, which {pending} shows; then, {fix}"
         if each.kind == "backfill":
             fix += "; then begin another one"
         if each.kind in ("relay", "consumer", "broadcast", "compensation"):
+            reset = commands.line("subscriptions", "reset", each.follows or each.name, "--to", "TIME")
             fix = (
                 "decide on its parked messages, because a reset deletes them; then, with all workers stopped, run, with"
-                " a time before the server went back:"
-                f" outbox subscriptions reset {quote(each.follows or each.name)} --to TIME"
+                f" a time before the server went back: {reset}"
             )
         yield Finding("outbox_progress", f"says that {each.name} is at {ahead}, and the server is only at {now}", fix)
     if highest >= now.head and channel.database.dialect.home.restore is not None:
         problem = f"has transaction ids up to {highest}: such messages wait until the server, at {now.head}, is there"
-        fix = "after all resets and drops, with all workers stopped, run: outbox restore --force"
+        fix = f"after all resets and drops, with all workers stopped, run: {commands.line('restore', '--force')}"
         yield Finding("outbox_message.xact_id", problem, fix)
 
 
@@ -288,7 +290,7 @@ def _of_parked(channel: Channel) -> Iterator[Finding]:
         if number:
             more = "" if number == 1 else f" (the first of {number})"
             problem = f"has message {id} of {name}{more}, but another message has this id now: ids were given again"
-            look = f"outbox parked show {id} --name {quote(name)}"
+            look = channel.database.commands.line("parked", "show", id, "--name", name)
             fix = f"replay or discard the parked message, and run doctor again; to see the message, run: {look}"
             yield Finding("outbox_parked", problem, fix)
 
@@ -362,7 +364,8 @@ def _of_meta(channel: Channel, slots: int | None, *, log_is_there: bool) -> Iter
             yield Finding("outbox_message.slot", problem, f"an application writes without slots={stored.slots}")
     if is_elsewhere(channel, stored):
         problem = "its log was written on another server, or under another database oid: this is a copy"
-        yield Finding("database", problem, "run, with all workers stopped: outbox restore")
+        restore = channel.database.commands.line("restore")
+        yield Finding("database", problem, f"run, with all workers stopped: {restore}")
 
 
 def _dialect(name: str) -> Any:

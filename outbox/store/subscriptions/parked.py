@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from shlex import quote
 from typing import Any, Literal
 
 from outbox.errors import DatabaseError
@@ -471,12 +470,12 @@ class Parked:
         statement = self._database.sql(_OTHER, chosen=self._database.among("p.id", numbers="ids"))
         found = self._channel.rows(statement, **self._common, ids=self._database.bind(ids))
         if found:
-            name, id = self._common["subscription"], found[0][0]
+            name, id, commands = self._common["subscription"], found[0][0], self._database.commands
             raise DatabaseError(
                 f"{name}: message {id} of the log cannot be parked, because another message is parked under this id;"
                 " nothing was settled. Ids are given out again when the log was truncated or its sequence restored:"
-                " run outbox doctor, which says how to mend the log. Then replay or discard the parked message"
-                f" (outbox parked show {id} --name {quote(name)}); the worker goes on when it is gone"
+                f" run {commands.line('doctor')}, which says how to mend the log. Then replay or discard the parked"
+                f" message ({commands.line('parked', 'show', id, '--name', name)}); the worker goes on when it is gone"
             )
 
     def _rows(self, statement: str, **parameters: Any) -> list[Row]:

@@ -7,7 +7,6 @@ for the length of the hold is released: the purge goes on, and the next run of t
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -93,7 +92,7 @@ class Readers:
                 f"{name!r} is the name of a subscription of another kind: {stored.kind}, not extract; use another name"
             )
         if stored.destination != archive:
-            drop = f"outbox subscriptions drop {shlex.quote(name)}"
+            drop = self._channel.database.commands.line("subscriptions", "drop", name)
             raise SubscriptionError(
                 f"{name!r} is registered for the archive {stored.destination}, not for {archive}; use another name, or,"
                 f" if it is the same archive in another place, run before: {drop}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 from outbox.errors import SubscriptionError
+from outbox.model.command import Commands
 from outbox.model.destination import same_destination
 from outbox.model.filter.tags import tag_expression
 from outbox.model.subscription import (
@@ -24,7 +24,7 @@ from outbox.model.subscription import (
 from outbox.model.topics import ANYTHING, Topics
 
 
-def require_fitting(declared: Declaration, known: Sequence[Subscription]) -> Subscription | None:
+def require_fitting(declared: Declaration, known: Sequence[Subscription], commands: Commands) -> Subscription | None:
     """Refuse a declaration that does not fit the known subscriptions; return the stored subscription, or None.
 
     Raises:
@@ -33,20 +33,23 @@ def require_fitting(declared: Declaration, known: Sequence[Subscription]) -> Sub
     """
     stored = _named(declared.name, known)
     if stored is not None and (stored.destination is not None or declared.destination is None):
-        require_same(stored, declared, known)
+        require_same(stored, declared, known, commands)
     elif stored is None and declared.split_from is not None:
-        _require_split(declared, declared.split_from, known)
+        _require_split(declared, declared.split_from, known, commands)
     elif stored is None and declared.kind == "compensation":
-        require_destination_of(_named(subscription_of(declared.name) or "", known), declared.destination)
+        own = _named(subscription_of(declared.name) or "", known)
+        require_destination_of(own, declared.destination, commands)
     elif declared.kind == "relay":
-        _require_own_topics(declared, known)
+        _require_own_topics(declared, known, commands)
     follower = _named(compensation_of(declared.name), known)
     if follower is not None:
-        _require_same_destination(follower, declared)
+        _require_same_destination(follower, declared, commands)
     return stored
 
 
-def require_same(stored: Subscription, declared: Declaration, known: Sequence[Subscription]) -> None:
+def require_same(
+    stored: Subscription, declared: Declaration, known: Sequence[Subscription], commands: Commands
+) -> None:
     """Refuse a declaration with another kind, selection, destination or policy than is stored."""
     if stored.kind != declared.kind:
         raise SubscriptionError(
@@ -67,11 +70,11 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
         (f"has {what} {_shown(there)}, this worker asks for {_shown(here)}", option)
         for what, there, here, option in (
             ("topics", stored.topics, topics, _topics_option(topics)),
-            ("tags", stored.tags, declared.tags, _option("tags", tag_expression(declared.tags))),
-            ("filter", stored.filter, declared.filter, _option("filter", declared.filter or "TRUE")),
-            ("destination", stored.destination, destination, _option("to", destination)),
-            ("on-dead", stored.on_dead, on_dead, _option("on-dead", on_dead)),
-            ("grace", stored.grace, grace, _option("grace", f"{grace_milliseconds(grace)}ms")),
+            ("tags", stored.tags, declared.tags, ("--tags", tag_expression(declared.tags))),
+            ("filter", stored.filter, declared.filter, ("--filter", declared.filter or "TRUE")),
+            ("destination", stored.destination, destination, ("--to", destination or "")),
+            ("on-dead", stored.on_dead, on_dead, ("--on-dead", on_dead or "")),
+            ("grace", stored.grace, grace, ("--grace", f"{grace_milliseconds(grace)}ms")),
             *_switches(stored, declared),
         )
         if there != here
@@ -87,18 +90,20 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
             else "another --name"
         )
         differs = f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}"
-        if stored.kind == "relay" and (taken := taken_topics(stored, topics, known)):
+        if stored.kind == "relay" and (taken := taken_topics(stored, topics, known, commands)):
             raise SubscriptionError(f"{differs}; {taken}; or give this worker {instead}")
         if moved := _moved(stored.topics, topics):
             # Altered topics would be sent again from the beginning by a new subscription, so this comes first.
             # One at a time, because each route has a subscription of its own.
             route = route_name(declared.split_from or declared.name, moved[0])
-            options = f"{_topics_option(moved[:1])} --to URL {_option('as', route)}"
+            options = (*_topics_option(moved[:1]), "--to", "URL", "--as", route)
+            split = commands.line("subscriptions", "split", stored.name, *options)
             raise SubscriptionError(
-                f"{differs}; give them to another subscription, from where this one stands: outbox subscriptions"
-                f" split {shlex.quote(stored.name)} {options}; or give this worker {instead}"
+                f"{differs}; give them to another subscription, from where this one stands: {split}; or give this"
+                f" worker {instead}"
             )
-        alter = f"outbox subscriptions alter {shlex.quote(altered)} {' '.join(option for _, option in differing)}"
+        changes = (word for _, option in differing for word in option)
+        alter = commands.line("subscriptions", "alter", altered, *changes)
         # First of all what is right after a move: a worker that moves it back is seldom meant.
         old = "" if stored.kind == "check" else "stop this worker if it is the old one, or "
         raise SubscriptionError(f"{differs}; {old}give this worker {instead}, or run: {alter}")
@@ -117,7 +122,9 @@ def require_partitions(name: str, kind: Kind, partitions: int, slots: int) -> No
         )
 
 
-def taken_topics(stored: Subscription, topics: Sequence[str] | None, known: Sequence[Subscription]) -> str | None:
+def taken_topics(
+    stored: Subscription, topics: Sequence[str] | None, known: Sequence[Subscription], commands: Commands
+) -> str | None:
     """Return in words the routes with topics that `stored` lacks, and the fix; None: no route."""
     base = base_of(stored.name, known)
     now, wanted = Topics.of(stored.topics), Topics.of(topics)
@@ -126,10 +133,10 @@ def taken_topics(stored: Subscription, topics: Sequence[str] | None, known: Sequ
         for each in routes_of(base, known)
         if each.name != stored.name and wanted.shares(Topics.of(each.topics)) and not now.shares(Topics.of(each.topics))
     ]
-    return _beside_routes(base, owners, stored.name) if owners else None
+    return _beside_routes(base, owners, stored.name, commands) if owners else None
 
 
-def _require_own_topics(declared: Declaration, known: Sequence[Subscription]) -> None:
+def _require_own_topics(declared: Declaration, known: Sequence[Subscription], commands: Commands) -> None:
     """Refuse to begin with topics of routes of this subscription that have begun before."""
     wanted = Topics.of(declared.topics)
     owners = [
@@ -138,23 +145,23 @@ def _require_own_topics(declared: Declaration, known: Sequence[Subscription]) ->
         if each.name != declared.name and wanted.shares(Topics.of(each.topics))
     ]
     if owners:
-        taken = _beside_routes(declared.name, owners, declared.name)
+        taken = _beside_routes(declared.name, owners, declared.name, commands)
         raise SubscriptionError(
             f"subscription {declared.name!r} has not begun yet, and {taken}; or give this worker another --name"
         )
 
 
-def _beside_routes(base: str, owners: Sequence[Subscription], name: str) -> str:
+def _beside_routes(base: str, owners: Sequence[Subscription], name: str, commands: Commands) -> str:
     """Return in words that these routes have topics of `name`, and how to run the relay with routes."""
     patterns = [each[len(base) + 1 :] or ANYTHING for each in (*(owner.name for owner in owners), name)]
     # The first that matches takes a message, so the wider ones come last.
     patterns.sort(key=lambda each: (-len(each.replace(ANYTHING, "")), each.count(ANYTHING)))
-    options = " ".join(_option("route", f"{each}=URL") for each in patterns)
     named = " and ".join(repr(each.name) for each in owners)
-    return f"{named} would send some of these topics too; run outbox relay with routes: {options}"
+    run = commands.line("relay", "--name", base, *(word for each in patterns for word in ("--route", f"{each}=URL")))
+    return f"{named} would send some of these topics too; run the relay with routes: {run}"
 
 
-def _require_split(declared: Declaration, base: str, known: Sequence[Subscription]) -> None:
+def _require_split(declared: Declaration, base: str, known: Sequence[Subscription], commands: Commands) -> None:
     """Refuse to begin with topics that another subscription has, and has perhaps sent."""
     wanted = Topics.of(declared.topics)
     owners = [each for each in routes_of(base, known) if wanted.shares(Topics.of(each.topics))]
@@ -168,30 +175,29 @@ def _require_split(declared: Declaration, base: str, known: Sequence[Subscriptio
             f"{missing} its topics; a new route takes topics of one subscription, which keeps others. Put what has"
             " them before it among the routes, or leave it out"
         )
-    raise SubscriptionError(
-        f"{missing} its topics; to begin where that one stands, run: outbox subscriptions split"
-        f" {shlex.quote(owners[0].name)} {_topics_option(parts)} {_option('to', declared.destination)}"
-        f" {_option('as', declared.name)}"
-    )
+    options = (*_topics_option(parts), "--to", declared.destination, "--as", declared.name)
+    split = commands.line("subscriptions", "split", owners[0].name, *options)
+    raise SubscriptionError(f"{missing} its topics; to begin where that one stands, run: {split}")
 
 
-def _require_same_destination(follower: Subscription, declared: Declaration) -> None:
+def _require_same_destination(follower: Subscription, declared: Declaration, commands: Commands) -> None:
     there, here = follower.destination, declared.destination
     if there is not None and here is not None and not same_destination(there, here):
+        alter = commands.line("subscriptions", "alter", declared.name, "--to", here)
         raise SubscriptionError(
             f"the direct writers of {declared.name!r} send to {there}, this worker to {here}; give it and them the"
-            " same destination. If this worker is right, stop the writers and run: outbox subscriptions alter"
-            f" {shlex.quote(declared.name)} {_option('to', here)}"
+            f" same destination. If this worker is right, stop the writers and run: {alter}"
         )
 
 
-def require_destination_of(own: Subscription | None, destination: str | None) -> None:
+def require_destination_of(own: Subscription | None, destination: str | None, commands: Commands) -> None:
     """Refuse a direct writer with another destination than the relay of the subscription."""
     there = None if own is None else own.destination
     if own is not None and there is not None and destination is not None and not same_destination(there, destination):
+        alter = commands.line("subscriptions", "alter", own.name, "--to", destination)
         raise SubscriptionError(
-            f"subscription {own.name!r} sends to {there}, this writer to {destination}; give it the"
-            f" same, or run: outbox subscriptions alter {shlex.quote(own.name)}"
+            f"subscription {own.name!r} sends to {there}, this writer to {destination}; give it the same, or run:"
+            f" {alter}"
         )
 
 
@@ -221,19 +227,15 @@ def _given(owner: Subscription, wanted: Topics) -> list[str]:
         return []
 
 
-def _topics_option(topics: Sequence[str] | None) -> str:
-    return _option("topics", ANYTHING if topics is None else ",".join(topics))
+def _topics_option(topics: Sequence[str] | None) -> tuple[str, str]:
+    return "--topics", ANYTHING if topics is None else ",".join(topics)
 
 
-def _switches(stored: Subscription, declared: Declaration) -> Iterator[tuple[str, bool, bool, str]]:
+def _switches(stored: Subscription, declared: Declaration) -> Iterator[tuple[str, bool, bool, tuple[str, ...]]]:
     """Yield the properties that are on or off: name, stored and declared value, and the option that alters them."""
     for name in ("ordered", "compact"):
         there, here = getattr(stored, name), getattr(declared, name)
-        yield name, there, there if here is None else here, f"--{name}" if here else f"--no-{name}"
-
-
-def _option(name: str, value: str | None) -> str:
-    return f"--{name} {shlex.quote(value or '')}"
+        yield name, there, there if here is None else here, (f"--{name}" if here else f"--no-{name}",)
 
 
 def _shown(value: object) -> str:

@@ -69,6 +69,7 @@ class Subscriptions:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._commands = channel.database.commands
 
     def find(self, name: str) -> Subscription | None:
         """Return the subscription of that name; None: there is none."""
@@ -136,7 +137,7 @@ class Subscriptions:
                 if declared.partitions is not None:
                     Generations(self._channel).order(stored, declared.partitions)
             stored = self.get(declared.name)
-            require_same(stored, declared, self.all())
+            require_same(stored, declared, self.all(), self._commands)
         return stored
 
     def check(self, declared: Declaration) -> Subscription | None:
@@ -144,10 +145,10 @@ class Subscriptions:
         if declared.partitions is not None:
             require_partitions(declared.name, declared.kind, declared.partitions, self._channel.database.slots)
         known = self.all()
-        stored = require_fitting(declared, known)
+        stored = require_fitting(declared, known, self._commands)
         for each in declared.beside:
             try:
-                require_fitting(each, known)
+                require_fitting(each, known, self._commands)
             except SubscriptionError as error:
                 raise SubscriptionError(f"{declared.name} waits until all routes can begin: {error}") from None
         return stored

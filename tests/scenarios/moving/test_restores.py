@@ -54,7 +54,7 @@ class Shop:
 
     def restore(self, *options: str) -> str:
         """What workers say before, after which the command is run."""
-        with pytest.raises(DatabaseError, match="run `outbox restore` with all workers stopped") as refused:
+        with pytest.raises(DatabaseError, match="with all workers stopped, run: outbox restore") as refused:
             self.relay("relay")
         ended = typed(self.engine, "restore", "--yes", *options)
         assert ended.code == 0, ended.err

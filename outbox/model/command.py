@@ -1,0 +1,38 @@
+"""Commands that texts advise: each acts on the outbox that the text is about, in whichever shell a person pastes it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """Writes commands about one outbox.
+
+    `schema`: of the tables. `where`: the options that lead to the database; empty where the environment of the shell,
+    as of an application, is to name the database.
+    """
+
+    schema: str | None = None
+    where: tuple[str, ...] = ()
+
+    def line(self, *words: object) -> str:
+        """Return a command of `outbox` as a shell takes it. Words with a meaning for the shell are quoted."""
+        return _joined(*words, *self._schema_option, *self.where)
+
+    def line_without_database(self, *words: object) -> str:
+        """Do as `line`, for a command that opens no database."""
+        return _joined(*words, *self._schema_option)
+
+    @property
+    def _schema_option(self) -> tuple[str, ...]:
+        return () if self.schema is None else ("--schema", self.schema)
+
+
+#: About the outbox of the environment of the shell.
+OF_ENVIRONMENT = Commands()
+
+
+def _joined(*words: object) -> str:
+    return shlex.join(["outbox", *map(str, words)])

@@ -1,0 +1,211 @@
+"""Every command that the product advises acts, as printed, on the outbox that the text is about."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Done, Outbox, Reject, Relay, migrate
+from outbox.cli.options import Target
+from outbox.cli.output import json_text
+from outbox.cli.relaying import looks_at
+from outbox.errors import SubscriptionError
+from outbox.model.command import Commands
+from outbox.store.database import Database
+from outbox.store.label import option_of
+from tests.support.command_line import outbox as run
+
+SCHEMA = "tenant_a"
+#: What stands in an advice for what only a person knows.
+PLACEHOLDERS = {"URL": "stdout:", "TIME": "2026-01-01T00:00:00Z"}
+#: These run until a signal, or ask at a terminal.
+ENDS = {"relay": ["--until-empty"], "drop": ["--yes"], "reset": ["--yes"], "restore": ["--yes"]}
+
+
+@pytest.fixture
+def where(pg_engine: Engine) -> tuple[str, ...]:
+    """The options that lead to the second of two outboxes of a database, which has the same subscription."""
+    migrate.upgrade(pg_engine, SCHEMA)
+    return "--schema", SCHEMA, "--database", option_of(pg_engine.url)
+
+
+def commands_in(said: str, where: tuple[str, ...]) -> list[list[str]]:
+    """The commands of a text, each of which ends with the options that lead to the outbox."""
+    end = shlex.join(where)
+    found = re.findall(rf"\boutbox [a-z].*?{re.escape(end)}", said)
+    assert len(found) == len(re.findall(r"\boutbox (?=[a-z])(?!tables)", said)), said
+    return [[PLACEHOLDERS.get(word, word) for word in shlex.split(each)[1:]] for each in found]
+
+
+def followed(said: str, where: tuple[str, ...]) -> list[int]:
+    """Run each command of a text, without any environment; return how they ended."""
+    found = commands_in(said, where)
+    ended = [run(None, *words, *next((ENDS[word] for word in words[:2] if word in ENDS), [])) for words in found]
+    assert found, said
+    assert [each.err for each in ended if each.code] == []
+    return [each.code for each in ended]
+
+
+def write(outbox: Outbox, *topics: str) -> None:
+    with outbox.begin() as session:
+        for topic in topics:
+            outbox.send(session, topic, b"1", key="k")
+
+
+def sent(engine: Engine, answer=lambda _: Done()) -> Outbox:
+    """The outbox of the tenant, whose relay has handled a message."""
+    outbox = Outbox(engine, schema=SCHEMA)
+    write(outbox, "orders")
+    Relay(outbox, "stdout:" if answer is None else answer, topics=["orders"]).until_empty()
+    return outbox
+
+
+def state(engine: Engine, schema: str) -> list[str]:
+    with engine.connect() as connection:
+        rows = connection.execute(text(f"SELECT name, destination, topics, pauses FROM {schema}.outbox_subscription"))
+        return sorted(map(str, rows))
+
+
+def test_findings_of_a_schema_name_commands_that_act_there(pg_engine, where, tmp_path):
+    """A dead letter, a relay that no longer runs, and a pause, in one status."""
+    other = state(pg_engine, "public")
+    tenant = sent(pg_engine, lambda _: Reject("odd"))
+    write(tenant, "orders")
+    tenant.admin.pause("relay", key="it's")
+    tenant.admin.alter("relay", destination=f"file://{tmp_path}/sent")
+    _age(pg_engine)
+
+    told = run(None, "status", *where)
+    found = commands_in(told.out + told.err, where)
+
+    assert [words[:2] for words in found] == [["subscriptions", "resume"], ["parked", "list"], ["relay", "--name"]]
+    assert (followed(told.out + told.err, where), state(pg_engine, "public")) == ([0, 0, 0], other)
+    assert tenant.admin.statuses("relay")[0].pauses == ()
+
+
+def test_json_and_the_answer_to_a_probe_name_the_same_commands(pg_engine, where):
+    sent(pg_engine, lambda _: Reject("odd"))
+    _age(pg_engine)
+
+    document = run(None, "status", "--json", *where).json
+    target = Target(pg_engine.url.render_as_string(hide_password=False), SCHEMA, where[2:])
+    (look,) = looks_at([target]).values()
+    answer = json.loads(json_text(look().document()))
+
+    advised = [each["next_command"] for each in document["findings"] if each["next_command"]]
+    assert advised == [each["next_command"] for each in answer["findings"] if each["next_command"]]
+    assert advised == [target.commands.line("parked", "list", "--name", "relay", "--state", "dead")]
+
+
+def test_a_worker_that_is_refused_is_altered_where_it_works(pg_engine, where):
+    sent(pg_engine, None)
+    other = state(pg_engine, "public")
+    relay = ("relay", "--to", "stdout:", "--topics", "orders,bills", "--until-empty", *where)
+
+    refused = run(None, *relay)
+    codes = followed(refused.err, where)
+
+    assert (refused.code, codes, run(None, *relay).code, state(pg_engine, "public")) == (2, [0], 0, other)
+
+
+def test_a_refusal_of_a_command_names_the_next_one_there(pg_engine, where):
+    """A backfill under way, a subscription without a pause, a message that is not parked, and no such transaction."""
+    sent(pg_engine, None)
+    run(None, "subscriptions", "backfill", "relay", "--topics", "orders", *where)
+    refusals = (
+        ("subscriptions", "backfill", "relay", "--topics", "orders"),
+        ("subscriptions", "resume", "relay"),
+        ("parked", "replay", "1"),
+        ("half", "show", "nothing"),
+    )
+
+    told = [run(None, *words, *where).err for words in refusals]
+
+    assert [[words[:2] for words in commands_in(each, where)] for each in told] == [
+        [["subscriptions", "drop"]],
+        [["status", "--schema"]],
+        [["parked", "show"]],
+        [["half", "list"]],
+    ]
+    assert (followed(told[0], where), [each.name for each in _of(pg_engine)]) == ([0], ["relay"])
+
+
+def test_a_finding_of_the_doctor_is_mended_there(pg_engine, where):
+    with pg_engine.begin() as connection:
+        connection.execute(text(f"UPDATE {SCHEMA}.outbox_meta SET system_identifier = '1'"))
+
+    told = run(None, "doctor", *where)
+
+    assert (followed(told.out, where), run(None, "doctor", *where).code) == ([0], 0)
+
+
+def test_a_shell_runs_a_command_as_it_is_printed(sqlite_engine, tmp_path):
+    """A file with the URL, whose folder has a blank in its name, and a subscription with quotes."""
+    folder = tmp_path / "my files"
+    folder.mkdir()
+    file = folder / "database"
+    file.write_text(sqlite_engine.url.render_as_string())
+    outbox = Outbox(sqlite_engine)
+    write(outbox, "orders")
+    Relay(outbox, lambda _: Reject("odd"), name="it's $1").until_empty()
+
+    told = run(None, "status", "--database-file", str(file)).err
+    command = re.search(r"to decide, run: (outbox .*)", told)
+    assert command is not None
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    surroundings = {**os.environ, "PATH": path}
+    ended = subprocess.run(["sh", "-c", command[1]], check=False, capture_output=True, text=True, env=surroundings)
+
+    assert (ended.returncode, "orders" in ended.stdout) == (0, True), ended.stderr
+
+
+def test_a_database_of_several_is_named_without_its_password(pg_engine):
+    url = pg_engine.url.set(username="ann", password="secret").render_as_string(hide_password=False)
+
+    said = run(f"{url} sqlite:///other.db", "relay", "--to", "stdout:", "--schema", "no_such", "--until-empty").err
+
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "line"),
+    [
+        (None, (), "outbox parked show 7"),
+        ("a", ("--database", "sqlite:///my file"), "outbox parked show 7 --schema a --database 'sqlite:///my file'"),
+    ],
+)
+def test_a_command_is_complete(schema, options, line):
+    assert Commands(schema=schema, where=options).line("parked", "show", 7) == line
+
+
+def test_a_refused_consumer_of_an_application_is_altered_in_its_schema(pg_engine, where):
+    """The environment of the shell names the database of an application."""
+    outbox = Outbox(pg_engine, schema=SCHEMA)
+    for topics in (["orders"], ["orders", "bills"]):
+        consumer = outbox.consumer("billing")
+        for topic in topics:
+            consumer.on(topic)(lambda _: None)
+        try:
+            consumer.until_empty()
+        except SubscriptionError as error:
+            refused = str(error)
+
+    alter = "run: outbox subscriptions alter billing --topics bills,orders --schema tenant_a"
+    assert refused.endswith(alter)
+    assert Database(pg_engine, SCHEMA).commands.where == ()
+
+
+def _of(engine: Engine):
+    return Outbox(engine, schema=SCHEMA).admin.subscriptions()
+
+
+def _age(engine: Engine) -> None:
+    """Let the last settle be ten hours ago."""
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {SCHEMA}.outbox_progress SET settled_at = settled_at - interval '10 hours'"))
