@@ -334,7 +334,8 @@ class _Diagnosis:
         options += () if subscription.tags is None else ("--tags", tag_expression(subscription.tags))
         options += () if subscription.filter is None else ("--filter", subscription.filter)
         run = self._command("relay", "--name", subscription.name, *options, "--to", destination)
-        return "start the relay with the same options as before", run
+        stored = "" if destination == "stdout:" else " and the options of its URL that are not stored"
+        return f"start the relay with the same options as before{stored}", run
 
     def _list_of(self, name: str, state: State) -> str:
         return self._command("parked", "list", "--name", name, "--state", state)

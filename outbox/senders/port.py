@@ -41,8 +41,8 @@ class Sender(Protocol):
 def destination_of(destination: object) -> str:
     """Return a destination as a subscription stores it: enough to notice another one, and no secrets.
 
-    Of a URL: scheme, hosts (sorted), path and the option `as`. Of a sender: its attribute `destination`, else
-    `sender:module.Class`. Of a function: `callable:module.qualname`.
+    Of a URL: scheme, hosts (sorted), path, the options that decide where messages go, and the option `as`. Of a sender:
+    its attribute `destination`, else `sender:module.Class`. Of a function: `callable:module.qualname`.
     """
     if isinstance(destination, str):
         return destination_of_url(destination)

@@ -20,14 +20,30 @@ _OTHER_SCHEMES = {
 }
 #: The option that names a destination, whatever its hosts are.
 NAME_OPTION = "as"
+#: The options that decide where messages go, by scheme; each with the values that mean the same as no option.
+_PLACING: dict[str, dict[str, tuple[str, ...]]] = {
+    "amqp": {"exchange": ("",)},
+    "amqps": {"exchange": ("",)},
+    "sqs": {"endpoint": ("",), "fifo": ("", "0")},
+    "sns": {"endpoint": ("",), "fifo": ("", "0")},
+    "postgresql": {"schema": ("",)},
+}
 _LONGEST_NAME = 255
 
 
 def destination_of_url(url: str) -> str:
-    """Return a URL as a subscription stores it: scheme, hosts (sorted), path and the option `as`; no credentials."""
+    """Return a URL as a subscription stores it, without credentials.
+
+    The URL keeps scheme, hosts (sorted), path, the options that decide where messages go, and the option `as`.
+    """
     parts = split_url(url)
+    placing, given = _PLACING.get(parts.scheme, {}), dict(parse_qsl(parts.query))
+    kept = [(name, given[name]) for name, default in placing.items() if given.get(name, default[0]) not in default]
     name = _name_of(url, parts)
-    option = "" if name is None else f"?{NAME_OPTION}={quote(name, safe='')}"
+    kept += [] if name is None else [(NAME_OPTION, name)]
+    # The value of an endpoint is a URL, too.
+    shown = ((each, redacted(value) if "://" in value else value) for each, value in kept)
+    option = "?" + "&".join(f"{each}={quote(value, safe='')}" for each, value in shown) if kept else ""
     hosts = ",".join(sorted(parts.netloc.rpartition("@")[2].lower().split(",")))
     path = parts.path.rstrip("/")
     return f"{parts.scheme}://{hosts}{path}{option}" if "://" in url else f"{parts.scheme}:{path}{option}"

@@ -303,7 +303,8 @@ def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
     said = outbox(engine, "status", "--check")
 
     waits = "2 messages wait; later messages are not purged"
-    run = "start the relay with the same options as before: outbox relay --name relay --to nats://h:4222"
+    before = "the same options as before and the options of its URL that are not stored"
+    run = f"start the relay with {before}: outbox relay --name relay --to nats://h:4222"
     assert (said.code, said.err) == (1, f"warning: relay: no worker runs (since 10 h): {waits}; {run}\n")
 
 
