@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from outbox.admin.earlier import tell_unread
 from outbox.errors import SubscriptionError
 from outbox.model.subscription import Start, Subscription, backfill_of, require_start
 from outbox.model.topics import chosen_topics
@@ -49,6 +50,7 @@ def backfill(channel: Channel, name: str, topics: Sequence[str], start: Start = 
             next_partitions=None,
         )
         subscriptions.create_at(made, [subscriptions.first_progress(start, now)] * made.partitions)
+    tell_unread(channel, stored, made.topics)
     return subscriptions.get(made.name)
 
 

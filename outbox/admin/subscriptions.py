@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypedDict
 
 from outbox.admin import commands
+from outbox.admin.earlier import tell_passed
 from outbox.admin.repartition import repartition
 from outbox.admin.results import SubscriptionDetails
 from outbox.admin.statuses import properties_of
@@ -94,6 +95,8 @@ def create(channel: Channel, name: str, start: Start, properties: Properties) ->
 def alter(channel: Channel, name: str, wait: timedelta, properties: Properties) -> Subscription:
     """Give a subscription other properties, or another number of partitions; see `commands.alter` and `repartition`.
 
+    A wider selection counts from the position on; the log names the backfill for earlier messages.
+
     Raises:
         SubscriptionError: no property is given, or the number of partitions with another property; and all errors of
             the two.
@@ -106,7 +109,9 @@ def alter(channel: Channel, name: str, wait: timedelta, properties: Properties) 
     if partitions is not None:
         return repartition(channel, name, partitions, wait=wait)
     stored = Subscriptions(channel).get(name)
-    return commands.alter(channel, _changed(stored, properties), before=stored, wait=wait)
+    altered = commands.alter(channel, _changed(stored, properties), before=stored, wait=wait)
+    tell_passed(channel, stored, altered)
+    return altered
 
 
 def checked_destination(to: str, stored: Subscription | None) -> str:

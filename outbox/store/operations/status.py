@@ -156,6 +156,11 @@ _SAMPLE = """
           ORDER BY id LIMIT :limit) AS r
 """
 _UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND number < :target AND NOT {in_target})"
+_PASSED = """
+    SELECT count(*) FROM (
+        SELECT 1 FROM (SELECT {columns}, {number} AS number FROM {message}) AS r
+        WHERE {selected} AND NOT ({unsettled}) LIMIT :limit) AS f
+"""
 _LEFT_IN_WINDOW = f"id > :after AND {_LEFT}"
 #: Messages of the log, by primary key up to the limit.
 _WRITTEN = """
@@ -177,6 +182,15 @@ def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
     if any(each.subscription.kind not in ("compensation", "check") for each in found):
         return Count(0)
     return Count.upto(channel.rows(_WRITTEN, half=HALF_TOPIC, limit=MOST_COUNTED + 1)[0][0])
+
+
+def passed(channel: Channel, subscription: Subscription) -> Count:
+    """Return how many messages of a selection a subscription has settled, or passed over, as far as the log has them.
+
+    The cost grows with the log until enough messages are found.
+    """
+    parts = (_Unsettled(channel, subscription, each) for each in subscription.all_partitions())
+    return Count.total(Count.upto(each.passed()) for each in parts)
 
 
 def places(first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -267,6 +281,10 @@ class _Unsettled:
         if known or self._all_seen:
             return min(known, default=None), False
         return max((part.youngest_row for part in self._parts if part.youngest_row is not None), default=None), True
+
+    def passed(self) -> int:
+        """Return how many selected rows are settled: counted up to the limit."""
+        return int(self._rows(_PASSED, self._bounds)[0][0])
 
     @property
     def _all_seen(self) -> bool:
