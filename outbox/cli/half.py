@@ -229,9 +229,9 @@ def _end(target: Target, id: str, op: Op, *, by: str | None, business: str | Non
     with target.open_outbox() as channel:
         pending, stands = _found(channel, id)
         if pending is not None and stands is None and op == "commit" and not pending.real_topics:
+            rollback = target.commands.line("half", "rollback", id)
             raise click.ClickException(
-                f"transaction {id} has no message to deliver: no producer wrote its half rows; run: outbox half"
-                f" rollback {quote(id)}"
+                f"transaction {id} has no message to deliver: no producer wrote its half rows; run: {rollback}"
             )
         if pending is not None and stands is None and pending.verdict == "record" and not unchecked:
             rows = HalfTransactions(channel).messages(id)
