@@ -126,7 +126,7 @@ def made_in(metadata: MetaData, native: Native) -> Tables:
         message=_message(metadata, native),
         subscription=_subscription(metadata),
         lease=_lease(metadata),
-        progress=_progress(metadata),
+        progress=_progress(metadata, native),
         parked=_parked(metadata, native),
         ack=_ack(metadata, native),
         dedup=_dedup(metadata),
@@ -237,8 +237,9 @@ def _lease(metadata: MetaData) -> Table:
     )
 
 
-def _progress(metadata: MetaData) -> Table:
+def _progress(metadata: MetaData, native: Native) -> Table:
     """Return the table of progress. Rows are appended: an updated row grows dead versions under a pinned snapshot."""
+    highest = Column("highest_id", BigInteger, comment="no message with a higher id was passed")
     return Table(
         "outbox_progress",
         metadata,
@@ -250,6 +251,7 @@ def _progress(metadata: MetaData) -> Table:
         Column("after_id", BigInteger),
         Column("settled_at", _Moment, nullable=False),
         Column("last_message", Uuid, comment="the last message that was passed, where positions are ids"),
+        *([] if native.transaction is None else [highest]),
         comment="the newest row counts; older rows are deleted by the lease holder",
     )
 

@@ -51,6 +51,7 @@ def _restored(
             (),
         )
     if accept:
+        store.require_acceptable(channel)
         if not dry_run:
             confirmed("keep all positions as they are, on a server that goes on with the same ids?", yes=yes)
             store.accept(channel)

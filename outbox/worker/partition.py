@@ -105,6 +105,7 @@ class PartitionWorker:
         if newest is None:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
         self._settlement = Settlement(channel, lease, incarnation, unsettled)
+        self._settlement.highest = reading.log.last(channel) if newest.highest is None else newest.highest
         self._settlement.rehearse(newest.progress)
         policy = batch_handler.policy
         parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
@@ -162,6 +163,7 @@ class PartitionWorker:
         if self._parked_queue.suspended:
             return int(worked)
         batch = self._prefetcher.read()
+        self._settlement.highest = max(self._settlement.highest or 0, batch.highest)
         if batch.end.target is not None:
             # A window is open, so there is more: the server reads it while we handle this batch.
             self._prefetcher.read_ahead()

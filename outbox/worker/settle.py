@@ -85,6 +85,8 @@ class Settlement:
         self._progress = ProgressLog(channel)
         self._parked = Parked(channel, lease.partition.subscription)
         self._n = 0
+        #: No message with a higher id was read. None: not known, and each settle looks at the end of the log.
+        self.highest: int | None = None
 
     def settle(self, end: Progress, parkings: Parkings) -> None:
         """Park messages and append the progress; all or nothing.
@@ -144,7 +146,7 @@ class Settlement:
     def _append(self, end: Progress) -> None:
         # One statement locks the lease row, checks epoch, incarnation and the last message, and writes.
         self._n += 1
-        if not self._progress.settle(self.lease, self._n, end, self._incarnation):
+        if not self._progress.settle(self.lease, self._n, end, self._incarnation, self.highest):
             self._progress.require_same_ids(self.lease.partition.subscription)
             raise _lost(self.lease)
 

@@ -315,7 +315,7 @@ def test_an_upgrade_runs_the_revisions_that_are_missing(empty, tmp_path, monkeyp
 
     migrate.upgrade(empty)
 
-    assert (migrate.current_revision(empty), inspect(empty).has_table("outbox_next")) == ("0002", True)
+    assert (migrate.current_revision(empty), inspect(empty).has_table("outbox_next")) == ("next", True)
 
 
 def test_an_upgrade_says_so_when_something_else_has_made_what_the_next_revision_makes(empty, tmp_path, monkeypatch):
@@ -512,13 +512,14 @@ def test_what_cannot_hold_an_outbox_is_refused(attempt, reason):
 
 
 def test_scripts_are_found_in_a_folder_with_a_percent_sign(tmp_path, monkeypatch):
+    head = migrate.head_revision()
     folder = tmp_path / "100% ours"
     folder.mkdir()
     (folder / "_migrations").symlink_to(migrate._scripts(), target_is_directory=True)
     monkeypatch.setattr(migrate, "__file__", str(folder / "migrate.py"))
 
     assert migrate._scripts() == folder / "_migrations"
-    assert migrate.head_revision() == f"{schema.VERSION:04}"
+    assert migrate.head_revision() == head
 
 
 def test_what_is_no_engine_is_refused(engine):

@@ -1,5 +1,6 @@
 """A dump restored on another server: nothing is sent before somebody says so, and nothing is missed after."""
 
+import re
 from contextlib import closing
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from outbox.model.lease import Partition
 from outbox.model.position import EARLIEST, Position
 from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
+from outbox.store.identity import is_copy
 from outbox.store.log.log import Limits
 from outbox.store.operations.restore import Again, accept, rehearse, restore
 from outbox.store.subscriptions.leases import Leases
@@ -86,6 +88,98 @@ def test_a_restored_log_delivers_what_was_not_sent_and_what_comes(outbox, pg_eng
     Relay(outbox, destination).until_empty()
 
     assert destination.bodies == [b"waiting", b"written after the restore", b"later"]
+
+
+@pytest.mark.parametrize("topics", [None, ("mail",)])
+@pytest.mark.parametrize("rows", [2, 100])
+def test_a_settle_stores_the_highest_id_that_was_read(outbox, pg_engine, rows, topics):
+    """Also of rows that others select, in whole reads and in pages: a copy passes over nothing with a higher id."""
+    relay = Relay(outbox, Collected(), topics=topics, settings=Settings(limits=Limits(rows=rows)))
+    highest = []
+    for number in (1, 5):
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("mail", b"x"), *(Message("orders", b"x") for _ in range(number))])
+        relay.until_empty()
+        with pg_engine.connect() as connection:
+            newest = "SELECT highest_id FROM outbox_progress ORDER BY epoch DESC, n DESC LIMIT 1"
+            highest.append(connection.scalar(text(newest)))
+
+    assert highest == [2, 8]
+
+
+def test_no_clock_decides_what_was_written_on_the_copy(outbox, pg_engine):
+    """The clock of the other server was ahead, or its relay still settled while writers had moved here."""
+    send(outbox, b"sent")
+    Relay(outbox, Collected()).until_empty()
+    pretend_copy(pg_engine)
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_progress SET settled_at = settled_at + interval '1 hour'"))
+    send(outbox, b"written here")
+    with outbox.begin() as session, session.begin_nested():
+        outbox.send(session, "orders", b"written in a savepoint")
+    destination = Collected()
+
+    with closing(outbox.database.open()) as channel:
+        again = restore(channel)
+    Relay(outbox, destination).until_empty()
+
+    assert (again, destination.bodies) == ([Again("relay", 0)], [b"written here", b"written in a savepoint"])
+
+
+def test_a_sequence_that_was_left_behind_is_mended_before_a_restore(outbox, pg_engine):
+    """A logical copy has it at its beginning, and ids below those of the log are drawn until somebody sets it."""
+    send(outbox, b"purged", b"sent")
+    Relay(outbox, Collected()).until_empty()
+    pretend_copy(pg_engine)
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_progress SET settled_at = settled_at + interval '1 hour'"))
+        connection.execute(text("DELETE FROM outbox_message WHERE id = 1"))
+        connection.execute(text("ALTER TABLE outbox_message ALTER id RESTART WITH 1"))
+    send(outbox, b"before the sequence was set")
+    destination = Collected()
+
+    with closing(outbox.database.open()) as channel:
+        with pytest.raises(DatabaseError, match=r"has drawn ids up to 1, but outbox_message\.id has 2") as refused:
+            restore(channel)
+        with pytest.raises(DatabaseError, match=re.escape(str(refused.value))):
+            rehearse(channel)
+        with pg_engine.begin() as connection:
+            connection.execute(text("ALTER TABLE outbox_message ALTER id RESTART WITH 3"))
+        restore(channel)
+    Relay(outbox, destination).until_empty()
+
+    assert "run: ALTER TABLE outbox_message ALTER id RESTART WITH 3" in str(refused.value)
+    assert destination.bodies == [b"before the sequence was set"]
+
+
+def test_positions_that_a_copy_does_not_tell_are_in_doubt_and_read_again(outbox, pg_engine):
+    """Rows of progress of an earlier version have no highest id."""
+    send(outbox, b"sent")
+    Relay(outbox, Collected()).until_empty()
+    pretend_copy(pg_engine)
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_progress SET highest_id = NULL"))
+    destination = Collected()
+
+    with closing(outbox.database.open()) as channel:
+        expected, again = rehearse(channel), restore(channel)
+    Relay(outbox, destination).until_empty()
+
+    assert (expected, again, destination.bodies) == ([Again("relay", 1)], [Again("relay", 1)], [b"sent"])
+
+
+def test_a_server_behind_the_positions_is_not_accepted(outbox, pg_engine):
+    """What is written until its counter has passed them would never be sent."""
+    send(outbox, b"sent")
+    Relay(outbox, Collected()).until_empty()
+    pretend_copy(pg_engine)
+
+    with closing(outbox.database.open()) as channel:
+        with pytest.raises(DatabaseError, match=r"relay stands at 1\d{6}:.*, and this server is only at .* --accept"):
+            accept(channel)
+        copied = is_copy(channel)
+
+    assert copied
 
 
 def test_a_subscription_that_nobody_has_run_has_nothing_sent_again(outbox, pg_engine):

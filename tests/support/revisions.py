@@ -11,8 +11,8 @@ _NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "next"
+down_revision = "{head}"
 
 
 def upgrade() -> None:
@@ -21,8 +21,8 @@ def upgrade() -> None:
 
 
 def add_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the library find a revision 0002, which makes the table `outbox_next`."""
+    """Have the library find a revision `next`, which makes the table `outbox_next`."""
     scripts = folder / "migrations"
     shutil.copytree(migrate._scripts(), scripts)
-    (scripts / "versions" / "0002_next.py").write_text(_NEXT)
+    (scripts / "versions" / "next.py").write_text(_NEXT.format(head=migrate.head_revision()))
     monkeypatch.setattr(migrate, "_scripts", lambda: scripts)

@@ -181,10 +181,10 @@ def test_a_settle_that_fails_holds_back_no_other_subscription(engine, monkeypatc
     outbox, failing, well, settle = Outbox(engine), Collector(), Collector(), ProgressLog.settle
     fails = [True]
 
-    def refused(self: ProgressLog, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
+    def refused(self: ProgressLog, lease: Lease, n: int, progress: Progress, incarnation: str, highest=None) -> bool:
         if fails and lease.partition.subscription == "first":
             raise PermissionError("refused")
-        return settle(self, lease, n, progress, incarnation)
+        return settle(self, lease, n, progress, incarnation, highest)
 
     with at_work(both(outbox, failing, well)):
         send(outbox, "1")

@@ -23,13 +23,15 @@ _WIDEST_SPAN = 64_000
 class Batch:
     """Messages in the order of the log, and the progress of a partition that has settled them all.
 
-    `seen` counts the rows that were read, with the rows that the selection left out; 0: the log held nothing new.
+    `seen` counts the rows that were read, with the rows that the selection left out; 0: the log held nothing new. No
+    row of the window has an id above `highest`.
     """
 
     page: Page
     window: Window
     end: Progress
     seen: int
+    highest: int = 0
 
     @property
     def messages(self) -> list[Message]:
@@ -132,7 +134,8 @@ class Cursor:
             if page.reached is None:
                 self._progress = end
                 return None
-        return Batch(page=page, window=Window(base, capture.position), end=end, seen=page.seen)
+        window = Window(base, capture.position)
+        return Batch(page=page, window=window, end=end, seen=page.seen, highest=page.highest)
 
     def _up_to(self, channel: Channel, stop: Position) -> Batch:
         """Read the next page up to `stop`; if nothing is left, return an empty batch that ends there."""
@@ -197,7 +200,7 @@ class Cursor:
             self._span = min(self._span, max(_SMALLEST_SPAN, 2 * (page.reached - after)))
         reached = upto if page.complete or page.reached is None else page.reached
         end = Progress(target) if reached >= self._extent.last else Progress(base, target, reached)
-        return Batch(page=page, window=window, end=end, seen=max(1, page.seen))
+        return Batch(page=page, window=window, end=end, seen=max(1, page.seen), highest=self._extent.last)
 
     def _rest(self, channel: Channel, window: Window, after: int) -> Extent:
         """Return where the rows of a window behind `after` lie: often by one probe, because turns may be many."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from operator import itemgetter
@@ -65,7 +65,7 @@ class Page:
 
     `complete`: there was nothing else to read; if not, everything up to the id `reached` is here. (`reached` is None if
     the rows were too many for one read, and the window has to be read page by page.) `seen` also counts the rows that
-    the selection left out.
+    the selection left out, and no row of a whole read has an id above `highest`.
     """
 
     rows: list[Row]
@@ -75,6 +75,7 @@ class Page:
     complete: bool
     seen: int
     capture: Capture | None = None
+    highest: int = 0
     #: The moment of the read, by the monotonic clock of this machine.
     read_at: float = field(default_factory=time.monotonic)
 
@@ -173,7 +174,9 @@ class Log:
         if seen >= limit:
             return _page(channel, _NOTHING, capture.now, complete=False, seen=seen, capture=capture)
         part = self._fitting(channel, rows)
-        return _page(channel, part, capture.now, complete=part.whole, seen=seen, capture=capture)
+        highest = int(head[7]) if head[7] is not None else rows[-1][0] if rows else 0
+        page = _page(channel, part, capture.now, complete=part.whole, seen=seen, capture=capture)
+        return replace(page, highest=highest)
 
     def at(self, channel: Channel, ids: Sequence[int]) -> Page:
         """Read the messages with these ids, as many as the limits allow, but at least one."""

@@ -56,7 +56,10 @@ _KEYED = """
 """
 _HIGHEST_NUMBER = "SELECT max({number}) FROM {message}"
 #: Columns with ids of the log, none of which may be drawn again.
-_IDS = (("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("meta", "purged_id"))
+_IDS = (
+    ("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("progress", "highest_id"),
+    ("meta", "purged_id"),
+)  # fmt: skip
 #: Columns with positions, whose numbers are ids where the log has no `xact_id`. A head is one more than the last id.
 _POSITIONS = (("progress", "base"), ("progress", "target"), ("meta", "purged"))
 #: Messages parked under an id that another message of the log has, among the newest of each subscription.
@@ -101,6 +104,14 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
     if tables <= present and not any(each.where in _PARKED_IDS for each in found):
         found += _of_parked(channel)
     return found
+
+
+def findings_of_ids(channel: Channel) -> list[Finding]:
+    """Return why ids of the log would be drawn a second time; an empty list if none would."""
+    database = channel.database
+    with database.engine.connect() as connection:
+        present = tables_there(connection, tables_of(database))
+        return list(_of_ids(connection, inspect(connection), database, present))
 
 
 def holds_inbox_alone(channel: Channel) -> bool:

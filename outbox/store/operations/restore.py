@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outbox.errors import SubscriptionError
+from outbox.errors import DatabaseError, SubscriptionError
 from outbox.model.position import EARLIEST
 from outbox.model.subscription import Subscription
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Restore
-from outbox.store.log.log import selected
+from outbox.store.log.log import Log, selected
+from outbox.store.operations.check import findings_of_ids
+from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _LIVE = "SELECT subscription, lease_until FROM {lease} WHERE lease_until > {now} AND partition >= 0"
 _AT_BEGINNING = f"base = '{EARLIEST}' AND target IS NULL"
 _BEGIN_ANEW = f"""
-    INSERT INTO {{progress}} (subscription, generation, partition, epoch, n, base, settled_at)
+    INSERT INTO {{progress}} (subscription, generation, partition, epoch, n, base, settled_at, highest_id)
     SELECT subscription, generation, partition, epoch + 1, 0, CASE WHEN (
         SELECT {_AT_BEGINNING} FROM {{progress}} AS p
         WHERE (p.subscription, p.generation, p.partition) = (l.subscription, l.generation, l.partition)
-        ORDER BY epoch DESC, n DESC LIMIT 1) THEN '{EARLIEST}' ELSE '1:1:' END, {{now}}
+        ORDER BY epoch DESC, n DESC LIMIT 1) THEN '{EARLIEST}' ELSE '1:1:' END, {{now}},
+        (SELECT coalesce(max(id), 0) FROM {{message}})
     FROM {{lease}} AS l WHERE partition >= 0
 """
 _FENCE = "UPDATE {lease} SET epoch = epoch + 1, owner = NULL, lease_until = NULL"
@@ -44,7 +47,9 @@ def restore(channel: Channel) -> list[Again]:
 
     Raises:
         SubscriptionError: a worker is alive.
+        DatabaseError: the sequence of ids stands behind the log.
     """
+    _require_new_ids(channel)
     with Subscriptions(channel).changing():
         _require_no_worker(channel)
         restore = _statements(channel)
@@ -63,7 +68,8 @@ def restore(channel: Channel) -> list[Again]:
 
 
 def rehearse(channel: Channel) -> list[Again]:
-    """Count what `restore` would have each subscription send again, and change nothing."""
+    """Count what `restore` would have each subscription send again, and change nothing; raise as `restore` would."""
+    _require_new_ids(channel)
     with channel.transaction():
         channel.run(_statements(channel).unlimited)
         return _again(channel)
@@ -74,10 +80,39 @@ def accept(channel: Channel) -> None:
 
     Raises:
         SubscriptionError: a worker is alive.
+        DatabaseError: a position lies above the server's own.
     """
+    require_acceptable(channel)
     with channel.transaction():
         _require_no_worker(channel)
         identity.adopt(channel)
+
+
+def require_acceptable(channel: Channel) -> None:
+    """Make sure that the server has drawn each transaction id below the stored positions: new ones must lie above."""
+    stored = [
+        (each.name, position)
+        for each in Subscriptions(channel).all()
+        for progress in ProgressLog(channel).standing(each)
+        for position in (progress.base, progress.target, each.stop_at)
+        if position is not None
+    ]
+    # Captured last, because the server goes on meanwhile.
+    now = Log().now(channel).position
+    for name, position in stored:
+        if position.head > now.head:
+            raise DatabaseError(
+                f"{name} stands at {position}, and this server is only at {now}: its ids do not go on, and messages"
+                " written until then would be passed over; run outbox restore without --accept"
+            )
+
+
+def _require_new_ids(channel: Channel) -> None:
+    """Make sure that new messages get new ids, above those of the log: by their ids messages are put in order."""
+    for finding in findings_of_ids(channel):
+        raise DatabaseError(
+            f"{finding.where} {finding.problem}; with all writers stopped, run: {finding.fix}; then outbox restore"
+        )
 
 
 def _again(channel: Channel) -> list[Again]:

@@ -14,7 +14,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.statements import Sql
 
 _NEWEST = """
-    SELECT base, target, after_id, settled_at, epoch, n FROM {progress}
+    SELECT base, target, after_id, settled_at, epoch, n, {highest} FROM {progress}
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
     ORDER BY epoch DESC, n DESC LIMIT 1
 """
@@ -22,9 +22,9 @@ _NEWEST = """
 #: was read.
 _SETTLE = """
     INSERT INTO {progress}
-        (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message)
+        (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message{into_highest})
     SELECT CAST(:subscription AS {text}), :generation, :partition, :epoch, :n, CAST(:base AS {text}),
-           CAST(:target AS {text}), CAST(:after AS {bigint}), {now}, {last_message}
+           CAST(:target AS {text}), CAST(:after AS {bigint}), {now}, {last_message}{highest}
     FROM (SELECT 1 AS one FROM {lease}
           WHERE subscription = :subscription AND generation = :generation AND partition = :partition
             AND epoch = :epoch AND owner = :owner AND {incarnation} = :incarnation {share_lock}) AS mine
@@ -32,8 +32,8 @@ _SETTLE = """
 """
 _APPEND = """
     {insert_once} {progress}
-        (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message)
-    VALUES (:subscription, :generation, :partition, :epoch, :n, :base, :target, :after, {now}, {last_message})
+        (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message{into_highest})
+    VALUES (:subscription, :generation, :partition, :epoch, :n, :base, :target, :after, {now}, {last_message}{highest})
     {unless_there}
 """
 #: Only where positions are ids. The newest progress shows whether ids were given out again, so while it does, no settle
@@ -55,6 +55,9 @@ _GIVEN_AGAIN = """
           AND (newer.epoch, newer.n) > (p.epoch, p.n))
     ORDER BY p.subscription
 """
+#: The highest id that was passed. Where the caller does not know it, it is the last of the log, which was committed
+#: after the position was captured: one probe, for which a huge open transaction makes many.
+_HIGHEST = ", coalesce(CAST(:highest AS {bigint}), (SELECT max(id) FROM {message}), 0)"
 _KEPT_SECONDS = 86_400.0
 #: Rows before the newest, which says how far the partition is settled, whoever wrote it.
 _PRUNE = """
@@ -66,12 +69,16 @@ _PRUNE = """
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A progress as it is stored, as the `n`-th of an epoch."""
+    """A progress as it is stored, as the `n`-th of an epoch.
+
+    `highest`: no message with a higher id was passed; None where this is not stored.
+    """
 
     progress: Progress
     settled_at: datetime
     epoch: int
     n: int
+    highest: int | None = None
 
 
 class ProgressLog:
@@ -86,9 +93,12 @@ class ProgressLog:
             given_again = reads.given_again.format(**database.names)
             self._given_again = database.sql(_GIVEN_AGAIN, given_again=given_again)
             while_same_ids = _WHILE_SAME_IDS.format(**database.names, given_again=given_again)
-        last_message = reads.last_message.format(**database.names)
-        self._append = database.sql(_APPEND, last_message=last_message)
-        self._settle = database.sql(_SETTLE, last_message=last_message, while_same_ids=while_same_ids)
+        parts = {"last_message": reads.last_message.format(**database.names), "highest": "", "into_highest": ""}
+        if reads.transaction_ids:
+            parts |= {"highest": _HIGHEST.format(**database.names), "into_highest": ", highest_id"}
+        self._append = database.sql(_APPEND, **parts)
+        self._settle = database.sql(_SETTLE, **parts, while_same_ids=while_same_ids)
+        self._newest = database.sql(_NEWEST, highest="highest_id" if reads.transaction_ids else "NULL")
 
     def given_again(self) -> dict[str, int]:
         """Return the subscriptions whose last message is another one by now, each with the common id.
@@ -114,12 +124,12 @@ class ProgressLog:
 
     def newest(self, partition: Partition) -> Settled | None:
         """Return the newest progress of a partition, which counts; None: there is none."""
-        rows = self._channel.rows(_NEWEST, **partition.parameters)
+        rows = self._channel.rows(self._newest, **partition.parameters)
         if not rows:
             return None
-        base, target, after, settled_at, epoch, n = rows[0]
+        base, target, after, settled_at, epoch, n, highest = rows[0]
         progress = Progress(Position.parse(base), None if target is None else Position.parse(target), after)
-        return Settled(progress, self._channel.database.moment(settled_at), epoch, n)
+        return Settled(progress, self._channel.database.moment(settled_at), epoch, n, highest)
 
     def standing(self, subscription: Subscription) -> list[Progress]:
         """Return the newest progress of each partition of a subscription."""
@@ -136,13 +146,14 @@ class ProgressLog:
         stored = {**_parameters(Progress(base)), "last": None}
         self._channel.run(self._append, **partition.parameters, epoch=epoch, n=n, **stored)
 
-    def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
-        """Append progress as the `n`-th of the lease.
+    def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str, highest: int | None = None) -> bool:
+        """Append progress as the `n`-th of the lease. `highest`: no message with a higher id was passed.
 
         Return False, with nothing written, when the lease is lost, the server is another, or ids were given out again
         (see `given_again`).
         """
-        parameters = {**lease.parameters, "n": n, "incarnation": incarnation, **_parameters(progress)}
+        stored = {**_parameters(progress), "highest": highest}
+        parameters = {**lease.parameters, "n": n, "incarnation": incarnation, **stored}
         return self._channel.run(self._settle, **parameters) == 1
 
     def prune(self, partition: Partition) -> None:
@@ -159,6 +170,7 @@ def _parameters(progress: Progress) -> dict[str, object]:
         "target": None if progress.target is None else str(progress.target),
         "after": progress.after,
         "last": _last(progress),
+        "highest": None,
     }
 
 

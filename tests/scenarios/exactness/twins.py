@@ -107,12 +107,12 @@ class SettlesWithoutEpoch(ProgressLog):
         super().__init__(channel)
         self._settle = Sql(replaced(self._settle, fence=("AND epoch = :epoch AND owner = :owner AND", "AND")))
 
-    def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
+    def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str, highest: int | None = None) -> bool:
         """Under the newest epoch."""
         name = lease.partition.subscription
         ((epoch,),) = self._channel.rows("SELECT max(epoch) FROM {lease} WHERE subscription = :name", name=name)
         ((last,),) = self._channel.rows("SELECT max(n) FROM {progress} WHERE subscription = :name", name=name)
-        return super().settle(replace(lease, epoch=epoch), last + n, progress, incarnation)
+        return super().settle(replace(lease, epoch=epoch), last + n, progress, incarnation, highest)
 
 
 class ParksWithoutEpoch(Settlement):

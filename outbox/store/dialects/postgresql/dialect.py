@@ -78,9 +78,10 @@ _CAPTURE = f"SELECT pg_current_snapshot()::text, {_INCARNATION}, {_FORBIDDEN}, {
 _HEAD = f"""s AS MATERIALIZED (SELECT pg_current_snapshot()::text AS snapshot, {_INCARNATION} AS incarnation,
     {_FORBIDDEN} AS forbidden)"""
 
-#: The first row of a whole read carries the capture in the columns of a message; it has no message_id.
-_HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidden, NULL, NULL::bytea, NULL, {{now}},
-    NULL::timestamptz, NULL::timestamptz, NULL FROM s"""
+#: The first row of a whole read carries the capture in the columns of a message; it has no message_id. Where a
+#: selection applies, it also carries the number of rows before that, and the highest id.
+_HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidden, NULL, NULL::bytea, {highest},
+    {{now}}, NULL::timestamptz, NULL::timestamptz, NULL FROM s"""
 
 #: Rows that were committed late: a probe of (xact_id, id) per transaction that was open at the base. It is written as a
 #: range: with an equality the planner knows that the order is that of the primary key, and may walk the primary key.
@@ -95,7 +96,7 @@ _FRESH = f"""SELECT {RAW_COLUMNS} FROM {{message}} WHERE xact_id >= CAST(:head A
 
 _READ_ON = f"""
     WITH {_HEAD}
-    {_HEAD_ROW.format(count="NULL::bigint")}
+    {_HEAD_ROW.format(count="NULL::bigint", highest="NULL")}
     UNION ALL ({_LATE})
     UNION ALL ({_FRESH})
 """
@@ -103,7 +104,7 @@ _READ_ON = f"""
 #: For a base at which nothing was open. The server has a third less work, which counts when it reads a single message.
 _READ_ON_FRESH = f"""
     WITH {_HEAD}
-    {_HEAD_ROW.format(count="NULL::bigint")}
+    {_HEAD_ROW.format(count="NULL::bigint", highest="NULL")}
     UNION ALL ({_FRESH})
 """
 
@@ -117,7 +118,7 @@ _RAW = f"({_LATE}) UNION ALL ({_FRESH})".replace(RAW_COLUMNS, f"{RAW_COLUMNS}, s
 #: The limit applies before the selection, so that the work is bounded however rare a topic is, or a partition's share.
 _READ_ON_CHOSEN = f"""
     WITH {_HEAD}, raw AS MATERIALIZED ({_RAW})
-    {_HEAD_ROW.format(count="(SELECT count(*) FROM raw)")}
+    {_HEAD_ROW.format(count="(SELECT count(*) FROM raw)", highest="(SELECT max(id)::text FROM raw)")}
     UNION ALL SELECT {READ_COLUMNS} FROM raw WHERE {{chosen}}
 """
 

@@ -10,20 +10,32 @@ from outbox.store.dialects.dialect import Restore
 _AT_BEGINNING = f"base = '{EARLIEST}' AND target IS NULL"
 _STANDS = """
     SELECT DISTINCT ON (subscription, partition)
-           subscription, base, target, after_id, settled_at, partition, partitions
+           subscription, base, target, after_id, highest_id, settled_at, partition, partitions
     FROM {progress} AS g JOIN {subscription} AS s ON s.name = g.subscription AND s.generation = g.generation
     ORDER BY subscription, partition, epoch DESC, n DESC"""
 #: The row `m` belongs to the partition with the progress `p`.
 _OWN = "m.slot % p.partitions = p.partition"
-#: The row `m` was written after the copy, so that its id is one of this server and cannot be compared with a position
-#: of the other server; or the progress `p` has not passed it. The server does not read '0:0:' as a snapshot.
+#: The row `m` was written here, by the transaction whose id it has, after the log came from another server. Inside of a
+#: savepoint a row has another id; and where the files of a server were copied, each row looks as if written here.
+_WRITTEN_HERE = """
+    CAST(CAST(m.xmin AS text) AS bigint) = m.xact_id % 4294967296
+    AND (SELECT system_identifier FROM {meta}) IS DISTINCT FROM (
+        SELECT CAST(system_identifier AS text) FROM pg_control_system())"""
+#: The progress `p` has not passed the row `m`.
+#: Rows that were written on the copy have ids above all that was passed, or were written here while the sequence was
+#: behind. Their transaction ids are of this server, and mean nothing to a position of the other one. Moments of two
+#: clocks prove nothing, and only add rows. The server does not read '0:0:' as a snapshot.
 _UNREAD = f"""
-    (m.created_at > p.settled_at
+    (m.id > p.highest_id
+     OR ({_WRITTEN_HERE})
+     OR m.created_at > p.settled_at
      OR CASE p.base WHEN '{EARLIEST}' THEN TRUE
         ELSE NOT pg_visible_in_snapshot(m.xact_id::text::xid8, p.base::pg_snapshot) END
         AND NOT (p.target IS NOT NULL AND m.id <= p.after_id
                  AND pg_visible_in_snapshot(m.xact_id::text::xid8, p.target::pg_snapshot)))"""
-_UNREAD_BY_SOME = f"EXISTS (SELECT 1 FROM ({_STANDS}) AS p WHERE {_OWN} AND NOT ({_AT_BEGINNING}) AND {_UNREAD})"
+#: Or perhaps not, where an earlier version stored no highest id: a message may come twice, and must not be lost.
+_IN_DOUBT = f"({_UNREAD} OR p.highest_id IS NULL)"
+_UNREAD_BY_SOME = f"EXISTS (SELECT 1 FROM ({_STANDS}) AS p WHERE {_OWN} AND NOT ({_AT_BEGINNING}) AND {_IN_DOUBT})"
 
 RESTORE = Restore(
     unlimited="SET LOCAL statement_timeout = 0",
