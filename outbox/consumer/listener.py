@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import lru_cache, wraps
 from inspect import isasyncgenfunction, iscoroutine, iscoroutinefunction, isgeneratorfunction, signature
 from itertools import groupby
@@ -13,7 +12,7 @@ from typing import Any
 
 from outbox.model.message import Message
 from outbox.model.topics import Topics
-from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe, failure_of
+from outbox.model.verdict import BEHIND, DONE, Done, Reject, Retry, Unavailable, Verdict, describe, failure_of
 from outbox.runtime.event_loop import BackgroundLoop
 from outbox.runtime.named import named
 from outbox.runtime.tasks import NoAnswerError, in_time
@@ -24,8 +23,6 @@ logger = logging.getLogger("outbox")
 
 #: The listeners of so many topics are kept in mind.
 _MOST_TOPICS = 1_000
-#: The verdict on a message whose key has failed in the call of another listener.
-_BEHIND = Retry("an earlier message of its key failed", after=timedelta(0), counts=False)
 _VERDICTS = "None, Done(), Retry(…), Reject(…) or Unavailable(…)"
 
 
@@ -153,7 +150,7 @@ class Dispatch:
             of_listener = list(group)
             asked = [message for message in of_listener if message.key not in failed]
             answers = dict(zip([message.id for message in asked], self._handle_list(listener, asked), strict=True))
-            verdicts += [answers.get(message.id, _BEHIND) for message in of_listener]
+            verdicts += [answers.get(message.id, BEHIND) for message in of_listener]
             failed.update(m.key for m in asked if m.key is not None and answers[m.id] is not DONE)
         return verdicts
 

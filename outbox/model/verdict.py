@@ -95,5 +95,8 @@ class Unavailable(_Failed):
 
 Verdict = Done | Retry | Reject | Unavailable
 
+#: The verdict on a message that was not handled in its turn.
+BEHIND: Final = Retry("an earlier message of its key failed", after=timedelta(0), counts=False)
+
 #: The only `Done`; compared by identity, so that checking a good batch costs almost nothing.
 DONE: Final[Done] = object.__new__(Done)

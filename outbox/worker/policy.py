@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -13,6 +14,7 @@ from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Subscription
 from outbox.model.verdict import Retry
+from outbox.runtime.throttled_log import Throttle
 
 BLOCKED = Parking(state="blocked", blocks=True)
 DELAYED = Parking(state="delayed", blocks=False)
@@ -33,13 +35,15 @@ class Portions:
 
     `size`: so many messages at once; the deadline counts for each portion. `seconds`: later in a call no portion
     begins. `in_order`: nothing behind a failed message of a key is handed over. `suspend`: nothing behind any failed
-    message is.
+    message is. `passes_dead`: a rejected message holds nothing back. `log`: allows each line once.
     """
 
     size: int
     seconds: float
     in_order: bool = True
     suspend: bool = False
+    passes_dead: bool = False
+    log: Throttle = field(default_factory=lambda: Throttle(math.inf), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,13 @@ class HandlerPolicy:
         """Return the way in which a call hands its messages over; `seconds`: later in a call no portion begins."""
         if self.portion is None:
             return None
-        return Portions(size=self.portion, seconds=seconds, in_order=self.ordered, suspend=self.suspend)
+        return Portions(
+            size=self.portion,
+            seconds=seconds,
+            in_order=self.ordered,
+            suspend=self.suspend,
+            passes_dead=not self.block_on_dead,
+        )
 
     def dead(self, message: Message, error: str) -> Parking:
         """Return the parking of a dead letter; with `block_on_dead` the rest of its key waits for a person."""

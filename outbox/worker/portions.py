@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from outbox.model.message import Message
-from outbox.model.verdict import DONE, Verdict, failure_of
+from outbox.model.verdict import BEHIND, DONE, Reject, Verdict, failure_of
 from outbox.worker.calls import Call, Handler, verdicts_of
 from outbox.worker.policy import Portions
 
+logger = logging.getLogger("outbox")
 #: So often a call looks whether it may go on. The lease lasts for much longer after each look.
 _LOOK_SECONDS = 0.001
 
@@ -79,7 +81,7 @@ class PortionedCall(Call):
                     break
                 self._under_way, self.started, due = portion, now, now + self.deadline
             try:
-                verdicts = verdicts_of(handler, portion)
+                verdicts = self._in_order(portion, verdicts_of(handler, portion))
             except BaseException as error:
                 # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
                 verdicts = [failure_of(error)] * len(portion)
@@ -94,6 +96,26 @@ class PortionedCall(Call):
         self.late = not (self._answered or self.left)
         if self._answered:
             self._tell(self._answered, self.verdicts, self.seconds)
+
+    def _in_order(self, portion: list[Message], verdicts: list[Verdict]) -> list[Verdict]:
+        """Take no message for done that stands behind the first failed one of its key: it comes again in its turn."""
+        if not self._portions.in_order or len(portion) == 1 or verdicts.count(DONE) == len(portion):
+            return verdicts
+        failed: set[str] = set()
+        kept: list[Verdict] = []
+        for message, verdict in zip(portion, verdicts, strict=True):
+            behind = verdict is DONE and message.key in failed
+            if behind and self._portions.log.allows("behind"):
+                logger.warning(
+                    "a handler says that messages are done behind a failed one of their key (topic %s): they are"
+                    " handled again after it; stop at the first failure of a key, and answer Retry for the rest",
+                    message.topic,
+                )
+            holds = verdict is not DONE and not (self._portions.passes_dead and isinstance(verdict, Reject))
+            if holds and message.key is not None:
+                failed.add(message.key)
+            kept.append(BEHIND if behind else verdict)
+        return kept
 
     def _next(self, failed: set[str | None]) -> Iterator[list[Message]]:
         """Yield the portions, without messages of keys that have failed by then."""

@@ -68,6 +68,38 @@ def test_one_answer_is_for_all_and_a_list_for_each(outbox, answer, expected):
     assert found == expected
 
 
+def test_what_stands_behind_a_failure_of_its_key_is_not_done(outbox, caplog):
+    """It comes again after the failed message, whatever was answered about it, and the log says so once."""
+    write(outbox, "1", "2", "3", key="k")
+    write(outbox, "1", "2", key="another")
+    consumer, texts_of_key = consumer_of(outbox, batch_size=10), dict[str, list[str]]()
+
+    @consumer.on("orders")
+    def handle(messages: Sequence[Message]) -> list[Retry | None]:
+        for message in messages:
+            texts_of_key.setdefault(message.key or "", []).append(message.text())
+        return [Retry("no") if message.body == b"1" and message.attempt == 1 else None for message in messages]
+
+    until_over(consumer)
+
+    assert texts_of_key == {"k": ["1", "2", "3", "1", "2", "3"], "another": ["1", "2", "1", "2"]}
+    assert ["behind a failed one of their key" in line for line in caplog.messages].count(True) == 1
+
+
+def test_what_stands_behind_a_rejected_message_is_done_where_dead_letters_hold_nothing_back(outbox):
+    write(outbox, "1", "2", key="k")
+    consumer, got = consumer_of(outbox, batch_size=10, on_dead="continue"), list[list[str]]()
+
+    @consumer.on("orders")
+    def handle(messages: Sequence[Message]) -> list[Reject | None]:
+        got.append(texts(messages))
+        return [Reject("no") if message.body == b"1" else None for message in messages]
+
+    until_over(consumer)
+
+    assert (got, parked(outbox)) == ([["1", "2"]], [("dead", 1, "no")])
+
+
 def test_an_exception_is_a_failure_of_the_whole_list(outbox):
     write(outbox, "0", "1")
     consumer = consumer_of(outbox, batch_size=10)
