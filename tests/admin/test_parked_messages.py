@@ -334,3 +334,42 @@ def test_the_command_line_has_the_same_filters(shop):
     ]  # fmt: skip
     assert (shown["behind"], shown["blocked_by"], shown["body"]) == (2, None, "1")
     assert (asked.code, "discard 1 message of relay, with 2 messages behind?" in asked.err) == (2, True)
+
+
+def sent_again(outbox: Outbox, topic: str = "fine") -> tuple[str, bool]:
+    """Send a message with the dedup key of an earlier one; return its body, and whether it was written."""
+    with outbox.begin() as session:
+        message = Message(topic, b"again", dedup_key="job-1")
+        (id,) = outbox.send_all(session, [message])
+    return message.text(), id == message.message_id
+
+
+def test_a_discarded_message_gives_its_dedup_key_back(engine):
+    """Else the next message would not be written, and its writer would get the id of the discarded one."""
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        outbox.send(session, "dead", b"1", dedup_key="job-1")
+        outbox.send(session, "dead", b"2", dedup_key="job-2")
+    Relay(outbox, Destination()).until_empty()
+    before = sent_again(outbox)
+
+    outbox.admin.discard(1, reason="mended")
+
+    assert (before, sent_again(outbox)) == (("again", False), ("again", True))
+    with engine.connect() as connection:
+        kept = connection.scalars(text("SELECT dedup_key FROM outbox_dedup ORDER BY dedup_key")).all()
+    assert kept == ["job-1", "job-2"]
+
+
+def test_an_erased_message_gives_its_dedup_key_back(engine):
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        outbox.send(session, "fine", b"1", key="ann", dedup_key="job-1")
+        outbox.send(session, "fine", b"2", key="ben", dedup_key="job-2")
+    Relay(outbox, Destination()).until_empty()
+
+    outbox.admin.erase(keys=["ann"])
+
+    with engine.connect() as connection:
+        kept = connection.scalars(text("SELECT dedup_key FROM outbox_dedup")).all()
+    assert (kept, sent_again(outbox)) == (["job-2"], ("again", True))

@@ -26,6 +26,7 @@ _CHOSEN = f"""
     FROM {{message}} WHERE id > :after AND id <= :upto AND ({{chosen}})
 """
 _DELETE = "DELETE FROM {message} WHERE {id_in_ids}"
+_FREE_KEYS = "DELETE FROM {dedup} WHERE message_id IN (SELECT message_id FROM {message} WHERE {id_in_ids})"
 _PARKED = "SELECT subscription, id, state FROM {parked} WHERE {chosen} ORDER BY subscription, id"
 
 
@@ -89,7 +90,9 @@ class Erasure:
                 if not is_undecided and not behind and id not in copies:
                     passed.append(id)
             if passed and not rehearsal:
-                self._channel.run(_DELETE, ids=self._channel.database.bind(passed))
+                ids = self._channel.database.bind(passed)
+                self._channel.run(_FREE_KEYS, ids=ids)
+                self._channel.run(_DELETE, ids=ids)
             rows += len(passed)
             after = upto
         return rows, undecided

@@ -60,7 +60,11 @@ _CHANGE = """
 """
 _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {id_in_ids}"
 #: The request is compared again inside the transaction, because the last request counts.
-_DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {id_in_ids} AND request = 'discard'"
+_DISCARDED = "FROM {parked} WHERE subscription = :subscription AND {id_in_ids} AND request = 'discard'"
+_DISCARD = f"DELETE {_DISCARDED}"
+#: Else the next message with the dedup key would not be written. No index has the message ids: people discard rarely,
+#: and writers would have to pay for the index.
+_FREE_KEYS = f"DELETE FROM {{dedup}} WHERE message_id IN (SELECT message_id {_DISCARDED})"
 #: Messages stop blocking, which releases those behind them; by the partial index of rows that block others.
 _UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state {in_states}"
 #: Keys with a message that blocks others and is not blocked itself; a key may come more than once. The limit bounds
@@ -422,7 +426,8 @@ class Parked:
         return [Request(*row) for row in self._rows(_REQUESTS, limit=limit)]
 
     def discard(self, ids: Collection[int]) -> None:
-        """Delete messages whose discard a person has requested."""
+        """Delete messages whose discard a person has requested, and free their dedup keys."""
+        self._run(_FREE_KEYS, ids)
         self._run(_DISCARD, ids)
 
     def replay(self, ids: Collection[int]) -> None:
