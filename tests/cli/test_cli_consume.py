@@ -35,7 +35,7 @@ def handle(message):
         print(message.body.decode(), file=file)
 
 
-hanging = outbox.consumer("hanging", concurrency=8, deadline=timedelta(seconds=0.2))
+hanging = outbox.consumer("hanging", concurrency=8, deadline=timedelta(seconds=1))
 
 
 @hanging.on("orders")
@@ -108,6 +108,7 @@ def test_a_consumer_that_is_started_again_goes_on(shop):
     assert handled() == ["1", "2"]
 
 
+@pytest.mark.storm
 def test_a_process_whose_calls_never_come_back_ends_to_be_started_again(shop):
     write(shop, *map(str, range(20)))
     with consuming("shop:hanging") as process:

@@ -5,12 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy
-from sqlalchemy import make_url, text
+from sqlalchemy import Engine, make_url, text
 from sqlalchemy.orm import Session
 
 from outbox import Inbox, Message, Outbox, Relay, create_engine, migrate
@@ -19,6 +19,7 @@ from outbox.schema import VERSION_TABLE, metadata
 from outbox.store.label import label_of
 from tests.cli.test_cli_relay import PROGRAM, bodies, send
 from tests.support.command_line import outbox
+from tests.support.readers import next_moment
 from tests.support.revisions import add_revision
 
 
@@ -324,10 +325,16 @@ def test_status_is_watched_until_interrupted(engine):
     assert (process.wait(60), [look.startswith('{"version":1,') for look in looks]) == (0, [True] * 2)
 
 
+def pass_a_moment(engine: Engine) -> None:
+    """Wait until all that is there is older than nothing."""
+    with closing(Outbox(engine).database.open()) as channel:
+        next_moment(channel)
+
+
 def test_purge_tells_what_it_did(engine, tmp_path):
     send(engine, "1", "2")
     outbox(engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty")
-    time.sleep(0.01)
+    pass_a_moment(engine)
 
     rehearsed = outbox(engine, "purge", "--older-than", "0s", "--dry-run", "--json").json
     purged = outbox(engine, "purge", "--older-than", "0s", "--json").json
@@ -340,7 +347,7 @@ def test_purge_tells_what_it_did(engine, tmp_path):
 
 def test_purge_names_who_holds_messages_back(sqlite_engine):
     send(sqlite_engine, "1")
-    time.sleep(0.01)
+    pass_a_moment(sqlite_engine)
 
     ended = outbox(sqlite_engine, "purge", "--older-than", "0s")
 

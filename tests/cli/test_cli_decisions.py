@@ -5,7 +5,6 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from contextlib import closing
 from datetime import timedelta
 
@@ -17,6 +16,7 @@ from outbox.model.lease import Partition
 from outbox.store.subscriptions.leases import Leases
 from tests.support.command_line import outbox
 from tests.support.direct import declare_compensation
+from tests.support.waiting import eventually
 
 #: For what does not depend on the database: one kind is enough.
 ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
@@ -226,13 +226,9 @@ def test_a_running_worker_sees_the_request(engine, dead, destination):
     destination.well = True
     sender = Outbox(engine)
     with sender.running(destination):
-        deadline = time.monotonic() + 20
-        while not outbox(engine, "status", "--json").json["subscriptions"][0]["live"] and time.monotonic() < deadline:
-            time.sleep(0.05)
-
+        assert eventually(lambda: outbox(engine, "status", "--json").json["subscriptions"][0]["live"])
         outbox(engine, "parked", "replay", str(dead[0]))
-        while len(destination.bodies) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        assert eventually(lambda: len(destination.bodies) >= 2)
 
     assert destination.bodies == [b"orders a", b"orders a"]
 

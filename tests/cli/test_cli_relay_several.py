@@ -195,6 +195,7 @@ def test_a_database_that_does_not_answer_cannot_hold_up_the_end(two, postgres, t
     assert f"{label_of(far.url)}: not finished 7 s after it was to stop" in "\n".join(process.said)
 
 
+@pytest.mark.storm
 def test_until_empty_finishes_the_others_before_it_says_who_gave_up(two, tmp_path):
     out = tmp_path / "out"
     well, held = two
@@ -206,13 +207,13 @@ def test_until_empty_finishes_the_others_before_it_says_who_gave_up(two, tmp_pat
         )
 
     ended = outbox(
-        f"{url_of(well)} {url_of(held)}", "relay", "--to", f"file://{out}", "--until-empty", "--give-up-after", "1s"
+        f"{url_of(well)} {url_of(held)}", "relay", "--to", f"file://{out}", "--until-empty", "--give-up-after", "10s"
     )
 
     lines = ended.err.splitlines()
     assert (ended.code, bodies(out)) == (4, ["1"])
     assert f"{label_of(well.url)}: relay: 1 sent" in lines
-    gave_up = "gave up after 1 s: worker somebody holds the lease of relay"
+    gave_up = "gave up after 10 s: worker somebody holds the lease of relay"
     assert f"Error: {label_of(held.url)}: {gave_up}" in lines
 
 
@@ -236,13 +237,14 @@ def test_until_empty_says_which_database_failed(sqlite_engine, tmp_path, other, 
     assert "c4nary" not in ended.err
 
 
+@pytest.mark.storm
 def test_until_empty_gives_a_silent_database_up(pg_engine, sqlite_engine, postgres, tmp_path):
     out = tmp_path / "out"
     send(sqlite_engine, "1")
     with TcpProxy("127.0.0.1", postgres.port) as proxy, behind(proxy, pg_engine) as far:
         proxy.cut_after(10**9, "to_client")
         urls = f"{url_of(far)} {url_of(sqlite_engine)}"
-        arguments = ["--to", f"file://{out}", "--until-empty", "--give-up-after", "1s", *QUICK]
+        arguments = ["--to", f"file://{out}", "--until-empty", "--give-up-after", "10s", *QUICK]
         proxy.black_hole()
         ended = outbox(urls, "relay", *arguments)
 

@@ -2,9 +2,8 @@
 
 import functools
 import threading
-import time
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from outbox import Consumer, Done, Message, Outbox, Reject, Retry, RetryPolicy, 
 from outbox.consumer.options import RETRIES
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.consumers import consumer_of, parked, texts, until_over, write
+from tests.support.readers import next_moment
 from tests.support.waiting import eventually
 
 
@@ -252,9 +252,9 @@ def test_a_new_group_begins_at_an_end_of_the_log(outbox, start, expected):
 
 def test_a_new_group_begins_at_a_moment(outbox):
     write(outbox, "old")
-    time.sleep(0.05)
-    moment = datetime.now(UTC)
-    time.sleep(0.05)
+    with closing(outbox.database.open()) as channel:
+        moment = next_moment(channel)
+        next_moment(channel)
     write(outbox, "before")
     consumer, got = consumer_of(outbox, start=moment), list[Message]()
     consumer.on("orders")(got.append)
@@ -326,8 +326,11 @@ def test_a_consumer_runs_in_a_thread_while_its_block_lasts(outbox):
         write(outbox, "1", "2")
         assert eventually(lambda: len(got) == 2)
     write(outbox, "3")
-    time.sleep(0.3)
+    after, others = consumer_of(outbox, "another"), list[Message]()
+    after.on("orders")(others.append)
+    after.until_empty()
 
+    assert texts(others) == ["1", "2", "3"]
     assert (texts(got), entered) == (["1", "2"], consumer)
 
 

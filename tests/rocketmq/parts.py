@@ -1,7 +1,7 @@
 """What tests of RocketMQ's transactions share: listeners, a look of the check service, and what the tables say."""
 
-import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.service import CheckService
 from outbox.worker.settings import Settings
 from tests.support.readers import delivered
+from tests.support.waiting import eventually
 
 GROUP = "orders-group"
 CHECK = f"check:{GROUP}"
@@ -74,11 +75,18 @@ def half_rows(outbox: Outbox) -> list[Message]:
     return delivered(outbox.database, name="rows", kind="check", topics=(HALF_TOPIC,), tags=(GROUP,))
 
 
+def wait_until_old_enough(outbox: Outbox) -> None:
+    """Wait until all that is there is older than the immunity, by the clock of the database."""
+    with closing(outbox.database.open()) as channel:
+        begins = channel.now()
+        assert eventually(lambda: channel.now() - begins > IMMUNITY)
+
+
 def looked_at(
     outbox: Outbox, rows: list[Message], answer: Any = None, *, business: Engine | None = None
 ) -> list[Verdict]:
     """What a checker makes of half messages; only verdicts are written: others may be at work."""
-    time.sleep(0.02)
+    wait_until_old_enough(outbox)
     checker = Checker(
         Broker(outbox, connections=1),
         GROUP,
@@ -125,8 +133,7 @@ def check_back(outbox: Outbox, answer: Any = None, **options: Any) -> list[Messa
     A question may take a minute, unless told otherwise.
     """
     listener = Listener(answer=answer)
-    # By the clock of the database, which may know milliseconds only, an age must be more than the immunity.
-    time.sleep(0.02)
+    wait_until_old_enough(outbox)
     options = {"check_timeout": timedelta(minutes=1), **options}
     service_of(outbox, None if answer is None else listener.check_local_transaction, **options).until_empty()
     return listener.asked

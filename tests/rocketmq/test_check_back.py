@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
@@ -36,6 +35,7 @@ from tests.rocketmq.parts import (
     producer_of,
     service_of,
     verdicts,
+    wait_until_old_enough,
 )
 from tests.support.destination import LONG_LEASE
 from tests.support.leases import step_clock
@@ -195,15 +195,18 @@ def test_an_answer_that_does_not_come_in_time_is_unknown(engine, outbox, produce
     for body in ("hangs", "1", "2"):
         begun(producer, body)
 
+    returned: list[bytes] = []
+
     def answer(message):
         if message.body == b"hangs":
             let_go.wait(60)
+            returned.append(message.body)
         return COMMIT
 
     # Others may stand still for a while.
     check_back(outbox, answer, check_timeout=timedelta(seconds=1.2))
     let_go.set()
-    time.sleep(0.1)
+    assert eventually(lambda: returned == [b"hangs"])
 
     assert (sorted(arrived(outbox)), parked(engine)) == (["1", "2"], [("retry", 1)])
 
@@ -220,20 +223,21 @@ def test_a_transaction_whose_question_hangs_takes_no_second_thread(engine, outbo
             let_go.wait(60)
         return COMMIT
 
-    service = service_of(
-        outbox, answer, check_interval=timedelta(milliseconds=1), check_timeout=timedelta(milliseconds=100)
-    )
+    service = service_of(outbox, answer, check_interval=timedelta(milliseconds=1), check_timeout=timedelta(seconds=1))
     service.start()
-    assert eventually(lambda: bool(asked))
-    time.sleep(1)
-    begun(producer, "other")
-    found = eventually(lambda: arrived(outbox) == ["other"])
+    assert eventually(lambda: parked(engine) == [("retry", 1)])
+    others = [str(number) for number in range(5)]
+    for other in others:
+        begun(producer, other)
+        assert eventually(lambda: asked.count(other.encode()) > 0)  # noqa: B023
+    found = eventually(lambda: len(verdicts(engine)) == 5)
     before = (asked.count(b"hangs"), parked(engine))
     let_go.set()
-    ended = eventually(lambda: arrived(outbox) == ["hangs"])
+    ended = eventually(lambda: len(verdicts(engine)) == 6)
     end(service)
 
     assert (found, before, ended) == (True, (1, [("retry", 1)]), True)
+    assert sorted(arrived(outbox)) == [*others, "hangs"]
 
 
 @ONE_DATABASE
@@ -290,9 +294,9 @@ def test_after_the_last_unknown_a_producer_still_decides_and_clears_it(engine, o
 
 def test_a_verdict_clears_what_waits_for_its_next_question(engine, outbox, producer):
     transaction = begun(producer)
-    check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=200))
+    check_back(outbox, UNKNOW)
     transaction.commit()
-    time.sleep(0.3)
+    step_clock(engine, 2 * HOUR, "outbox_parked.due_at")
     asked = check_back(outbox, ROLLBACK)
 
     assert (asked, parked(engine), arrived(outbox)) == ([], [], ["1"])
@@ -301,8 +305,8 @@ def test_a_verdict_clears_what_waits_for_its_next_question(engine, outbox, produ
 def test_without_a_listener_nobody_is_asked_and_nothing_is_counted(engine, outbox, producer):
     begun(producer)
     for _ in range(3):
-        check_back(outbox, None, check_interval=timedelta(milliseconds=1), check_max=1)
-        time.sleep(0.02)
+        check_back(outbox, None, check_max=1)
+        step_clock(engine, 2 * HOUR, "outbox_parked.due_at")
     before = (parked(engine), verdicts(engine))
     asked = check_back(outbox, COMMIT)
 
@@ -325,7 +329,7 @@ def test_questions_are_spread_over_a_tenth_of_the_interval(outbox, producer):
     for _ in range(3):
         begun(producer)
     rows = half_rows(outbox)
-    time.sleep(0.02)
+    wait_until_old_enough(outbox)
     spread = iter((0.0, 0.5, 1.0))
     checker = Checker(
         Broker(outbox, connections=1),
@@ -428,7 +432,11 @@ def test_a_producer_checks_back_between_its_start_and_its_shutdown(engine, outbo
     first = eventually(lambda: arrived(outbox) == ["1"])
     producer.shutdown()
     begun(producer, "2")
-    time.sleep(0.3)
+    meanwhile = producer_of(outbox, Listener(answer=COMMIT), "another-group")
+    meanwhile.start()
+    begun(meanwhile, "meanwhile")
+    assert eventually(lambda: arrived(outbox) == ["meanwhile"])
+    meanwhile.shutdown()
     between = len(listener.asked)
     producer.start()
     second = eventually(lambda: arrived(outbox) == ["2"])

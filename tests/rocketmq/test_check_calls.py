@@ -119,6 +119,7 @@ def test_a_call_that_is_taken_back_takes_back_no_verdict_of_another_call(pg_engi
     assert (second, verdicts(pg_engine), arrived(pg_outbox)) == ([DONE], {other: "commit"}, ["other"])
 
 
+@pytest.mark.storm
 def test_every_transaction_is_decided_though_a_call_fails_long_after_its_deadline(
     pg_engine, pg_outbox, pg_producer, held
 ):
@@ -205,6 +206,7 @@ def test_calls_at_once_share_the_limit_of_questions_and_ask_nobody_twice(outbox,
     assert [(type(each), getattr(each, "counts", None)) for each in second] == [(Retry, False)] * 8
 
 
+@pytest.mark.storm
 def test_a_call_that_comes_back_late_and_at_a_loss_does_not_end_the_service(pg_outbox, pg_producer, monkeypatch):
     """The call after it was at a loss before; while this one hangs, the lease is not left to others."""
     began, at_a_loss, real = threading.Event(), threading.Event(), DecidedHalves.pending

@@ -1,7 +1,6 @@
 """Nobody who lacks what it takes decides: another business database, a process without the listener."""
 
 import logging
-import time
 from contextlib import closing
 from datetime import timedelta
 
@@ -26,6 +25,7 @@ from tests.rocketmq.parts import (
     producer_of,
     service_of,
     verdicts,
+    wait_until_old_enough,
 )
 from tests.support.command_line import outbox as outbox_command
 from tests.support.waiting import eventually
@@ -201,7 +201,7 @@ def test_a_check_that_was_dropped_begins_at_the_oldest_that_is_pending(outbox):
     new = second.begin_transaction()
     new.send("orders", b"2")
     second.shutdown()
-    time.sleep(0.02)
+    wait_until_old_enough(outbox)
 
     service_of(outbox, Listener(answer=COMMIT).check_local_transaction).until_empty()
 
