@@ -369,6 +369,18 @@ def test_a_sequence_behind_a_position_is_found_where_positions_are_ids(sqlite_en
     assert [each for each, _ in ahead] == ([said] if where == "outbox_progress.base" else [])
 
 
+def test_a_finding_about_an_index_hides_no_position_ahead_of_the_server(engine):
+    """The refused worker sends people here for the position."""
+    fill_every_table(engine)
+    number = "900000000:900000000:"
+    do(engine, f"UPDATE outbox_progress SET base = '{number}'", "DROP INDEX outbox_parked_state")
+
+    said = found(engine)
+
+    assert [each for each in said if "outbox_parked_state" in each] != []
+    assert [each for each in said if f"says that relay is at {number}, and the server is only at" in each] != []
+
+
 def test_positions_say_nothing_of_ids_where_they_are_something_else(pg_engine):
     fill_every_table(pg_engine)
 

@@ -36,6 +36,8 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _MISSING = "is missing"
+#: The tables with positions, and with what positions are compared with.
+_READ = {"outbox_message", "outbox_progress", "outbox_lease", "outbox_subscription"}
 #: The tables in the database of a consumer without an outbox.
 INBOX_ALONE = {"outbox_inbox"}
 _MARK = "outbox_progress.last_message"
@@ -90,14 +92,14 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
             # If it were made by hand, it would be in the way of the revision that makes it.
             upgrade = f"run: {database.upgrade_command}"
             found = [replace(each, fix=upgrade) if each.problem == _MISSING else each for each in found]
-        is_whole = not found
+        is_readable = _READ <= present and not any(_lacks_column(each) for each in found)
         found += _of_ids(connection, inspect(connection), database, present) if "outbox_message" in present else []
     found += _of_server(channel)
     if "outbox_meta" in present:
         found += _of_meta(channel, slots, log_is_there="outbox_message" in present)
     if {"outbox_message", "outbox_progress"} <= present and not any(each.where == _MARK for each in found):
         found += _of_progress(channel)
-    if is_whole and not any(each.where in ("server", "database", "outbox_meta") for each in found):
+    if is_readable and not any(each.where in ("server", "database") for each in found):
         # First, because a mended sequence lets a subscription pass over what was written under the ids given out again.
         found[:0] = _of_positions(channel)
     tables = {"outbox_message", "outbox_parked", "outbox_subscription"}
@@ -112,6 +114,11 @@ def findings_of_ids(channel: Channel) -> list[Finding]:
     with database.engine.connect() as connection:
         present = tables_there(connection, tables_of(database))
         return list(_of_ids(connection, inspect(connection), database, present))
+
+
+def _lacks_column(found: Finding) -> bool:
+    """Return whether positions cannot be read because a column is missing; an index or a type hides nothing."""
+    return found.problem == _MISSING and found.where.partition(".")[0] in _READ
 
 
 def holds_inbox_alone(channel: Channel) -> bool:
