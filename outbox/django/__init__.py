@@ -9,6 +9,7 @@ Add `"outbox.django"` to `INSTALLED_APPS`, and run `manage.py migrate` and `mana
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -73,16 +74,46 @@ def _outbox_at(url: str) -> Outbox:
 def _written(using: str | None, write: Callable[[Outbox, Any], R]) -> R:
     connection = transaction.get_connection(using)
     if not connection.in_atomic_block:
-        raise NoTransactionError(
-            "outside of transaction.atomic() Django commits every statement, so the message would outlive a rollback;"
-            " send inside of it, or set ATOMIC_REQUESTS"
-        )
+        raise NoTransactionError(_why_none(connection))
     connection.ensure_connection()
     connection.validate_no_broken_transaction()
     outbox = outbox_on(connection.alias)
     written = write(outbox, connection.connection)
     _watch(connection, outbox)
     return written
+
+
+def _why_none(connection: BaseDatabaseWrapper) -> str:
+    """Return why there is no atomic block on a connection, and the fix."""
+    alias = connection.alias
+    others = [each.alias for each in connections.all(initialized_only=True) if each.in_atomic_block]
+    if others:
+        return (
+            f"transaction.atomic() runs on {' and '.join(map(repr, others))}, not on {alias!r}; send with"
+            f" using={others[0]!r}, or inside of transaction.atomic(using={alias!r})"
+        )
+    if _in_event_loop():
+        return (
+            "a coroutine is in no transaction of Django, whose connections belong to threads; put transaction.atomic()"
+            " and send into one function, and call the function by sync_to_async"
+        )
+    if not connection.get_autocommit():
+        return (
+            f"autocommit is off for {alias!r}, and Django tells nobody about the end of such a transaction; send inside"
+            " of transaction.atomic()"
+        )
+    return (
+        "outside of transaction.atomic() Django commits every statement, so the message would outlive a rollback;"
+        " send inside of it, or set ATOMIC_REQUESTS"
+    )
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _watch(connection: BaseDatabaseWrapper, outbox: Outbox) -> None:

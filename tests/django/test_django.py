@@ -1,5 +1,6 @@
 """Messages in Django's transactions: what Django commits is there, what it rolls back is not."""
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -139,6 +140,39 @@ def test_outside_of_a_block_nothing_is_sent(shop):
         send("orders", b"")
 
     assert bodies(shop) == []
+
+
+def test_a_block_of_another_database_is_named(shop):
+    connections.settings["other"] = {**connections.settings["default"]}
+    try:
+        with (
+            pytest.raises(NoTransactionError, match="runs on 'other', not on 'default'; send with using='other'"),
+            transaction.atomic(using="other"),
+        ):
+            send("orders", b"")
+    finally:
+        connections["other"].close()
+        del connections["other"], connections.settings["other"]
+
+    assert bodies(shop) == []
+
+
+def test_a_transaction_by_hand_is_told_from_none(shop):
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(NoTransactionError, match="autocommit is off for 'default'"):
+            send("orders", b"")
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+
+
+def test_a_coroutine_is_sent_to_a_thread(shop):
+    async def order() -> None:
+        send("orders", b"")
+
+    with pytest.raises(NoTransactionError, match="call the function by sync_to_async"):
+        asyncio.run(order())
 
 
 def test_a_broken_block_takes_no_message(shop):
