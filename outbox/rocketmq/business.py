@@ -101,8 +101,9 @@ class Business:
         )
         if stands is None:
             raise MQClientError(
-                f"transaction {transaction} has no record of a commit in the business database; join(session) in the"
-                " business transaction, and commit() after its commit"
+                f"transaction {transaction} has no record of a commit in the business database: (1) the business"
+                " transaction was rolled back, or has not ended: rollback() the transaction, or commit() after the end;"
+                " or (2) nothing joined: call join(session) in the business transaction"
             )
         if stands != op:
             raise VerdictStandsError(transaction, stands, op)

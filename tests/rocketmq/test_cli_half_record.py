@@ -56,7 +56,8 @@ def test_without_the_business_database_nothing_is_decided(engine, transaction, v
 def test_a_commit_is_refused_without_a_record_of_the_commit(engine, business, transaction):
     ended = end(engine, "commit", transaction, *record(business))
 
-    assert (ended.code, "has no record of a commit" in ended.err, bodies(engine)) == (1, True, [])
+    cause = "has no record of a commit in the business database: (1) the business transaction was rolled back"
+    assert (ended.code, cause in ended.err, bodies(engine)) == (1, True, [])
 
 
 def test_a_commit_that_is_recorded_delivers(engine, business, transaction):
