@@ -101,17 +101,19 @@ def require_acceptable(channel: Channel) -> None:
     now = Log().now(channel).position
     for name, position in stored:
         if position.head > now.head:
+            restore = channel.database.commands.line("restore")
             raise DatabaseError(
                 f"{name} stands at {position}, and this server is only at {now}: its ids do not go on, and messages"
-                " written until then would be passed over; run outbox restore without --accept"
+                f" written until then would be passed over; without --accept, run: {restore}"
             )
 
 
 def _require_new_ids(channel: Channel) -> None:
     """Make sure that new messages get new ids, above those of the log: by their ids messages are put in order."""
     for finding in findings_of_ids(channel):
+        restore = channel.database.commands.line("restore")
         raise DatabaseError(
-            f"{finding.where} {finding.problem}; with all writers stopped, run: {finding.fix}; then outbox restore"
+            f"{finding.where} {finding.problem}; with all writers stopped, run: {finding.fix}; then run: {restore}"
         )
 
 
