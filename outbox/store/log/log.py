@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,13 @@ from outbox.model.message import Message
 from outbox.model.position import EARLIEST, Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
 from outbox.model.topics import Topics
+from outbox.runtime.named import named
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import LOG_COLUMNS, OF_SLOTS, Values, slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.log.filtering import Condition, condition_of
+
+logger = logging.getLogger("outbox")
 
 _TOPIC, _BODY, _DIRECT = 2, 6, 11
 _ID = itemgetter(0)
@@ -328,14 +332,45 @@ def last_id_before(channel: Channel, moment: datetime) -> int:
     """Return the last id before each row that was created at `moment` or later.
 
     A row has the moment at which its statement began. So between the rows of a long statement lie others with later
-    moments, and a search by halves may pass these over.
+    moments, and a search by halves may pass these over. The same goes for rows that were written while the clock was
+    ahead: they are looked for near the place and at many places of the log before, and logged.
     """
     first, last = ids_before(channel, moment)
     if last < first:
         return last
     _, sure = ids_before(channel, moment - _LONGEST_STATEMENT)
-    bounds = {"after": sure, "last": last, "moment": channel.database.dialect.clock.bind(moment)}
-    return next((id - 1 for (id,) in channel.rows(_CREATED_SINCE, **bounds)), last)
+    last = (_first_since(channel, moment, sure, last) or last + 1) - 1
+    by_halves = last
+    while (later := _some_since(channel, moment, first, last)) is not None:
+        last = later - 1
+    if last < by_halves:
+        logger.warning(
+            "the clock of the database has stepped: of the messages with the ids %d to %d some were written at %s or"
+            " later, and some before; all of them are read",
+            last + 1,
+            by_halves,
+            moment.isoformat(" ", "seconds"),
+            extra=named("clock_stepped"),
+        )
+    return last
+
+
+def _some_since(channel: Channel, moment: datetime, first: int, last: int) -> int | None:
+    """Return the id of a row up to `last` that was created at `moment` or later: of the nearby rows or a sample."""
+    near = _first_since(channel, moment, last - _NEARBY, last)
+    for place in range(first, last - _NEARBY, max(1, (last - first) // _PLACES)):
+        # Read row by row, because each is one probe of the primary key.
+        for id, created_at in channel.rows(_FROM, id=place):
+            if id <= last and channel.database.moment(created_at) >= moment:
+                return min(int(id), near or last)
+    return near
+
+
+def _first_since(channel: Channel, moment: datetime, after: int, last: int) -> int | None:
+    """Return the id of the first row behind `after`, up to `last`, that was created at `moment` or later."""
+    bounds = {"after": after, "last": last, "moment": channel.database.dialect.clock.bind(moment)}
+    found = channel.rows(_CREATED_SINCE, **bounds)
+    return int(found[0][0]) if found else None
 
 
 def nothing(capture: Capture | None) -> Page:
@@ -366,6 +401,9 @@ _LAST = "SELECT (SELECT max(id) FROM {message}), {who_answers}"
 _ENDS = "SELECT (SELECT min(id) FROM {message}), (SELECT max(id) FROM {message}), {who_answers}"
 #: A statement is taken to write its rows within this time; beside a longer one, later moments may be passed over.
 _LONGEST_STATEMENT = timedelta(minutes=1)
+#: Rows before a moment's place that are all looked at, and places of the log that are looked at. A clock that was ahead
+#: for fewer rows than lie between two places, farther away, is not seen.
+_NEARBY, _PLACES = 10_000, 500
 #: By primary key, because no index has the moments.
 _CREATED_SINCE = """
     SELECT id FROM {message} WHERE id > :after AND id <= :last AND created_at >= :moment ORDER BY id LIMIT 1
