@@ -152,6 +152,7 @@ def test_messages_that_wait_for_a_destination_that_accepted_nothing_are_no_end(e
     assert (status["parked"]["waiting"], status["parked"]["dead"]) == (2, 0)
 
 
+@pytest.mark.storm
 def test_a_destination_that_comes_back_in_time_is_waited_for(sqlite_engine, stream):
     """What was parked while there was no stream is sent before the command gives up."""
     stream.take("other")
@@ -191,6 +192,7 @@ def test_a_destination_that_is_not_that_of_the_direct_writers_is_refused_before_
     assert (sent.code, bodies(out)) == (0, ["1"])
 
 
+@pytest.mark.storm
 def test_a_second_relay_says_that_it_stands_by_and_that_it_takes_over(engine, tmp_path):
     out = tmp_path / "out"
     with running(engine, "--to", f"file://{out}") as first:
@@ -312,6 +314,7 @@ def test_a_heartbeat_file_in_no_folder_is_refused_with_the_fix(sqlite_engine, tm
     )
 
 
+@pytest.mark.storm
 def test_a_signal_ends_a_run_that_cannot_end(engine):
     send(engine, "1")
     with running(engine, "--to", "nats://localhost:1", "--until-empty", "--give-up-after", "1h") as process:

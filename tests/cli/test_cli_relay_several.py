@@ -180,6 +180,7 @@ def test_what_is_missing_is_said_and_made_while_it_runs(sqlite_engine, tmp_path)
         assert process.ended(signal.SIGTERM) == 0
 
 
+@pytest.mark.storm
 def test_a_database_that_does_not_answer_cannot_hold_up_the_end(two, postgres, tmp_path):
     """The other is drained; the exit code says that not all were."""
     well, away = two

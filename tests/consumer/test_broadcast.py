@@ -134,6 +134,7 @@ def test_an_instance_that_was_killed_is_seen_until_its_lease_ends(outbox, soon):
         assert eventually(lambda: subscriptions(outbox) == ["cache@b", "cache@killed"])
 
 
+@pytest.mark.storm
 def test_instances_that_come_back_together_after_7_days_keep_each_other(outbox):
     got: dict[str, list[Message]] = {"a": [], "b": []}
     for name in got:

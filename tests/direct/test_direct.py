@@ -190,6 +190,7 @@ def test_before_the_tables_are_there_nothing_is_direct(tmp_path, caplog):
     outbox.close()
 
 
+@pytest.mark.storm
 def test_acks_are_one_a_batch_and_go_when_they_are_passed(engine, destination, monkeypatch):
     briefly(monkeypatch)
     with writing_directly(engine, destination) as outbox:

@@ -224,6 +224,7 @@ def test_what_sql_and_a_trigger_commit_is_sent_and_nothing_else(shop):
     ]
 
 
+@pytest.mark.jvm
 def test_what_java_commits_is_sent_and_nothing_else(shop, tmp_path):
     (tmp_path / "Send.java").write_text(blocks(PAGE, "java")[0])
     url = f"jdbc:postgresql://127.0.0.1:{shop.url.port}/{shop.url.database}?user=postgres"

@@ -113,6 +113,7 @@ def test_each_tenant_has_its_messages(shop, capsys):
     run(page("tenants"), "docs/tenants.md")
 
 
+@pytest.mark.storm
 def test_the_tests_of_the_page_about_testing_pass(tmp_path):
     first, second = blocks(page("testing"), "python")
     (tmp_path / "test_shop.py").write_text(first)
@@ -237,6 +238,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
+@pytest.mark.storm
 def test_the_site_has_each_page_as_html_and_as_markdown(site):
     pages = {path.stem for path in DOCS.glob("*.md")}
 

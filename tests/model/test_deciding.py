@@ -4,6 +4,7 @@ import random
 import uuid
 from contextlib import ExitStack
 
+import pytest
 from sqlalchemy import Engine, text
 
 from tests.model.deciding import Deciding, State
@@ -13,6 +14,7 @@ from tests.model.worlds import COMMIT, FENCE, JOIN, ROLLBACK
 ALL = (JOIN, COMMIT, ROLLBACK, FENCE)
 
 
+@pytest.mark.storm
 def test_the_statements_do_what_the_model_says(pg_engine: Engine, full: bool) -> None:
     """Random walks, each to its end: who waits and who is refused, what is restored, and which verdict stands."""
     seed = random.randrange(1_000_000)

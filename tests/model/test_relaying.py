@@ -3,12 +3,14 @@
 import random
 from contextlib import ExitStack
 
+import pytest
 from sqlalchemy import Engine
 
 from tests.model.relaying import Faults, Relaying
 from tests.model.relaying_for_real import RelayReplay
 
 
+@pytest.mark.storm
 def test_the_library_does_on_a_real_server_what_the_model_says(pg_engine: Engine, full: bool) -> None:
     """Random walks, each to its end: which messages a read brings, who gets the lease, and whose settle is refused."""
     seed = random.randrange(1_000_000)

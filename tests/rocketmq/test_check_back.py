@@ -302,6 +302,7 @@ def test_a_verdict_clears_what_waits_for_its_next_question(engine, outbox, produ
     assert (asked, parked(engine), arrived(outbox)) == ([], [], ["1"])
 
 
+@pytest.mark.storm
 def test_without_a_listener_nobody_is_asked_and_nothing_is_counted(engine, outbox, producer):
     begun(producer)
     for _ in range(3):

@@ -284,6 +284,7 @@ def test_the_password_of_a_business_database_is_no_argument(engine):
 # Until stopped
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("engine", "number"), [("postgresql", signal.SIGTERM), ("sqlite", signal.SIGINT)], indirect=["engine"]
 )

@@ -13,6 +13,7 @@ def in_a_folder(folder):
     """With nothing in it."""
 
 
+@pytest.mark.storm
 def test_the_steps_of_an_order_arrive_in_order():
     assert run(*typed("rocketmq/steps.py")).splitlines() == [
         f"15103111039: {STEPS}",
@@ -21,6 +22,7 @@ def test_the_steps_of_an_order_arrive_in_order():
     ]
 
 
+@pytest.mark.storm
 def test_an_order_that_nobody_has_paid_is_closed():
     assert run(*typed("rocketmq/unpaid.py")).splitlines() == [
         "placed: {1: 'paid', 2: 'open'}",
@@ -28,6 +30,7 @@ def test_an_order_that_nobody_has_paid_is_closed():
     ]
 
 
+@pytest.mark.storm
 def test_prices_go_in_batches():
     assert run(*typed("rocketmq/batches.py")).splitlines() == [
         "refused: CODE: 13  DESC: the message body size over max value, MAX: 4194304",
@@ -36,6 +39,7 @@ def test_prices_go_in_batches():
     ]
 
 
+@pytest.mark.storm
 def test_each_group_gets_what_it_asks_for():
     assert run(*typed("rocketmq/filters.py")).splitlines() == [
         "by-tags: paid in eu, shipped in eu",

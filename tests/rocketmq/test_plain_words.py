@@ -93,6 +93,7 @@ def test_a_send_beside_a_business_that_does_not_end_says_so(engine, outbox, impa
     assert str(error).startswith("send message Exception: another transaction is deciding")
 
 
+@pytest.mark.storm
 def test_every_call_of_a_producer_whose_database_is_away_raises_an_error_of_ours():
     with started(PostgresServer) as server:
         engine, business = (create_engine(server.create_database(name)) for name in ("shop", "business"))

@@ -243,6 +243,7 @@ def test_a_checker_touches_what_it_asks_about(logs, rows, name, state):
     assert sum(each.pages for each in done) <= MOST_OF_A_BATCH, done
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("log", ["never", "fresh"])
 def test_of_a_crowd_that_is_due_few_are_looked_at(logs, rows, log):
     """All of it fell due at once, because nobody checked for a while; the pages of one look, of all tables."""

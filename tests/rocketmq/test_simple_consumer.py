@@ -258,6 +258,7 @@ def sleeper(url: str, found: str) -> None:
     Path(found).write_text(str(len(messages)))
 
 
+@pytest.mark.storm
 def test_who_slept_too_long_gets_nothing_that_another_has_received(engine, outbox, tmp_path):
     send(outbox, "1")
     url, found = engine.url.render_as_string(hide_password=False), tmp_path / "found"
@@ -300,6 +301,7 @@ def test_a_connection_that_is_lost_before_the_message_is_stored_costs_nothing(pg
     assert (lost.is_set(), nothing, found.reconsume_times, states(pg_engine)) == (True, [], 0, {})
 
 
+@pytest.mark.storm
 def test_no_two_consumers_hold_a_message_at_a_time(engine, outbox):
     """Four threads with two consumers acknowledge two of three messages; the others come again when it is time."""
     number, invisible = 60, timedelta(seconds=2)

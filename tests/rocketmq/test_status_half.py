@@ -227,6 +227,7 @@ def test_a_transaction_that_was_given_up_is_no_dead_letter_to_discard(engine):
     assert outbox(engine, "parked", "list", "--state", "dead", "--json").json["parked"] == [letter]
 
 
+@pytest.mark.storm
 def test_what_is_beyond_a_bounded_look_is_estimated(engine):
     TransactionMQProducer("shop", producer(engine)._outbox)._broker.declare("shop", timedelta(0))
     fill(engine, 40_000, decided=30_000)
@@ -238,6 +239,7 @@ def test_what_is_beyond_a_bounded_look_is_estimated(engine):
     assert found.rolled_back == Count(0)
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
 def test_no_statement_reads_more_than_its_bound(pg_engine, plans):
     """100 000 transactions, half of them with a verdict; 10 000 were asked about, some wait behind one given up."""

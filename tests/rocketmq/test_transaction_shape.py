@@ -272,6 +272,7 @@ def test_a_transaction_ends_with_a_state_and_nothing_else(outbox, producer, engi
     assert verdicts(engine) == {}
 
 
+@pytest.mark.storm
 def test_a_replica_stores_nothing_and_ends_nothing():
     with started(PostgresServer) as server:
         primary = plain_engine(server.create_database("shop"))

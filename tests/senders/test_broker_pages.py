@@ -77,6 +77,7 @@ def test_the_consumer_of_redis_handles_each_message_once(redis):
     client.delete("shop:orders")
 
 
+@pytest.mark.storm
 def test_the_consumer_of_sqs_handles_each_message_once(aws):
     page = run((TOP / "docs" / "aws.md").read_text(), "docs/aws.md")
     aws.make("shop-orders.fifo", "shop-orders")
@@ -98,6 +99,7 @@ def any_left(aws, name: str) -> bool:
     return bool(found["Attributes"][number] != "0")
 
 
+@pytest.mark.storm
 def test_the_consumer_of_kafka_handles_each_message_once(kafka):
     page = run((TOP / "docs" / "kafka.md").read_text(), "docs/kafka.md")
     servers = {"bootstrap.servers": kafka.server.servers}

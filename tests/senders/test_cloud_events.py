@@ -144,6 +144,7 @@ def test_a_body_is_json_text_or_base64_and_always_exact(body, content_type, memb
     assert envelope["id"] == str(message.message_id)
 
 
+@pytest.mark.storm
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(messages())
 def test_the_sdk_reads_every_message_or_it_is_refused(message):

@@ -5,6 +5,7 @@ import runpy
 import time
 
 import httpx
+import pytest
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import select
@@ -37,6 +38,7 @@ def is_created(admin: AdminClient) -> bool:
     return True
 
 
+@pytest.mark.storm
 def test_each_order_gets_one_invoice(kafka, pg_engine, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     migrate.upgrade_inbox(create_engine("sqlite:///billing.db"))

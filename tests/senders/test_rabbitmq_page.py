@@ -27,6 +27,7 @@ def page(tmp_path, monkeypatch):
     return run(PAGE, "docs/rabbitmq.md")
 
 
+@pytest.mark.storm
 def test_its_consumer_handles_each_message_once(rabbitmq: RabbitServer, page):
     asyncio.run(page["declare"](rabbitmq.url))
     sent = [a_message("orders", {"id": n}, key=f"order-{n}") for n in range(5)]

@@ -118,6 +118,7 @@ def log_of(folder: Path) -> str:
     return (folder / "worker.log").read_text()[-3000:]
 
 
+@pytest.mark.storm
 def test_celery_does_the_work_of_a_message_once(rabbitmq: RabbitServer, folder, sqlite_engine, sent, monkeypatch):
     tasks = module("celery_tasks", f"{rabbitmq.url}/", monkeypatch)
 
@@ -145,6 +146,7 @@ async def delete_queue(url: str, name: str) -> None:
         await (await connection.channel()).queue_delete(name)
 
 
+@pytest.mark.storm
 def test_dramatiq_does_the_work_of_a_message_once(redis: RedisServer, folder, sqlite_engine, sent, monkeypatch):
     tasks = module("dramatiq_tasks", f"{redis.url}/5", monkeypatch)
     client = driver.Redis(port=redis.port, db=5)
@@ -159,6 +161,7 @@ def test_dramatiq_does_the_work_of_a_message_once(redis: RedisServer, folder, sq
     client.flushdb()
 
 
+@pytest.mark.storm
 def test_taskiq_does_the_work_of_a_message_once(redis: RedisServer, folder, sqlite_engine, sent, monkeypatch):
     tasks = module("taskiq_tasks", f"{redis.url}/6", monkeypatch)
     client = driver.Redis(port=redis.port, db=6)
@@ -173,6 +176,7 @@ def test_taskiq_does_the_work_of_a_message_once(redis: RedisServer, folder, sqli
     client.flushdb()
 
 
+@pytest.mark.storm
 def test_faststream_does_the_work_of_a_message_once(rabbitmq: RabbitServer, folder, sqlite_engine, sent, monkeypatch):
     tasks = module("faststream_tasks", f"{rabbitmq.url}/", monkeypatch)
 
@@ -212,6 +216,7 @@ def test_messages_wait_while_the_broker_is_away(name, scheme, function, folder, 
     assert [type(verdict) for verdict in verdicts] == [Unavailable, Unavailable]
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("name", "function"),
     [

@@ -46,6 +46,7 @@ def shut_out(topics: Topics, name: str) -> Unavailable:
     return Unavailable(f"Kafka: {where}: another sender has the transactional id {name!r} now", everything=True)
 
 
+@pytest.mark.storm
 def test_a_call_is_stored_as_a_whole_and_in_the_order_of_its_keys(topics, to, name):
     sender = to(name)
     calls = [[a_message("alpha", f"{call}-{n}", key=f"k{n % 7}") for n in range(200)] for call in range(3)]

@@ -157,6 +157,7 @@ def test_a_role_needs_no_more_rights_than_the_page_says(other):
     assert [grant for grant in grants if grant not in page] == []
 
 
+@pytest.mark.storm
 def test_a_lock_is_waited_for_within_the_deadline(other, sender):
     """A migration there, for example; nothing is blamed on a message, and nothing is left behind."""
     check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
@@ -168,6 +169,7 @@ def test_a_lock_is_waited_for_within_the_deadline(other, sender):
     check_stored(other, sent + waiting)
 
 
+@pytest.mark.storm
 def test_a_slow_server_gives_up_by_itself(other, sender):
     other.execute(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$"

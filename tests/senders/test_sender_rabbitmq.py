@@ -305,6 +305,7 @@ def test_a_missing_exchange_is_named_and_found_when_it_is_there(rabbitmq, exchan
     assert [record.getMessage() for record in caplog.records] == [connected, reason]
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("size", [5_001, 200_000])
 def test_a_message_above_the_servers_limit_is_rejected_alone(strict, size):
     """The server closes the channel, with all that it has not confirmed; nothing else is lost, or blamed."""

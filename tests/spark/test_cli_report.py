@@ -67,6 +67,7 @@ class Sink:
 # Delivery
 
 
+@pytest.mark.jvm
 def test_a_delivery_report_shows_what_was_written_and_parked(engine, shop, tmp_path):
     send(shop, 1, 2)
     send(shop, 13, key="b", topic="mail")

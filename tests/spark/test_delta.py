@@ -49,6 +49,7 @@ def _rows(batch) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.storm
 def test_the_table_has_the_rows_of_the_archive(outbox, path):
     send(outbox, "1", "2")
     extracted(outbox.engine, path, delta=True)

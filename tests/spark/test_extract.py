@@ -71,6 +71,7 @@ def purge_all(outbox) -> None:
 # What it writes
 
 
+@pytest.mark.storm
 def test_a_second_extract_brings_what_came_after_the_first(outbox, path):
     send(outbox, "1", "2")
     first = extracted(outbox.engine, path)

@@ -212,6 +212,7 @@ def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(
     assert set(files_in(path)) == counted
 
 
+@pytest.mark.storm
 def test_repeated_extracts_of_sqlite_bring_every_message_once(sqlite_engine, written, tmp_path, full):
     """On SQLite a transaction that stays open has all others wait."""
     path = tmp_path / "archive"
@@ -248,6 +249,7 @@ def reading(broken: Callable[[Position, Position], Window]) -> Callable[..., lis
     return read
 
 
+@pytest.mark.storm
 def test_broken_extracts_fail_the_same_judgement(pg_engine, written, tmp_path):
     """Else the judgement proves nothing. Two of them take turns beside the same writers."""
     writing = written(pg_engine, 100, 0.7)

@@ -59,6 +59,7 @@ def test_the_first_batch_is_no_larger_than_others(engine):
     assert max(batch.nbytes for batch in found) < 1_000_000
 
 
+@pytest.mark.storm
 def test_a_read_goes_on_after_killed_backends(pg_engine):
     """Four times in one read, each in the middle of the stream."""
     fill(pg_engine, 60_000, size=300)
@@ -100,6 +101,7 @@ def test_a_read_goes_on_without_its_key_among_the_columns(pg_engine):
     assert rows == 40_000
 
 
+@pytest.mark.storm
 def test_other_tables_go_on_after_their_whole_key(pg_engine):
     """Keys of several columns: those of the first one are not enough."""
     with pg_engine.begin() as connection:
@@ -211,6 +213,7 @@ def test_a_sqlite_file_is_not_made_by_reading(sqlite_engine, tmp_path):
     assert not (tmp_path / "gone.db").exists()
 
 
+@pytest.mark.storm
 def test_a_busy_sqlite_file_is_waited_for(sqlite_engine, monkeypatch):
     """What a driver raises in mid-read, and how the read goes on after the last row that came."""
     with sqlite_engine.begin() as connection:

@@ -170,6 +170,7 @@ def test_every_column_comes_with_its_type(engine, planner):
 ODD = ("a:b\\c'%s", "{now}", "{message}", "order-{1}", "{{x}}", "a}b")
 
 
+@pytest.mark.storm
 def test_rows_are_narrowed(engine, planner):
     odd = ODD[0]
     send(engine, "1", topic="orders", key=odd)

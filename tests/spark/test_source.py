@@ -130,6 +130,7 @@ def test_importing_is_light():
     assert loaded("pyspark_outbox") == loaded("pyspark.sql.datasource")
 
 
+@pytest.mark.storm
 def test_a_task_is_read_without_psycopg(pg_engine, tmp_path):
     """On an executor ADBC is enough: it has PostgreSQL's client library with it."""
     with pg_engine.begin() as connection:

@@ -278,6 +278,7 @@ def test_another_number_of_slots_is_found(engine):
     ]
 
 
+@pytest.mark.storm
 def test_a_standby_is_found(tmp_path):
     server = PostgresServer()
     try:

@@ -136,6 +136,7 @@ def worlds(shop: Outbox, seeds: range, steps: int = 250) -> Iterator[World]:
             yield world
 
 
+@pytest.mark.storm
 def test_every_message_comes_once_and_in_order(shop, seeds):
     found = list(worlds(shop, seeds))
 

@@ -148,6 +148,7 @@ def test_a_capture_counts_from_its_answer(engine, monkeypatch):
     assert reads.found == {13: ["committed meanwhile"]}
 
 
+@pytest.mark.storm
 def test_nothing_is_early_lost_twice_or_out_of_order_under_writers(engine):
     """Four writers, each with a key of its own, keep their transactions open for up to twice the grace."""
     grace, handler, database = timedelta(milliseconds=400), Timed(), Database(engine)
@@ -213,6 +214,7 @@ def own_server(tmp_path: Path):
         engine.dispose()
 
 
+@pytest.mark.storm
 def test_a_position_from_before_a_crash_ends_no_window(own_server):
     """The server that gave it is no more: the ids that it saw are given out again."""
     server, engine = own_server

@@ -176,6 +176,7 @@ def test_a_second_upgrade_is_harmless(empty):
         assert found == ["nats://localhost"]
 
 
+@pytest.mark.storm
 def test_processes_that_start_together_may_all_upgrade(empty):
     where = "app" if empty.dialect.name == "postgresql" else None
     start = "from outbox import migrate; from sqlalchemy import create_engine; import sys; sys.stdin.read();"

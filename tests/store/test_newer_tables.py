@@ -30,6 +30,7 @@ def newer(engine):
     return engine
 
 
+@pytest.mark.storm
 def test_writers_relays_consumers_and_commands_of_this_version_go_on(newer):
     shop, handled = Outbox(newer), list[Message]()
     sent = Destination(lambda message: Reject("no") if message.key == "b" else Done())

@@ -195,6 +195,7 @@ def test_an_application_has_the_tables_in_its_own_migrations(embedding):
     assert "op." not in embedding.autogenerate().read_text()
 
 
+@pytest.mark.storm
 def test_its_migrations_go_down_and_up_again(embedding):
     add(embedding.autogenerate(), embedding.schema, seed=seed(embedding.schema))
     embedding.alembic(command.upgrade, "head")

@@ -157,6 +157,7 @@ def test_a_transaction_that_was_open_at_the_position_counts_when_it_commits(pg_e
     assert standing(pg_engine).backlog == Count(3)
 
 
+@pytest.mark.storm
 def test_a_large_backlog_is_estimated(engine):
     """Of 120 000 messages half are settled; one in 200 is rare."""
     subscribe(engine, "picky", "rare")
@@ -180,6 +181,7 @@ def test_the_lag_of_a_topic_that_is_nowhere_near_is_an_upper_bound(engine):
     assert (found.lag_about, found.lag > 0) == (True, True)
 
 
+@pytest.mark.storm
 def test_an_estimate_is_not_misled_by_ids_that_are_gone(pg_engine):
     """Rollbacks and purges leave holes: 200 000 ids that nobody has, between two lots of 15 000 rows."""
     fill(pg_engine, 15_000)
@@ -240,6 +242,7 @@ class Explained:
             yield node
 
 
+@pytest.mark.storm
 def test_no_statement_reads_more_than_its_bound(pg_engine):
     """300 000 rows, nothing settled, one subscription in the middle of a window, one that selects a rare topic."""
     subscribe(pg_engine, "picky", "rare")

@@ -244,6 +244,7 @@ def test_a_dead_letter_alone_is_not_late(engine):
     assert standing(engine).lag == 0.0
 
 
+@pytest.mark.storm
 def test_a_worker_that_waits_with_messages_in_the_log_says_for_what_and_since_when(engine):
     """While it tries one after the other nothing is parked: only the worker knows."""
     destination = Destination()

@@ -52,6 +52,7 @@ def test_a_server_is_fast_unless_it_has_to_be_durable(postgres):
     assert limits == {"max_connections": "200", "max_prepared_transactions": "10"}
 
 
+@pytest.mark.storm
 def test_a_killed_server_comes_back_on_the_same_port_with_its_data_and_leaves_nothing_at_its_end():
     with PostgresServer(durable=True, settings={"work_mem": "5MB"}) as server:
         assert (ask(server, "SHOW fsync"), ask(server, "SHOW work_mem")) == ("on", "5MB")
@@ -91,6 +92,7 @@ def test_files_are_in_memory_where_there_is_room(monkeypatch, free, place):
     assert folder.parent == Path(place)
 
 
+@pytest.mark.storm
 def test_a_folder_of_the_callers_stays_and_its_data_is_used_again(folder):
     with PostgresServer(directory=folder) as server:
         server.create_database("shop")
@@ -111,6 +113,7 @@ def test_a_wrong_setting_says_what_the_server_said():
         pass
 
 
+@pytest.mark.storm
 def test_a_server_does_not_outlive_a_process_that_is_killed():
     script = """
         import time
@@ -171,6 +174,7 @@ def test_nats_keeps_what_it_stored():
     assert not server.folder.exists()
 
 
+@pytest.mark.storm
 def test_rabbitmq_does_not_outlive_a_process_that_is_killed():
     """Neither does Erlang's port mapper, which would be a daemon otherwise."""
     started(RabbitServer).close()

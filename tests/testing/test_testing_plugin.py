@@ -49,6 +49,7 @@ def run(folder: Path, tests: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.storm
 def test_the_tests_of_an_application_pass_and_one_that_fails_shows_what_was_sent(shop):
     code, output = run(
         shop,

@@ -311,6 +311,7 @@ def test_they_come_again_after_a_crash_of_the_server(pg_engine, monkeypatch):
     assert (again, texts(handler.messages)) == (True, ["1", "1"])
 
 
+@pytest.mark.storm
 def test_a_worker_without_its_lease_settles_none_of_them(engine, outbox):
     """Another worker is given them again."""
     handler = Handler()

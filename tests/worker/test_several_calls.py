@@ -197,6 +197,7 @@ def careless(self: Chooser, batch: Pending, under_way: Sequence[Call]) -> list[M
     return CHOOSE(self, batch, under_way) or [m for m in batch.messages if idle and m.id not in begun][:1]
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("part", "name", "broken"),
     [(PartitionWorker, "_settle_before", too_far), (Chooser, "next", careless)],

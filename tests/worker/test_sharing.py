@@ -302,6 +302,7 @@ def processes(engine, path: Path, count: int) -> Iterator[list[Program]]:
         yield found
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("partitions", "count", "before", "after"),
     [(1, 2, [1], [1]), (2, 2, [1, 1], [2]), (4, 3, [1, 1, 2], [2, 2]), (3, 4, [1, 1, 1], [1, 1, 1]), (4, 1, [4], [])],

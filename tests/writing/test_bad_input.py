@@ -256,6 +256,7 @@ ANY_MESSAGE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.storm
 def test_generated_messages_arrive_or_are_refused(engine, full):
     """Twenty to a transaction; a worker goes on from where the last one came to."""
     outbox = Outbox(engine)

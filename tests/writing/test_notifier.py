@@ -376,6 +376,7 @@ print([each.name for each in threading.enumerate()].count("outbox-hints"))
 """
 
 
+@pytest.mark.storm
 def test_signal_handlers_commit_in_the_middle_of_a_hint(engine):
     url = engine.url.render_as_string(hide_password=False)
     program = subprocess.run(

@@ -51,6 +51,7 @@ def log(engine: Engine) -> list[UUID]:
         return [UUID(str(id)) for (id,) in rows]
 
 
+@pytest.mark.storm
 def test_many_messages_go_in_few_statements_in_their_order(engine):
     outbox = Outbox(engine)
     messages = [Message(f"topic-{n % 7}", str(n), key=None if n % 3 else f"order-{n % 100}") for n in range(12_000)]
@@ -61,6 +62,7 @@ def test_many_messages_go_in_few_statements_in_their_order(engine):
     assert ids == [message.message_id for message in messages] == log(engine)
 
 
+@pytest.mark.storm
 def test_large_messages_go_in_statements_of_bounded_size(engine):
     outbox = Outbox(engine)
     messages = [Message("orders", bytes([n]) * MIB) for n in range(40)]
