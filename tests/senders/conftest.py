@@ -22,7 +22,11 @@ from tests.support.webhooks import Hook
 
 #: The longest tests of the contract wait for a call's deadline, or try many bodies. In the quick tier they pass at the
 #: skeleton of remote senders (`tests/unit/test_remote_sender.py`), and with each real server in a storm.
-LONG = {"test_a_silent_destination_is_unavailable", "test_whatever_may_be_sent_arrives_exactly_or_is_rejected"}
+LONG = {
+    "test_a_silent_destination_is_unavailable",
+    "test_a_big_call_is_stored_completely",
+    "test_whatever_may_be_sent_arrives_exactly_or_is_rejected",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
