@@ -15,7 +15,7 @@ from outbox.model.subscription import Declaration, Selection, Start
 from outbox.model.verdict import DONE, Verdict
 from outbox.runtime.stop import Stop
 from outbox.store.database import Channel, Database
-from outbox.worker.calls import Handler
+from outbox.worker.calls import Caller, Handler
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings, Until
@@ -148,10 +148,11 @@ def worker(
     settings: Settings | None = None,
     policy: HandlerPolicy | None = None,
     start: Start = "earliest",
+    caller: Caller | None = None,
     **differing: Any,
 ) -> Worker:
     """A worker that hands over to `handler`."""
-    only = job(declared(**differing), handler, policy=policy or HandlerPolicy(), start=start)
+    only = job(declared(**differing), handler, policy=policy or HandlerPolicy(), start=start, caller=caller or Caller())
     return Worker(database, [only], settings)
 
 

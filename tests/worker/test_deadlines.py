@@ -83,6 +83,7 @@ def test_a_deadline_that_is_no_length_of_time_is_refused(sqlite_engine, deadline
         Relay(Outbox(sqlite_engine), destination)
 
 
+@pytest.mark.timed("a call takes longer than the deadline by default")
 def test_a_call_within_its_deadline_does_not_look_hung(sqlite_engine, caplog):
     """What direct sends have to leave behind meanwhile, because it is not their turn, comes as well, once."""
     caplog.set_level(logging.WARNING, "outbox")
@@ -134,6 +135,7 @@ def test_on_the_command_line_it_is_the_destinations_unless_it_is_given(url, give
     assert supervisor._drain == timedelta(seconds=seconds + 10)
 
 
+@pytest.mark.timed("a call takes almost its deadline")
 def test_a_compensation_waits_for_the_longest_call(pg_engine, monkeypatch):
     """A call that is slow, and ends within its deadline, is no failure: what it sends comes once."""
     monkeypatch.setattr(delivery, "GRACE_SECONDS", 3.0)

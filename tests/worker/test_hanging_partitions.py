@@ -1,6 +1,5 @@
 """A call that hangs while the number of partitions changes: nothing is sent beside it, and nobody waits for it."""
 
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
@@ -9,6 +8,7 @@ import pytest
 
 from outbox import Message, Outbox, SubscriptionError
 from outbox.admin.repartition import repartition
+from outbox.model.slots import slot_of
 from outbox.runtime.stop import Stop
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -18,18 +18,19 @@ from outbox.worker.job import Job
 from outbox.worker.subscription import SubscriptionWorker
 from outbox.worker.turn import Turn
 from outbox.worker.worker import Worker
+from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import LONG_LEASE, Destination, relay_to
+from tests.support.leases import end_lease
 from tests.support.partitions import KEYS, apart
 from tests.support.readers import Collector, declared
 from tests.support.waiting import eventually
 
-LEASE, PATIENCE = timedelta(seconds=1), timedelta(seconds=60)
+PATIENCE = timedelta(seconds=60)
 
 
 def hanging(body: bytes) -> Destination:
     """A destination that does not come back from its first call with this message, until `hangs` is taken away."""
     destination = Destination()
-    destination.deadline = timedelta(seconds=0.3)
     held: list[object] = []
 
     def holds(messages: Sequence[Message]) -> bool:
@@ -74,19 +75,21 @@ def test_leases_of_partitions_that_were_not_begun_are_kept_if_a_call_that_hangs_
 def test_the_next_partitions_hold_the_keys_of_a_call_that_hangs(engine, partitions):
     """Its lease has expired meanwhile, and its process is the one that has the new partitions."""
     outbox, destination = Outbox(engine), hanging(b"1")
-    first, second = (relay_to(destination, outbox, lease=LEASE) for _ in range(2))
+    shared = overdue_when_hanging(destination)
+    first, second = (relay_to(shared, outbox, lease=LONG_LEASE) for _ in range(2))
+    # Of the same partition as what is held, and behind it.
+    other = next(f"{n}" for n in range(999) if slot_of(f"{n}", 256) % 6 == slot_of("k", 256) % 6)
     first.start()
     write(outbox, Message("orders", b"1", key="k"))
-    assert eventually(lambda: destination.calls == 1)
-    time.sleep(0.5)
+    assert eventually(lambda: shared.caller.overdue)
     first.stop()
     first.join(60)
-    write(outbox, Message("orders", b"2", key="k"), Message("orders", b"other", key="other"))
+    end_lease(engine)
+    write(outbox, Message("orders", b"2", key="k"), Message("orders", b"other", key=other))
     with closing(outbox.database.open()) as channel:
         repartition(channel, "relay", partitions, wait=PATIENCE)
     second.start()
     others = eventually(lambda: b"other" in destination.bodies)
-    time.sleep(0.5)
     beside = destination.of_key("k")
     destination.hanging = lambda _messages: False
     complete = eventually(lambda: b"2" in destination.bodies)
@@ -103,10 +106,10 @@ def test_a_change_behind_a_call_that_hangs_is_taken_back_and_the_others_go_on(en
     with closing(outbox.database.open()) as channel:
         Subscriptions(channel).declare(declared())
         passed = apart(outbox, channel)
-        ordered = repartition(channel, "relay", 3, wait=timedelta(seconds=0.1))
+        ordered = repartition(channel, "relay", 3, wait=timedelta(0))
         destination = hanging(b"x")
         destination.destination = declared().destination or ""
-        relay = relay_to(destination, outbox, lease=LONG_LEASE)
+        relay = relay_to(overdue_when_hanging(destination), outbox, lease=LONG_LEASE)
         relay.start()
         assert eventually(lambda: destination.calls > 0)
         write(outbox, *(Message("orders", b"later", key=f"other-{number}") for number in range(40)))

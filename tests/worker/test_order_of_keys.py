@@ -1,7 +1,6 @@
 """The order of keys is a property of a subscription: kept, not kept, kept for the whole partition, or compacted."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -29,18 +28,21 @@ from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.calls import Caller
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
+from tests.support.deadlines import OverdueCaller
+from tests.support.destination import LONG_LEASE
 from tests.support.leases import step_clock
-from tests.support.parked import request, states
+from tests.support.parked import attempts, request, states
 from tests.support.readers import Worker, at_work, worker
 from tests.support.waiting import eventually
 
-BRISK = Settings(poll=(timedelta(milliseconds=5), timedelta(milliseconds=20)))
+BRISK = Settings(poll=(timedelta(milliseconds=5), timedelta(milliseconds=20)), lease=LONG_LEASE)
 #: A failed message is due again at once.
 AT_ONCE = HandlerPolicy(retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), portion=1)
-#: A failed message waits for a moment.
-LATER = HandlerPolicy(retry=RetryPolicy(attempts=3, wait=wait_fixed(0.3)), portion=1)
+#: A failed message waits for an hour.
+LATER = HandlerPolicy(retry=RetryPolicy(attempts=3, wait=wait_fixed(3600)), portion=1)
 
 
 class Listener:
@@ -59,9 +61,11 @@ class Listener:
         return [left.pop(0) if left else DONE]
 
 
-def group(outbox: Outbox, listener: Any, policy: HandlerPolicy = AT_ONCE, **differing: Any) -> Worker:
+def group(
+    outbox: Outbox, listener: Any, policy: HandlerPolicy = AT_ONCE, caller: Caller | None = None, **differing: Any
+) -> Worker:
     declared = {"name": "group", "kind": "consumer", "destination": None, **differing}
-    return worker(outbox.database, listener, settings=BRISK, policy=policy, **declared)
+    return worker(outbox.database, listener, settings=BRISK, policy=policy, caller=caller, **declared)
 
 
 def alter(engine: Engine, **changes: Any) -> None:
@@ -120,8 +124,8 @@ def test_without_order_a_message_that_hangs_holds_no_other_of_its_key(engine):
             released.wait(60)
         return listener(messages)
 
-    policy = replace(AT_ONCE, deadline=timedelta(seconds=0.5))
-    with at_work(group(Outbox(engine), hangs, policy, ordered=False)):
+    caller = OverdueCaller(lambda messages: messages[0].body == b"a" and not released.is_set())
+    with at_work(group(Outbox(engine), hangs, caller=caller, ordered=False)):
         found = eventually(lambda: listener.got == ["b", "b"])
         released.set()
 
@@ -156,10 +160,12 @@ def test_without_order_a_message_that_falls_due_comes_when_it_is_due_and_blocks_
 
 
 def test_without_order_a_message_that_fell_due_and_is_unavailable_blocks_nothing(engine):
-    send(engine, "late", delay=timedelta(seconds=0.3))
+    send(engine, "late", delay=timedelta(hours=1))
     listener = Listener(late=[Unavailable("away")] * 1000)
 
     with at_work(group(Outbox(engine), listener, ordered=False)):
+        assert eventually(lambda: states(engine) == {"delayed": 1})
+        fall_due(engine)
         assert eventually(lambda: "late" in listener.got)
         send(engine, "a")
         assert eventually(lambda: "a" in listener.got)
@@ -222,12 +228,13 @@ def test_a_suspended_queue_waits_for_the_failed_message_whatever_the_keys(engine
     listener = Listener(a=[Retry("no"), Retry("no")])
     policy = HandlerPolicy(retry=LATER.retry, portion=1, suspend=True)
 
-    began = time.monotonic()
-    group(Outbox(engine), listener, policy).until_empty()
+    with at_work(group(Outbox(engine), listener, policy)):
+        for tries in (1, 2):
+            assert eventually(lambda: (listener.got, attempts(engine)) == (["a"] * tries, tries))  # noqa: B023
+            fall_due(engine)
+        assert eventually(lambda: len(listener.got) >= 4 and not states(engine))
 
     assert listener.got == ["a", "a", "a", "b"]
-    assert time.monotonic() - began > 0.6
-    assert states(engine) == {}
 
 
 def test_a_suspended_queue_goes_on_behind_a_dead_letter(engine):
@@ -278,8 +285,8 @@ def test_a_suspended_queue_hands_over_nothing_else_that_is_parked(engine):
 def test_a_queue_is_not_suspended_by_what_a_dead_letter_holds_back(engine):
     """A person wants an expired message after all, and leaves a dead letter of its key in front."""
     send(engine, "d")
-    send(engine, "expired", expires_at=datetime.now(UTC) + timedelta(seconds=0.01))
-    time.sleep(0.1)
+    send(engine, "expired", expires_at=datetime.now(UTC) + timedelta(hours=1))
+    step_clock(engine, timedelta(hours=2), "outbox_message.expires_at")
     listener = Listener(d=[Reject("no")])
     group(Outbox(engine), listener, SUSPENDS).until_empty()
     assert states(engine) == {"dead": 2}
@@ -302,7 +309,7 @@ def test_a_queue_that_is_suspended_by_a_call_that_hangs_does_not_wait_for_ever(e
         return [DONE]
 
     with pytest.raises(HungHandlerError):
-        group(Outbox(engine), hangs, replace(SUSPENDS, deadline=timedelta(seconds=0.2))).until_empty()
+        group(Outbox(engine), hangs, SUSPENDS, caller=OverdueCaller(lambda _messages: True)).until_empty()
     released.set()
 
     assert listener.got == ["a"]
@@ -343,12 +350,13 @@ def test_a_stop_before_the_newest_message_of_a_key_parks_nothing(engine):
 def test_a_message_that_expires_before_its_turn_replaces_no_other(engine):
     send(engine, "first", key="other")
     send(engine, "a")
-    send(engine, "b", expires_at=datetime.now(UTC) + timedelta(seconds=1))
+    expires_at = datetime.now(UTC) + timedelta(seconds=1)
+    send(engine, "b", expires_at=expires_at)
 
     class Slow(Listener):
         def __call__(self, messages: Sequence[Message]) -> list[Verdict]:
             if messages[0].body == b"first":
-                time.sleep(1.2)
+                assert eventually(lambda: datetime.now(UTC) > expires_at + timedelta(seconds=0.2))
             return super().__call__(messages)
 
     listener = Slow()

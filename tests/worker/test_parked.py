@@ -29,16 +29,16 @@ from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Settlement
-from tests.support.destination import Destination, expected, failing, fill, relay_to
+from tests.support.deadlines import overdue_when_hanging
+from tests.support.destination import LONG_LEASE, Destination, expected, failing, fill, relay_to
 from tests.support.leases import end_lease, step_clock
 from tests.support.parked import request, states
-from tests.support.readers import QUICK
 from tests.support.waiting import eventually
 
 SMALL = Settings(
     limits=Limits(rows=10),
     poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
-    lease=timedelta(seconds=3),
+    lease=LONG_LEASE,
     renew_every=timedelta(milliseconds=500),
 )
 
@@ -107,8 +107,9 @@ def test_the_room_for_waiting_messages_is_shared_by_all_batches(engine, little_r
     relay = relay_to(destination, outbox, settings=SMALL)
 
     relay.start()
-    eventually(lambda: states(engine).get("waiting", 0) >= 20)
-    time.sleep(1)
+    assert eventually(lambda: states(engine).get("waiting", 0) >= 20)
+    calls = destination.calls
+    assert eventually(lambda: destination.calls >= calls + 5)
     during = states(engine)
     destination.answer = lambda _message: DONE
     drained = eventually(lambda: len(destination.messages) == 100)
@@ -187,6 +188,7 @@ def test_delayed_messages_of_a_key_come_in_the_order_in_which_they_fall_due(engi
     assert destination.bodies == [b"sooner", b"later"]
 
 
+@pytest.mark.timed("counts the looks of some seconds")
 def test_a_missing_topic_is_probed_at_leisure(engine, monkeypatch):
     """While it is missing the worker does not ask the database for its messages all the time."""
     looks = 0
@@ -260,7 +262,7 @@ def test_what_waits_for_a_call_that_hangs_tells_so_while_others_of_its_topic_are
     outbox, destination = Outbox(engine), without("missing")
     released = False
     destination.hanging = lambda messages: not released and any(message.body == b"hangs" for message in messages)
-    relay = relay_to(destination, outbox, deadline=timedelta(seconds=0.5))
+    relay = relay_to(overdue_when_hanging(destination), outbox, lease=LONG_LEASE)
     try:
         with outbox.begin() as session:
             outbox.send_all(session, [Message("missing", body, key="k") for body in (b"hangs", b"behind")])
@@ -298,6 +300,7 @@ def test_only_what_waits_in_the_topic_gets_its_new_error_by_portions(engine, cha
     assert found == [["no stream", *["bad password"] * 3], [*["no stream"] * 2, *["bad password"] * 2]]
 
 
+@pytest.mark.timed("counts the calls of some seconds")
 def test_a_delayed_message_for_a_missing_topic_is_probed_at_leisure(engine):
     outbox, destination = Outbox(engine), without("missing")
     with outbox.begin() as session:
@@ -336,8 +339,9 @@ def test_a_blocked_message_of_a_missing_topic_holds_its_key_when_its_turn_comes(
     eventually(lambda: len(destination.messages) == 1)
     with outbox.begin() as session:
         outbox.send_all(session, [Message("there", f"traffic {n}") for n in range(50)])
-    eventually(lambda: len(destination.messages) == 51)
-    time.sleep(1)
+    assert eventually(lambda: len(destination.messages) == 51)
+    calls = destination.calls
+    assert eventually(lambda: destination.calls >= calls + 1)
     during = destination.of_key("k")
     destination.answer = lambda _message: DONE
     eventually(lambda: len(destination.messages) == 53)
@@ -373,13 +377,12 @@ def test_a_message_that_hangs_ends_as_a_dead_letter(engine):
     try:
         for attempt in range(1, 4):
             # Other objects, as a process has that was started again; the one before left its calls behind.
-            relay = relay_to(destination, Outbox(engine), deadline=timedelta(seconds=0.6), settings=QUICK)
+            relay = relay_to(overdue_when_hanging(destination, deadlines=1), Outbox(engine), lease=LONG_LEASE)
             relay.start()
 
             def counted(attempt: int = attempt) -> bool:
                 with outbox.begin() as session:
                     outbox.send(session, "other", b"fresh")
-                time.sleep(0.2)
                 return (1, "dead" if attempt == 3 else "retry", attempt) in parked(engine)
 
             attempts.append(eventually(counted, 90))

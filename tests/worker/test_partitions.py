@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -27,18 +27,20 @@ from outbox.store.log.log import Limits
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
-from tests.support.destination import Destination, expected, fill, relay_to
+from tests.support.deadlines import OverdueCaller
+from tests.support.destination import LONG_LEASE, Destination, expected, fill, relay_to
+from tests.support.leases import step_clock
 from tests.support.programs import Program
 from tests.support.readers import Collector, Worker, at_work, declared, job, send, texts
 from tests.support.waiting import eventually
 
-LEASE = timedelta(seconds=3)
+#: Of a worker that is dead.
+ENDS = timedelta(seconds=1)
 BRISK = Settings(
     limits=Limits(rows=50),
     poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
-    lease=LEASE,
+    lease=LONG_LEASE,
     renew_every=timedelta(milliseconds=500),
 )
 
@@ -97,9 +99,10 @@ def test_a_call_that_takes_long_holds_back_no_other_subscription(engine):
 def test_a_call_that_hangs_holds_back_no_other_subscription(engine):
     outbox, hangs, well = Outbox(engine), Gated(), Collector()
     send(outbox, "1")
-    with at_work(both(outbox, hangs, well, policy=HandlerPolicy(deadline=timedelta(seconds=0.2)))):
-        assert hangs.called.wait(60)
-        time.sleep(1)
+    caller = OverdueCaller(lambda _messages: not hangs.gate.is_set())
+    jobs = [job(declared("first"), hangs, caller=caller), job(declared("second"), well)]
+    with at_work(Worker(outbox.database, jobs, BRISK)):
+        assert eventually(lambda: caller.overdue)
         send(outbox, "2")
         meanwhile = eventually(lambda: texts(well.messages) == ["1", "2"])
         hangs.gate.set()
@@ -148,7 +151,7 @@ def test_a_lease_that_is_lost_takes_no_other_along(engine, channel):
     send(outbox, "1")
     with at_work(both(outbox, loses, well)):
         assert eventually(lambda: (texts(loses.messages), texts(well.messages)) == (["1"], ["1"]))
-        taken = leases.acquire(Partition("first"), "other", LEASE, leases.look(Partition("first")))
+        taken = leases.acquire(Partition("first"), "other", LONG_LEASE, leases.look(Partition("first")))
         assert taken is not None
         leases.release(taken)
         again = eventually(lambda: epochs() == [3, 1])
@@ -179,10 +182,11 @@ def test_a_command_has_the_lease_of_one_subscription_while_the_other_goes_on(eng
 def test_a_settle_that_fails_holds_back_no_other_subscription(engine, monkeypatch):
     """What was sent of the one that fails is not sent again with each try."""
     outbox, failing, well, settle = Outbox(engine), Collector(), Collector(), ProgressLog.settle
-    fails = [True]
+    fails, refusals = [True], list[Lease]()
 
     def refused(self: ProgressLog, lease: Lease, n: int, progress: Progress, incarnation: str, highest=None) -> bool:
         if fails and lease.partition.subscription == "first":
+            refusals.append(lease)
             raise PermissionError("refused")
         return settle(self, lease, n, progress, incarnation, highest)
 
@@ -192,7 +196,7 @@ def test_a_settle_that_fails_holds_back_no_other_subscription(engine, monkeypatc
         monkeypatch.setattr(ProgressLog, "settle", refused)
         send(outbox, "2")
         assert eventually(lambda: texts(well.messages) == ["1", "2"])
-        time.sleep(1)
+        assert eventually(lambda: len(refusals) >= 3)
         send(outbox, "3")
         meanwhile = eventually(lambda: texts(well.messages) == ["1", "2", "3"])
         before = texts(failing.messages)
@@ -277,8 +281,17 @@ def another_process(engine: Engine) -> Iterator[Program]:
         process.wait()
 
 
+def renewed_by_the_dead(engine: Engine, length: timedelta) -> None:
+    """As if the last renewal of the leases had been for so long, and nobody had seen the worker since."""
+    renew = text("UPDATE outbox_lease SET renewals = renewals + 1, length_ms = :ms WHERE partition >= 0")
+    with engine.begin() as connection:
+        connection.execute(renew, {"ms": length // timedelta(milliseconds=1)})
+    step_clock(engine, timedelta(minutes=10), "outbox_worker.seen_at")
+
+
 @pytest.mark.parametrize("number", [1, 4])
-def test_the_partitions_of_a_killed_worker_are_taken_when_their_leases_end(pg_engine, number):
+def test_the_partitions_of_a_killed_worker_are_taken_when_their_leases_end(pg_engine, number, caplog):
+    caplog.set_level(logging.INFO, "outbox.lease")
     engine = pg_engine
     outbox, destination = Outbox(engine), Destination()
     with closing(outbox.database.open()) as channel:
@@ -287,9 +300,10 @@ def test_the_partitions_of_a_killed_worker_are_taken_when_their_leases_end(pg_en
         with another_process(engine) as first:
             assert eventually(lambda: all(owned for _, owned in holders(channel, stored)))
             relay.start()
-            time.sleep(1)
+            assert eventually(lambda: "standing by" in caplog.text)
             first.send_signal(signal.SIGKILL)
             first.wait()
+            renewed_by_the_dead(engine, ENDS)
             fill(outbox, 100)
             arrived = eventually(lambda: len(destination.messages) >= 100)
             taken = holders(channel, stored)

@@ -6,7 +6,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -25,20 +24,21 @@ from outbox.worker.partition import PartitionWorker
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from tests.support.destination import LONG_LEASE
+from tests.support.leases import end_lease
 from tests.support.parked import states
-from tests.support.readers import QUICK, Worker, at_work, declared, job
+from tests.support.readers import Worker, at_work, declared, job
 from tests.support.waiting import eventually
 
 ROWS = 8
-SETTINGS = replace(QUICK, limits=Limits(rows=ROWS))
+SETTINGS = Settings(lease=LONG_LEASE, limits=Limits(rows=ROWS))
 CHOOSE = Chooser.next
 POLICY = HandlerPolicy(deadline=timedelta(minutes=5), retry=RetryPolicy(attempts=1_000_000, wait=wait_fixed(0)))
 
 
-def side_by_side(engine: Engine, handler: Handler, calls: int = 2, settings: Settings = SETTINGS) -> Worker:
+def side_by_side(engine: Engine, handler: Handler, calls: int = 2) -> Worker:
     """A worker that makes so many calls at once."""
     only = job(declared(), handler, caller=Caller(calls), policy=POLICY)
-    return Worker(Outbox(engine).database, [only], settings)
+    return Worker(Outbox(engine).database, [only], SETTINGS)
 
 
 class Killed(BaseException):
@@ -153,6 +153,7 @@ def storm(engine: Engine, seed: int, turns: int = 6) -> None:
         # A kill repeats a batch at most; and what a call has in its hands arrives meanwhile.
         assert len(destination.repeated) <= ROWS
         assert eventually(lambda: not +destination.present, 120)
+        end_lease(engine)
         destination.repeated.clear()
     assert eventually(nothing_is_left, 120)
 
@@ -165,8 +166,7 @@ def storm(engine: Engine, seed: int, turns: int = 6) -> None:
 def stopped_meanwhile(engine: Engine, destination: Destination) -> None:
     """Let a worker handle some messages, and stop it."""
     had = len(destination.done)
-    # A busy machine takes no lease from it: after that, what came is known to it alone.
-    with at_work(side_by_side(engine, destination, calls=3, settings=replace(SETTINGS, lease=LONG_LEASE))):
+    with at_work(side_by_side(engine, destination, calls=3)):
         eventually(lambda: len(destination.done) > had + 20, 1)
 
 

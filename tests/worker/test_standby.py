@@ -83,6 +83,20 @@ def settings(lease: float, renew_every: float) -> Settings:
     )
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Holder]:
+    """The holders at each look of a worker that watches a lease."""
+    seen, look = list[Holder](), LeaseWatch.look
+
+    def noted(watch: LeaseWatch, holder: Holder) -> Holder | None:
+        claim = look(watch, holder)
+        seen.append(holder)
+        return claim
+
+    monkeypatch.setattr(LeaseWatch, "look", noted)
+    return seen
+
+
 @contextmanager
 def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[tuple[Destination, Relay, Relay]]:
     """A relay that works, and one that stands by, in this order."""
@@ -100,38 +114,41 @@ def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[t
             relay.join(60)
 
 
-def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog):
+def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog, looks):
     """A roll-out that changes the length has both at the same time; the log says so once."""
     outbox = Outbox(engine)
-    with two_at_work(engine, settings(20, 2), settings(1, 0.3)) as (destination, _, _):
-        for n in range(60):
-            fill(outbox, 1, first=n)
-            threading.Event().wait(0.1)
+    with two_at_work(engine, settings(60, 20), settings(1, 0.3)) as (destination, _, _):
+        # At least 0.2 s apart, and so for longer than the shorter lease.
+        assert eventually(lambda: len(looks) > 6)
+        fill(outbox, 60)
         arrived = eventually(lambda: len(destination.messages) >= 60)
         taken = epoch(engine)
 
-    differ = "the lease of the other worker is 20 s long, that of this worker 1 s; give both the same length"
+    differ = "the lease of the other worker is 60 s long, that of this worker 1 s; give both the same length"
     assert (arrived, taken, caplog.text.count(differ)) == (True, 1, 1)
     assert sorted(map(int, destination.bodies)) == list(range(60))
 
 
-def test_a_clock_that_steps_forward_takes_no_lease_from_its_holder(engine):
+def test_a_clock_that_steps_forward_takes_no_lease_from_its_holder(engine, looks):
     """For a moment it has expired, by that clock."""
     outbox = Outbox(engine)
-    with two_at_work(engine, settings(5, 0.9), settings(5, 0.9)) as (destination, _, _):
-        threading.Event().wait(2)
-        for n in range(20):
+    with two_at_work(engine, settings(60, 20), settings(60, 20)) as (destination, _, _):
+        for n in range(2):
+            before = len(looks)
+            assert eventually(lambda: len(looks) > before + 1)  # noqa: B023 - asked at once
             step_clock(engine, timedelta(hours=1))
             fill(outbox, 1, first=n)
-            threading.Event().wait(0.2)
-        arrived = eventually(lambda: len(destination.messages) >= 20)
+        before = len(looks)
+        arrived = eventually(lambda: len(destination.messages) >= 2 and len(looks) > before + 1)
         taken = epoch(engine)
 
     assert (arrived, taken) == (True, 1)
-    assert sorted(map(int, destination.bodies)) == list(range(20))
+    assert sorted(map(int, destination.bodies)) == list(range(2))
 
 
-def test_a_worker_that_begins_after_a_step_of_the_clock_takes_no_lease_from_a_worker_that_is_well(engine, channel):
+def test_a_worker_that_begins_after_a_step_of_the_clock_takes_no_lease_from_a_worker_that_is_well(
+    engine, channel, looks
+):
     """The holder has not renewed since the step, so its lease looks expired to everyone who has not watched it."""
     outbox, destination = Outbox(engine), Destination()
     relay_to(destination, outbox).until_empty()
@@ -140,9 +157,10 @@ def test_a_worker_that_begins_after_a_step_of_the_clock_takes_no_lease_from_a_wo
     step_clock(engine, timedelta(hours=1))
     fill(outbox, 1)
     relay = relay_to(destination, outbox)
+    before = len(looks)
     relay.start()
     try:
-        threading.Event().wait(2)
+        assert eventually(lambda: len(looks) > before + 3)
         renewed = Leases(channel).renew(lease, timedelta(seconds=20))
         early = list(destination.bodies)
         Leases(channel).release(lease)
@@ -176,7 +194,7 @@ def test_no_call_begins_after_the_lease_has_gone_to_another(engine, monkeypatch)
     monkeypatch.setattr(Leases, "renew_all", stuck)
     frozen, well = Destination(), Destination()
     first = relay_to(frozen, outbox, settings=settings(1, 0.3), deadline=timedelta(seconds=30))
-    second = relay_to(well, Outbox(engine), settings=settings(1, 0.3))
+    second = relay_to(well, Outbox(engine), settings=settings(60, 20))
     first.start()
     fill(outbox, 1)
     assert sleeps.wait(60)

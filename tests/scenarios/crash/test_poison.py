@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
-
 import pytest
 from sqlalchemy import text
 
 from outbox import Message, Outbox
 from outbox.model.verdict import DONE
 from outbox.worker import upkeep
-from tests.support.destination import BAD, Destination, expected, failing, fill, relay_to
+from tests.support.deadlines import overdue_when_hanging
+from tests.support.destination import BAD, LONG_LEASE, Destination, expected, failing, fill, relay_to
 from tests.support.parked import request, states
 from tests.support.waiting import eventually
 
@@ -35,15 +33,14 @@ def test_a_poison_message_concerns_its_own_key_only(engine, form, on_dead):
     outbox, destination = Outbox(engine), Destination(failing({str(POISON).encode()}, BAD[form]))
     fill(outbox, COUNT, keys=KEYS)
     relay = relay_to(destination, outbox, on_dead=on_dead)
-    traffic = COUNT
 
-    relay.start()
-    deadline = time.monotonic() + 60
-    while states(engine).get("dead", 0) == 0 and time.monotonic() < deadline:
+    def dead_beside_traffic() -> bool:
         with outbox.begin() as session:
             outbox.send(session, "other", b"fresh")
-        time.sleep(0.05)
-        traffic += 1
+        return "dead" in states(engine)
+
+    relay.start()
+    assert eventually(dead_beside_traffic)
     reached = COUNT - 1 - (BEHIND if on_dead == "block" else 0)
     eventually(lambda: len([m for m in destination.messages if m.key is not None]) >= reached)
     relay.stop()
@@ -68,7 +65,7 @@ def test_a_message_that_hangs_the_sender_keeps_what_its_call_has_and_no_more(pg_
     poison = str(POISON).encode()
     destination.hanging = lambda messages: not released and any(m.body == poison for m in messages)
     fill(outbox, COUNT, keys=KEYS)
-    relay = relay_to(destination, outbox, deadline=timedelta(seconds=0.5))
+    relay = relay_to(overdue_when_hanging(destination), outbox, lease=LONG_LEASE)
 
     relay.start()
     assert eventually(lambda: states(pg_engine).get("waiting", 0) > 0)
