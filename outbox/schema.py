@@ -168,7 +168,11 @@ def _body() -> Column[Any]:
 
 def _message(metadata: MetaData, native: Native) -> Table:
     """Return the log. Only purge removes rows from it; no row is ever updated."""
-    by_position = [] if native.transaction is None else [Index("outbox_message_xact_id", "xact_id", "id")]
+    by_position: list[Index | CheckConstraint] = []
+    if native.transaction is not None:
+        by_position.append(Index("outbox_message_xact_id", "xact_id", "id"))
+        # A negative slot is in no partition. SQLite could only check it in a table that is made anew.
+        by_position.append(CheckConstraint("slot >= 0", name="outbox_message_slot"))
     return Table(
         "outbox_message",
         metadata,

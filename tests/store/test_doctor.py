@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy
 from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import NullPool
 
 from outbox import DatabaseError, Message, Outbox, Relay, create_engine, migrate
@@ -265,6 +266,39 @@ def test_sqlite_without_autoincrement_would_give_ids_out_twice(sqlite_engine):
         connection.execute(text(index))
 
     assert found(sqlite_engine) == ["outbox_message.id is without AUTOINCREMENT, so ids would be given out twice"]
+
+
+def test_slots_that_no_partition_has_are_found(engine):
+    """A writer of another hand takes the remainder of a signed number."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("ALTER TABLE outbox_message DROP CONSTRAINT outbox_message_slot")
+        for slot in (-3, 7, 256):
+            values = {"id": uuid4().hex, "slot": slot}
+            statement = text(
+                "INSERT INTO outbox_message (message_id, topic, slot, body) VALUES (:id, 'orders', :slot, 'x')"
+            )
+            connection.execute(statement, values)
+
+    assert "outbox_message.slot of 2 of the newest messages, from id 1 on, is not from 0 to 255" in found(engine)
+
+
+def test_a_negative_slot_is_refused_and_older_messages_are_checked_by_hand(pg_engine):
+    message = "INSERT INTO outbox_message (message_id, topic, slot, body) VALUES (gen_random_uuid(), 'orders', {}, 'x')"
+    with pytest.raises(IntegrityError, match="outbox_message_slot"):
+        do(pg_engine, message.format(-3))
+    do(pg_engine, message.format(3))
+    with closing(Database(pg_engine).open()) as channel:
+        do(pg_engine, "ALTER TABLE outbox_message DROP CONSTRAINT outbox_message_slot")
+        fixes = []
+        while wrong := findings(channel):
+            fixes.append(wrong[0].fix)
+            do(pg_engine, wrong[0].fix)
+
+    assert fixes == [
+        "ALTER TABLE outbox_message ADD CONSTRAINT outbox_message_slot CHECK (slot >= 0) NOT VALID",
+        "ALTER TABLE outbox_message VALIDATE CONSTRAINT outbox_message_slot",
+    ]
 
 
 def test_another_number_of_slots_is_found(engine):

@@ -310,6 +310,20 @@ def test_an_upgrade_refuses_tables_of_a_newer_version(empty):
         migrate.upgrade(empty)
 
 
+def test_an_upgrade_of_a_log_with_messages_reads_none_of_them(empty_pg):
+    """Slots are checked from then on; a look at all messages would keep writers waiting."""
+    migrate.upgrade(empty_pg)
+    do(empty_pg, "ALTER TABLE outbox_message DROP CONSTRAINT outbox_message_slot")
+    do(empty_pg, "INSERT INTO outbox_message (message_id, topic, slot, body) VALUES (gen_random_uuid(), 'a', -1, 'x')")
+    do(empty_pg, f"UPDATE {schema.VERSION_TABLE} SET version_num = '0002'")
+
+    migrate.upgrade(empty_pg)
+
+    with empty_pg.connect() as connection:
+        check = text("SELECT convalidated FROM pg_constraint WHERE conname = 'outbox_message_slot'")
+        assert connection.scalar(check) is False
+
+
 def test_an_upgrade_runs_the_revisions_that_are_missing(empty, tmp_path, monkeypatch):
     migrate.upgrade(empty)
     add_revision(tmp_path, monkeypatch)

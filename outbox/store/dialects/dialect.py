@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from sqlalchemy import URL, Connection, Engine, MetaData
+from sqlalchemy import URL, Connection, Engine, MetaData, Table
 
 from outbox.model.lease import Partition
 from outbox.store.dialects.filtering import Filtering
@@ -349,6 +349,8 @@ class Home:
     check_tables: Callable[[Connection, MetaData, Collection[str]], Iterator[Finding]]
     #: Finds what is wrong with the ids that it will draw, given the column with the highest id, and that id.
     check_ids: Callable[[Connection, Mapping[str, str], str, int], Iterator[Finding]]
+    #: Finds a log that takes a message whose slot is in no partition, given its table.
+    check_slots: Callable[[Connection, Table], Iterator[Finding]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

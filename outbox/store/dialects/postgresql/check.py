@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from sqlalchemy import Connection, MetaData, text
+from sqlalchemy import Connection, MetaData, Table, text
 
 from outbox.store.dialects.finding import Finding, given_again
 
@@ -14,6 +14,12 @@ _INVALID = f"""
     SELECT c.relname FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
     JOIN pg_class AS t ON t.oid = i.indrelid JOIN pg_namespace AS n ON n.oid = t.relnamespace
     WHERE NOT i.indisvalid AND t.relname LIKE 'outbox\\_%' AND n.nspname = {_HERE}
+"""
+#: Whether the check of the slots holds for all rows; NULL where there is none.
+_SLOTS = f"""
+    SELECT c.convalidated FROM pg_class AS t JOIN pg_namespace AS n ON n.oid = t.relnamespace
+    LEFT JOIN pg_constraint AS c ON c.conrelid = t.oid AND c.conname = 'outbox_message_slot'
+    WHERE t.relname = 'outbox_message' AND n.nspname = {_HERE}
 """
 _COLLATIONS = f"""
     SELECT table_name, column_name, collation_name FROM information_schema.columns
@@ -60,6 +66,17 @@ def check_tables(connection: Connection, metadata: MetaData, _present: Collectio
             if wanted is not None and found != wanted:
                 problem = f"is ordered by the collation {found or 'of the database'}"
                 yield Finding(f"{table.name}.{column.name}", problem, f'give it COLLATE "{wanted}"')
+
+
+def check_slots(connection: Connection, message: Table) -> Iterator[Finding]:
+    """Find a log that takes a message with a negative slot, or may have one from before the check."""
+    for (holds,) in connection.execute(text(_SLOTS), {"schema": message.schema}):
+        if holds is None:
+            fix = f"ALTER TABLE {message} ADD CONSTRAINT outbox_message_slot CHECK (slot >= 0) NOT VALID"
+            yield Finding("outbox_message.slot", "is not checked, and a negative slot is in no partition", fix)
+        elif not holds:
+            fix = f"ALTER TABLE {message} VALIDATE CONSTRAINT outbox_message_slot"
+            yield Finding("outbox_message.slot", "is checked in new messages only", fix)
 
 
 def check_ids(connection: Connection, names: Mapping[str, str], where: str, highest: int) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ from outbox.store.dialects.postgresql import drivers
 from outbox.store.dialects.postgresql.address import check_address, location
 from outbox.store.dialects.postgresql.append import append
 from outbox.store.dialects.postgresql.channel import PostgresChannel, WorkerChannel
-from outbox.store.dialects.postgresql.check import check_ids, check_tables
+from outbox.store.dialects.postgresql.check import check_ids, check_slots, check_tables
 from outbox.store.dialects.postgresql.filtering import FILTERING
 from outbox.store.dialects.postgresql.function import send_function
 from outbox.store.dialects.postgresql.grants import check_rights
@@ -298,5 +298,6 @@ DIALECT = Dialect(
         check_rights=check_rights,
         check_tables=check_tables,
         check_ids=check_ids,
+        check_slots=check_slots,
     ),
 )
