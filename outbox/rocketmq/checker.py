@@ -13,7 +13,7 @@ from outbox.model.verdict import DONE, Reject, Retry, Verdict, describe
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import PATIENCE_SECONDS, Business, Elsewhere
 from outbox.rocketmq.connections import Connections, on_channel
-from outbox.rocketmq.listener import Question
+from outbox.rocketmq.listener import Question, knows
 from outbox.rocketmq.questions import Answer, Hanging, Respondent, Unasked, ask_all
 from outbox.rocketmq.states import op_of
 from outbox.runtime.clock import clock
@@ -21,7 +21,7 @@ from outbox.runtime.failpoints import crash_point
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import run
-from outbox.store.half_messages.half import Half, Way, half_of, real_message
+from outbox.store.half_messages.half import REAL_TOPIC, Half, Way, half_of, real_message
 from outbox.store.half_messages.op import DecidedHalves, Op, Pending
 
 logger = logging.getLogger("outbox")
@@ -31,6 +31,7 @@ _TICK = timedelta(milliseconds=1)
 _AGAIN = timedelta(seconds=1)
 #: Answers for transactions whose outcome this process cannot find out.
 NO_LISTENER = "no listener here"
+NOT_KNOWN = "the listener here does not know the topic (known_topics)"
 NO_BUSINESS = "the business database is not known here: business=… (or --business) is missing"
 #: Why another process of the group may find out more than this process.
 _LACKING = "transactions wait for a listener or a business database that this process does not have"
@@ -106,6 +107,7 @@ class Checker:
         self._spread = spread
         self._at_a_loss = at_a_loss
         self._connections = Connections(broker.database.open, _MOST_CALLS)
+        self._question = question
         self._seconds = policy.check_timeout.total_seconds()
         #: Who is asked, by the way to the verdict.
         self._respondents: dict[Way, Respondent] = {}
@@ -163,7 +165,7 @@ class Checker:
 
     def _ask(self, rows: Sequence[Message]) -> Mapping[str | None, Answer | Unasked]:
         """Ask the listener and the business database about transactions, both at the same time."""
-        asked = [(row, half_of(row).way) for row in rows]
+        asked = [(row, half_of(row).way) for row in rows if self._knows(row)]
         questions = [(row, self._respondents[way]) for row, way in asked if way in self._respondents]
         answers = ask_all(questions, seconds=self._seconds)
         for way in {way for _, way in asked if way in self._respondents}:
@@ -171,6 +173,12 @@ class Checker:
             if hanging is not None:
                 self._tell(way, hanging)
         return answers
+
+    def _knows(self, row: Message) -> bool:
+        """Return whether the listener here may be asked about a transaction, as far as its topic says."""
+        if self._question is None or half_of(row).way != "listener":
+            return True
+        return knows(self._question, (row.headers or {}).get(REAL_TOPIC, ""))
 
     def _tell(self, way: Way, hanging: Hanging) -> None:
         """Warn of questions that hang; if they leave no thread free, let another process of the group ask."""
@@ -207,6 +215,8 @@ class Checker:
 
     def _found(self, channel: Channel, half: Half, answer: Answer | Unasked | None, until: float) -> Verdict:
         """Write the verdict on a transaction if it is found; else return when to look again."""
+        if answer is Unasked.HANGS:
+            return self._unknown(answer.value)
         if isinstance(answer, Unasked):
             return self._later(answer.value, _AGAIN if answer is Unasked.NO_TIME else None)
         if half.way == "listener":
@@ -222,12 +232,12 @@ class Checker:
     def _by_listener(self, channel: Channel, transaction: str, answer: Answer | None) -> Verdict:
         if answer is None:
             self._at_a_loss(_LACKING)
-            return self._later(NO_LISTENER)
+            return self._later(NO_LISTENER if self._question is None else NOT_KNOWN)
         if answer.raised:
             logger.warning("the check of transaction %s raised %s", transaction, answer.reason)
         op = op_of(answer.returned)
         if op is None:
-            return Retry(answer.reason, self._policy.check_interval * (1 + _JITTER * self._spread()))
+            return self._unknown(answer.reason)
         return self._decided(channel, transaction, op)
 
     def _by_record(self, channel: Channel, transaction: str, answer: Answer | None) -> Verdict:
@@ -296,6 +306,10 @@ class Checker:
 
     def _given_up(self) -> Reject:
         return Reject(f"given up: older than {self._policy.age_limit}")
+
+    def _unknown(self, why: str) -> Retry:
+        """Return a retry that counts as an UNKNOWN."""
+        return Retry(why, self._policy.check_interval * (1 + _JITTER * self._spread()))
 
     def _later(self, why: str, after: timedelta | None = None) -> Retry:
         """Return a retry that does not count as an UNKNOWN, because nobody was asked."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import Any, Protocol
 
 from outbox.model.message import Message
+from outbox.model.topics import Topics, chosen_topics
 from outbox.rocketmq.states import LocalTransactionState, TransactionResolution
 
 
 class TransactionListener(Protocol):
     """Executes local transactions, and tells their outcome later.
 
-    Both methods find the id of the transaction as `message.transaction_id`.
+    Both methods find the id of the transaction as `message.transaction_id`. A listener with an attribute
+    `known_topics`, names or patterns, is asked about transactions of these topics only, and another process of the
+    group about the rest.
     """
 
     @abstractmethod
@@ -26,7 +30,8 @@ class TransactionListener(Protocol):
     def check_local_transaction(self, message: Message) -> LocalTransactionState:
         """Return the state of the local transaction. UNKNOW, an exception or any other object mean: ask again later.
 
-        Answer ROLLBACK_MESSAGE only if the local transaction cannot be committed any more.
+        Answer ROLLBACK_MESSAGE only if the local transaction cannot be committed any more, and UNKNOW about a
+        transaction that this program does not know.
         """
 
 
@@ -46,6 +51,23 @@ _NEARLY = 0.9
 Question = Callable[[Message], object]
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionOfTopics:
+    """A question to a listener that knows the transactions of some topics only."""
+
+    topics: Topics
+    ask: Question
+
+    def __call__(self, message: Message) -> object:
+        """Ask about a message."""
+        return self.ask(message)
+
+
+def knows(question: Question, topic: str) -> bool:
+    """Return whether a listener knows the transactions of a topic."""
+    return not isinstance(question, QuestionOfTopics) or question.topics.matches(topic)
+
+
 def question_of(listener: TransactionListener | TransactionChecker | Question | None) -> Question | None:
     """Return the function that asks a listener, a checker or a function; None for None. Refuse anything else."""
     if isinstance(listener, type):
@@ -55,16 +77,25 @@ def question_of(listener: TransactionListener | TransactionChecker | Question | 
     for verb in (_CHECK, "check"):
         found = getattr(listener, verb, None)
         if callable(found):
-            question: Question = _blocking(found)
-            return question
+            return _of_topics(listener, _blocking(found))
     if listener is None:
         return None
     if callable(listener):
-        return _blocking(listener)
+        return _of_topics(listener, _blocking(listener))
     raise TypeError(
         "a listener has check_local_transaction(message) or check(message), or is a function of one message;"
         f" {type(listener).__name__} is no listener"
     )
+
+
+def _of_topics(listener: object, question: Question) -> Question:
+    """Return the question with the `known_topics` of its listener; without those it is for all topics."""
+    known = getattr(listener, "known_topics", None)
+    if known is None:
+        return question
+    if isinstance(known, str) or not isinstance(known, Iterable):
+        raise TypeError(f"known_topics of a listener is a list of topics, not {type(known).__name__}: write ['orders']")
+    return QuestionOfTopics(Topics.of(chosen_topics(known)), question)
 
 
 def execution_of(listener: object) -> Callable[[Message, Any], object] | None:

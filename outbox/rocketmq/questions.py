@@ -29,6 +29,7 @@ class Unasked(Enum):
     """The reasons why a question is not asked."""
 
     OPEN = "its last question is open still"
+    HANGS = "its last question hangs"
     BUSY = "too many other questions hang"
     NO_TIME = "there was no time for it"
 
@@ -76,7 +77,7 @@ class Respondent:
         """Ask about the transaction of a row; put the answer into `answered`. Return why nobody is asked, or None."""
         with self._lock:
             if row.key in self._open:
-                return Unasked.OPEN
+                return Unasked.OPEN if clock() - self._open[row.key] < self._seconds else Unasked.HANGS
             if len(self._open) >= self._threads:
                 return Unasked.BUSY
             threading.Thread(target=self._answer, args=(row, answered), name="outbox-question", daemon=True).start()
@@ -122,7 +123,7 @@ def ask_all(questions: Sequence[tuple[Message, Respondent]], *, seconds: float) 
             unasked = respondent.begin(row, answered) if in_time and respondent not in busy else Unasked.BUSY
             if unasked is None:
                 limits[row.key] = clock() + seconds
-            elif unasked is Unasked.OPEN:
+            elif unasked in (Unasked.OPEN, Unasked.HANGS):
                 answers[row.key] = unasked
             else:
                 busy.add(respondent)
