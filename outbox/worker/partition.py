@@ -144,11 +144,8 @@ class PartitionWorker:
         return min(self._parked_queue.due_in, self._prefetcher.due_in, self._maintenance.due_in, settle_in)
 
     def awaits_grace(self) -> bool:
-        """Return whether messages from before the first step still wait for their grace, or for one that failed; called
-        after an idle step.
-        """
-        suspended = self._parked_queue.suspended and not any(hung.call.hangs for hung in self._hung.unfinished)
-        return suspended or any(self._left(batch.messages) for batch in self._prefetcher.young())
+        """Return whether messages from before the first step still wait for their grace; called after an idle step."""
+        return any(self._left(batch.messages) for batch in self._prefetcher.young())
 
     def step(self, *, postpone: bool = False) -> Generator[Wait, None, int]:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.

@@ -91,6 +91,25 @@ def test_the_queue_waits_where_it_is_to_wait(outbox):
     assert got == ["0#1", "1#1", "1#2", "1#3", "2#1", "3#1", "4#1", "5#1"]
 
 
+def test_until_empty_ends_when_the_queue_waits_for_a_later_moment(outbox):
+    """It would take as long as the pause, and for an orderly listener that never accepts without end."""
+    fill(outbox, 3, keys=1)
+    patient = RetryPolicy(attempts=3, wait=wait_fixed(3_600))
+    consumer, got = consumer_of(outbox, suspend="queue", retry=patient), list[str]()
+
+    @consumer.on("orders")
+    def handle(message: Message) -> Any:
+        got.append(f"{message.body.decode()}#{message.attempt}")
+        return Retry("not yet") if message.body == b"1" and message.attempt == 1 else None
+
+    consumer.until_empty()
+    before = list(got)
+    step_clock(outbox.engine, timedelta(hours=1), "outbox_parked.due_at")
+    consumer.until_empty()
+
+    assert (before, got) == (["0#1", "1#1"], ["0#1", "1#1", "1#2", "2#1"])
+
+
 def test_a_pause_is_chosen_for_each_message(outbox):
     write(outbox, "1")
     consumer, got = consumer_of(outbox, retry=RetryPolicy(attempts=3, wait=wait_fixed(60))), list[int]()
