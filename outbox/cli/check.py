@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from outbox.rocketmq.service import CheckService
     from outbox.store.database import Channel
 
+#: For so long a stop waits for questions under way.
+_DRAIN = timedelta(minutes=1)
 _DEFAULT_TIMEOUT = timedelta(seconds=6)
 #: At the end of a run at most so many pending transactions are counted.
 _MOST_COUNTED = 1_000
@@ -128,6 +130,7 @@ def _service(
 def _run(service: CheckService, target: Target, probes: Probes, *, once: bool) -> None:
     from outbox.admin.admin import Admin
     from outbox.cli.connection import checked_label
+    from outbox.cli.failures import UNFINISHED
     from outbox.relay.supervisor import Supervisor
     from outbox.runtime.signals import stopping_on_signals
 
@@ -135,9 +138,13 @@ def _run(service: CheckService, target: Target, probes: Probes, *, once: bool) -
         with target.open_outbox() as channel:
             return Admin(channel).look()
 
-    supervisor = Supervisor([service], pause=None)
+    supervisor = Supervisor([service], drain=_DRAIN, pause=None)
     if not once:
-        run_probed(supervisor, probes, {checked_label(target.url, target.schema): look})
+        if (
+            not run_probed(supervisor, probes, {checked_label(target.url, target.schema): look})
+            or supervisor.unfinished
+        ):
+            click.get_current_context().exit(UNFINISHED)
         return
     with stopping_on_signals(supervisor.stop):
         supervisor.until_empty()

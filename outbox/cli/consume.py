@@ -54,9 +54,9 @@ def consume(*, consumer: str, partitions: int | None, concurrency: int | None, p
         found.outbox.listeners.listen(handled.told)
         # Time for a call under way, and for a renewal of the lease.
         supervisor = Supervisor([found], drain=found.deadline + found.settings.lease, pause=None)
-        run_probed(supervisor, probes, {found.label: Admin(found.outbox.database).look})
+        healthy = run_probed(supervisor, probes, {found.label: Admin(found.outbox.database).look})
     say(f"{found.name}: stopped; {counted(handled.messages, 'message')} handled")
-    click.get_current_context().exit(UNFINISHED if supervisor.unfinished else 0)
+    click.get_current_context().exit(0 if healthy and not supervisor.unfinished else UNFINISHED)
 
 
 class _Handled:

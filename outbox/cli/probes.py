@@ -27,6 +27,9 @@ logger = logging.getLogger("outbox")
 
 #: While a command is not ready, systemd is asked to wait for so many microseconds more.
 _EXTEND = 60_000_000
+#: After so many looks, about one a second, at which a work was stuck, only a new process helps. Looks and no clock,
+#: because a process that was suspended has not stood still by itself.
+_HOPELESS = 240
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]/\s]+)):(?P<port>\d{1,5})", re.ASCII)
 _LAST_PORT = 65_535
 
@@ -78,10 +81,11 @@ probed = together(
 )
 
 
-def run_probed(supervisor: Supervisor, probes: Probes, looks: Mapping[str, Callable[[], Look]]) -> None:
+def run_probed(supervisor: Supervisor, probes: Probes, looks: Mapping[str, Callable[[], Look]]) -> bool:
     """Run works until stopped, as `Supervisor.run` does, and answer probes meanwhile.
 
-    `looks`: at the databases of the works, by label.
+    `looks`: at the databases of the works, by label. Return False if a stuck work was given up, for which all were
+    stopped.
     """
     from outbox.admin.gauges import Looks
     from outbox.runtime.signals import stopping_on_signals
@@ -104,6 +108,9 @@ def run_probed(supervisor: Supervisor, probes: Probes, looks: Mapping[str, Calla
         open.enter_context(stopping_on_signals(supervisor.stop))
         for _ in supervisor.running():
             pulse.beat()
+            if pulse.hopeless:
+                supervisor.stop()
+    return not pulse.hopeless
 
 
 class Pulse:
@@ -117,6 +124,10 @@ class Pulse:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._ready = False
         self._stuck = frozenset[str]()
+        #: At how many looks in a row a work was stuck, by its name.
+        self._looks: Mapping[str, int] = {}
+        #: True once a work has been stuck for so long that it is given up.
+        self.hopeless = False
         self._touch()
 
     def beat(self) -> None:
@@ -130,6 +141,7 @@ class Pulse:
             logger.error(text, name, STUCK_SECONDS, extra=named("stuck", work=name, seconds=STUCK_SECONDS))
         for name in sorted(before - self._stuck):
             logger.info("%s goes on", name, extra=named("goes_on", work=name))
+        self._give_up()
         if self._stuck:
             return
         if self._file is not None:
@@ -142,6 +154,15 @@ class Pulse:
             state = "READY=1" if self._ready else f"EXTEND_TIMEOUT_USEC={_EXTEND}"
             status = printable(scrubbed("; ".join(troubles) or "working, or standing by"))
             self._notify(f"{state}\nWATCHDOG=1\nSTATUS={status}")
+
+    def _give_up(self) -> None:
+        """Count the looks; say once that a work is given up."""
+        self._looks = {name: self._looks.get(name, 0) + 1 for name in self._stuck}
+        given_up = [name for name, looks in sorted(self._looks.items()) if looks > _HOPELESS]
+        if given_up and not self.hopeless:
+            self.hopeless = True
+            text = "%s is still stuck and is given up: this process stops, and ends with code 4"
+            logger.error(text, ", ".join(given_up), extra=named("given_up", works=given_up))
 
     def _notify(self, text: str) -> None:
         """Send a datagram to systemd; lost if nobody reads."""

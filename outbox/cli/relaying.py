@@ -246,14 +246,15 @@ def beginning(channel: Channel, name: str, start: Start) -> str:
 
 
 def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace, probes: Probes) -> int:
-    """Run a relay for each route of each database; return the exit code: 4 if a relay gave up, or was left behind.
+    """Run a relay for each route of each database; return the exit code: 4 if a relay gave up or was given up.
 
     A single relay ends with its error. Of several relays each is tried again, and delays no other.
     """
     relayings = relayings_of(targets, plan, pace)
     supervisor = supervisor_of(relayings, pace)
+    healthy = True
     if pace.until == "stopped":
-        run_probed(supervisor, probes, looks_at(targets))
+        healthy = run_probed(supervisor, probes, looks_at(targets))
         for each in relayings:
             each.say_what_was_sent()
     else:
@@ -262,7 +263,7 @@ def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace, probes: Probes
                 for each in relayings:
                     each.give_up_if_silent()
     codes = [each.code for each in relayings]
-    return UNFINISHED if supervisor.unfinished or UNFINISHED in codes else max(codes)
+    return UNFINISHED if supervisor.unfinished or not healthy or UNFINISHED in codes else max(codes)
 
 
 def looks_at(targets: Iterable[Target]) -> dict[str, Callable[[], Look]]:

@@ -251,7 +251,7 @@ class Channel:
         self._driver_channel = driver_channel
         self.fileno = driver_channel.fileno
         # These need no statement to be filled in.
-        self.transaction = driver_channel.transaction
+        self.transaction, self.unlimited = driver_channel.transaction, driver_channel.unlimited
         self.listen, self.hinted, self.notify = driver_channel.listen, driver_channel.hinted, driver_channel.notify
         self.close = driver_channel.close
 

@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -15,7 +15,7 @@ import pytest
 from outbox import Look, SchemaError, create_engine
 from outbox.admin.gauges import Looks
 from outbox.cli.http import MOST_CONNECTIONS, serving
-from outbox.cli.probes import Address, Pulse
+from outbox.cli.probes import Address, Probes, Pulse, run_probed
 from outbox.relay.supervisor import Health, Supervisor
 from outbox.runtime.stop import Stop
 from outbox.store.database import Database
@@ -198,6 +198,34 @@ def test_a_work_that_gets_stuck_is_told_in_the_log_once_and_that_it_goes_on(capl
 
     line = "relay is stuck: its thread has ended, or has shown no sign of life for 60 s; start the process again"
     assert [record.getMessage() for record in caplog.records] == [line, "relay goes on", line]
+
+
+def test_a_process_whose_work_stays_stuck_ends(caplog, monkeypatch):
+    """A process manager starts a new one. A suspended process has looked at nothing, and gives up nothing."""
+    monkeypatch.setattr("outbox.relay.supervisor.STUCK_SECONDS", -1.0)
+    monkeypatch.setattr("outbox.cli.probes._HOPELESS", 0)
+    supervisor = Supervisor([Telling("well", BEAT), Telling("hangs", None)], drain=timedelta(0))
+
+    healthy = run_probed(supervisor, Probes(http=None, heartbeat_file=None), {})
+
+    told = [record.getMessage() for record in caplog.records if record.outbox["event"] == "given_up"]
+    assert (healthy, told) == (
+        False,
+        ["hangs is still stuck and is given up: this process stops, and ends with code 4"],
+    )
+
+
+def test_only_looks_in_a_row_count_for_giving_a_work_up(monkeypatch):
+    monkeypatch.setattr("outbox.cli.probes._HOPELESS", 2)
+    supervisor = Ill()
+    pulse = Pulse(supervisor, None, {})  # type: ignore[arg-type]
+    seen = []
+    for stuck in (True, True, False, True, True, True):
+        supervisor.health = [Health(name="relay", stuck=stuck, trouble=None)]
+        pulse.beat()
+        seen.append(pulse.hopeless)
+
+    assert seen == [False, False, False, False, False, True]
 
 
 def test_systemd_learns_what_a_work_waits_for_that_it_is_ready_and_lives(tmp_path):

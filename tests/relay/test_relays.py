@@ -14,6 +14,7 @@ from tenacity.wait import wait_base
 from outbox import Outbox, SchemaError, create_engine, migrate
 from outbox.relay.supervisor import Relays
 from outbox.runtime.stop import Stop
+from outbox.store.dialects.postgresql.silence import WATCH
 from outbox.store.label import label_of, told_apart
 from outbox.worker.settings import Until
 from tests.conftest import adopt
@@ -164,6 +165,29 @@ def test_a_database_that_goes_away_in_the_middle_holds_up_no_other(postgres, pg_
         assert eventually(lambda: b"4" in to_away.bodies)
 
     assert (to_well.bodies[1:], set(to_away.bodies)) == ([f"during {n}".encode() for n in range(8)], {b"2", b"4"})
+
+
+def test_connections_that_fall_silent_are_given_up(postgres, pg_engine, caplog):
+    """They stay open, and new ones are answered: nothing but a deadline of the client's ends such a wait."""
+    destination = Destination()
+    with ExitStack() as stack:
+        proxy = stack.enter_context(TcpProxy("127.0.0.1", postgres.port))
+        far = stack.enter_context(behind(proxy, pg_engine))
+        stack.enter_context(running(relays_of((Outbox(far), destination))))
+        send(pg_engine, "1")
+        assert arrives(destination, "1")
+
+        proxy.silence_open()
+        send(pg_engine, "2")
+
+        def arrived() -> bool:
+            WATCH.look()
+            return b"2" in destination.bodies
+
+        assert eventually(arrived)
+
+    assert set(destination.bodies) == {b"1", b"2"}
+    assert "the database has not answered for 70 s" in caplog.text
 
 
 def test_a_database_without_its_tables_is_served_once_it_has_them(postgres, sqlite_engine, caplog):

@@ -1,6 +1,8 @@
 """Connections of our own are made as the application's are, and leave its pool alone."""
 
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psycopg
@@ -10,8 +12,12 @@ from sqlalchemy import event, text
 from sqlalchemy.pool import NullPool, QueuePool
 
 from outbox import Outbox
+from outbox.store.dialects.postgresql.silence import WATCH
 from outbox.store.dialects.statements import Statement
 from outbox.store.idempotency import inbox
+from tests.support.servers.proxy import TcpProxy
+from tests.support.several import behind
+from tests.support.waiting import eventually
 
 
 def backends_of(engine, transactions):
@@ -117,3 +123,97 @@ def test_statements_that_are_sent_together_are_one_transaction(engine):
         after = channel.rows(read.sql)
 
     assert (found, inside, after) == ([(258,)], [(259,)], [(258,)])
+
+
+@pytest.fixture
+def far(postgres, pg_engine):
+    """The proxy and an engine of the database behind it."""
+    with TcpProxy("127.0.0.1", postgres.port) as proxy, behind(proxy, pg_engine) as engine:
+        yield proxy, engine
+
+
+def in_transaction(channel):
+    with channel.transaction():
+        raise AssertionError("silent")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda channel: channel.rows("SELECT 1"),
+        lambda channel: channel.run("SELECT 1"),
+        lambda channel: channel.rows_of_last([Statement("SELECT 1", returns=True)]),
+        lambda channel: channel.listen(),
+        lambda channel: channel.notify(),
+        in_transaction,
+    ],
+    ids=["rows", "run", "together", "listen", "notify", "transaction"],
+)
+def test_a_silent_connection_is_given_up(far, caplog, ask):
+    """No packet is refused, and none is lost: the system's own settings would wait for ever."""
+    proxy, engine = far
+    with closing(Outbox(engine).database.open()) as channel:
+        proxy.hold_answers()
+        ended = watched_until_the_end(ask, channel)
+        proxy.pass_through()
+
+    assert ended == [psycopg.OperationalError]
+    assert "the database has not answered for 70 s; its connection is shut down" in caplog.text
+
+
+def watched_until_the_end(ask, channel):
+    """The errors of a call, under a watch that does not wait between its looks."""
+    ended = []
+
+    def call():
+        try:
+            ask(channel)
+        except Exception as error:
+            ended.append(type(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+
+    def over():
+        WATCH.look()
+        return not thread.is_alive()
+
+    assert eventually(over)
+    thread.join()
+    return ended
+
+
+def test_looks_at_a_connection_that_rests_shut_nothing_down(pg_engine):
+    """Also between the statements of a transaction, where a handler of ours works."""
+    with closing(Outbox(pg_engine).database.open()) as channel:
+        look_often()
+        with channel.transaction():
+            look_often()
+            found = channel.rows("SELECT 1")
+        look_often()
+
+        assert (found, channel.rows("SELECT 2")) == ([(1,)], [(2,)])
+
+
+def test_what_may_take_as_long_as_it_needs_is_not_given_up(far):
+    """Until the end of its transaction, which is the next one's no more."""
+    proxy, engine = far
+    with closing(Outbox(engine).database.open()) as channel:
+        with channel.transaction():
+            channel.unlimited()
+            proxy.hold_answers()
+            with ThreadPoolExecutor(1) as pool:
+                found = pool.submit(channel.rows, "SELECT 1")
+                look_often()
+                proxy.pass_through()
+                answered = found.result(60)
+        proxy.hold_answers()
+        after = watched_until_the_end(lambda channel: channel.rows("SELECT 1"), channel)
+        proxy.pass_through()
+
+    assert (answered, after) == ([(1,)], [psycopg.OperationalError])
+
+
+def look_often():
+    for _ in range(20):
+        WATCH.look()

@@ -66,6 +66,9 @@ class DriverChannel(Protocol):
     def transaction(self, *, patience: float | None = None) -> AbstractContextManager[None]:
         """Commit the statements inside together, or not at all. `patience`: how long to wait for a lock, in seconds."""
 
+    def unlimited(self) -> None:
+        """Let the statements of the open transaction take as long as they need."""
+
     fileno: int | None
     """A descriptor that becomes readable when a wake-up arrives; None where wake-ups do not reach other processes."""
 
@@ -309,8 +312,6 @@ class WriteAheadLog:
 class Restore:
     """Statements that give the rows of a copied log transaction ids of the new server."""
 
-    #: Takes the limit of time off the statements of this transaction.
-    unlimited: str
     #: Keeps writers and workers away.
     lock: str
     #: Counts the messages that the subscription `:name` would be sent again.

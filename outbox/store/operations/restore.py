@@ -53,7 +53,7 @@ def restore(channel: Channel) -> list[Again]:
     with Subscriptions(channel).changing():
         _require_no_worker(channel)
         restore = _statements(channel)
-        channel.run(restore.unlimited)
+        channel.unlimited()
         channel.run(restore.lock)
         again = _again(channel)
         channel.run(restore.restamp)
@@ -71,7 +71,7 @@ def rehearse(channel: Channel) -> list[Again]:
     """Count what `restore` would have each subscription send again, and change nothing; raise as `restore` would."""
     _require_new_ids(channel)
     with channel.transaction():
-        channel.run(_statements(channel).unlimited)
+        channel.unlimited()
         return _again(channel)
 
 

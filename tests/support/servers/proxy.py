@@ -76,6 +76,10 @@ class TcpProxy:
         """Let requests pass, and hold back what the server answers, until `pass_through`."""
         self._do(self._hold_answers())
 
+    def silence_open(self) -> None:
+        """Act as a server that has forgotten its open connections: they stay open, and none is answered ever again."""
+        self._do(self._silence_open())
+
     def redirect(self, port: int) -> None:
         """Lead new connections to another port, as an address that moves to another server; open ones stay."""
         self._do(self._redirect(port))
@@ -119,6 +123,11 @@ class TcpProxy:
     async def _hold_answers(self) -> None:
         self._answering.clear()
 
+    async def _silence_open(self) -> None:
+        self._answering.clear()
+        self._answering = asyncio.Event()
+        self._answering.set()
+
     async def _cut_after(self, n_bytes: int, direction: Direction) -> None:
         self._cut = (direction, n_bytes)
 
@@ -140,24 +149,27 @@ class TcpProxy:
         task.add_done_callback(lambda done: self._clients.pop(done).close())
 
     async def _serve(self, client: socket.socket) -> None:
+        answering = self._answering
         with socket.socket() as server:
             _prepare(server)
             try:
                 await self._flowing.wait()
                 await self._loop.sock_connect(server, self._target)
                 async with asyncio.TaskGroup() as pumps:
-                    pumps.create_task(self._pump(client, server, "to_server"))
-                    pumps.create_task(self._pump(server, client, "to_client"))
+                    pumps.create_task(self._pump(client, server, "to_server", answering))
+                    pumps.create_task(self._pump(server, client, "to_client", answering))
             except* OSError:
                 _reset_on_close(client)
 
-    async def _pump(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
+    async def _pump(
+        self, source: socket.socket, sink: socket.socket, direction: Direction, answering: asyncio.Event
+    ) -> None:
         while data := await self._loop.sock_recv(source, 65_536):
             self.swallowed |= not self._flowing.is_set()
             await self._flowing.wait()
             if direction == "to_client":
                 await asyncio.sleep(self._latency)
-                await self._answering.wait()
+                await answering.wait()
             allowed = self._allowance(direction, len(data))
             await self._loop.sock_sendall(sink, data[:allowed])
             if allowed < len(data):

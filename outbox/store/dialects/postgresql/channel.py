@@ -18,6 +18,7 @@ from sqlalchemy import Engine
 
 from outbox.errors import DatabaseError
 from outbox.store.dialects.dialect import Hint
+from outbox.store.dialects.postgresql.silence import RoundTrips
 from outbox.store.dialects.statements import Parameters, Row, pyformat
 
 #: Our settings, whatever the role's defaults are. They are set once on a connection of our own. Per transaction they
@@ -62,16 +63,19 @@ class PostgresChannel:
         self._driver = driver
         # Before the first statement, which would wait for a network that is gone as long as the system's own settings.
         _watch_over(driver.fileno())
+        self._round_trips = RoundTrips(driver.fileno())
         self._name = sql.Identifier(name)
         # A hint need not be durable, and a durable commit would wait for the disk.
         notify = sql.SQL("SET LOCAL synchronous_commit = off; NOTIFY {}").format(self._name)
         self._notify = notify.as_bytes(driver)
-        driver.rollback()
+        with self._round_trips:
+            driver.rollback()
         # The driver says so in every BEGIN, whatever the role's defaults are, or an engine with an isolation_level. It
         # does not say READ WRITE, because a standby would refuse.
         driver.isolation_level, driver.read_only, driver.deferrable = psycopg.IsolationLevel.READ_COMMITTED, None, None
         driver.autocommit = True
-        letters = _letters_of(driver)
+        with self._round_trips:
+            letters = _letters_of(driver)
         # A handler keeps psycopg from hoarding the notifications that come along with other answers.
         self._hint: Hint | None = None
         driver.add_notify_handler(self._notice)
@@ -85,11 +89,13 @@ class PostgresChannel:
 
     def rows(self, statement: str, parameters: Parameters) -> list[Row]:
         """Run a statement and return its rows, read in the binary protocol."""
-        return self._cursor.execute(pyformat(statement).encode(), parameters).fetchall()
+        with self._round_trips:
+            return self._cursor.execute(pyformat(statement).encode(), parameters).fetchall()
 
     def run(self, statement: str, parameters: Parameters) -> int:
         """Run a statement and return how many rows it touched."""
-        return self._cursor.execute(pyformat(statement).encode(), parameters).rowcount
+        with self._round_trips:
+            return self._cursor.execute(pyformat(statement).encode(), parameters).rowcount
 
     def rows_of_last(self, statements: Sequence[tuple[str, Parameters]]) -> list[Row]:
         """Run statements in one transaction and return the rows of the last; in one round trip if libpq is able to.
@@ -97,7 +103,8 @@ class PostgresChannel:
         The server takes statements that are sent together for one transaction.
         """
         *before, (last, parameters) = statements
-        with self._driver.pipeline() if psycopg.Pipeline.is_supported() else self._driver.transaction():
+        together = self._driver.pipeline() if psycopg.Pipeline.is_supported() else self._driver.transaction()
+        with self._round_trips, together:
             for statement, bound in before:
                 self._driver.execute(pyformat(statement).encode(), bound)
             self._cursor.execute(pyformat(last).encode(), parameters)
@@ -109,14 +116,22 @@ class PostgresChannel:
         if self._driver.info.transaction_status in _IN_TRANSACTION:
             # The driver would make a savepoint, and whoever opened the transaction could take this one back.
             raise DatabaseError("a connection has one transaction at a time; another call needs another connection")
-        with self._driver.transaction():
+        with self._round_trips, self._driver.transaction():
             if patience is not None:
                 self._driver.execute(f"SET LOCAL lock_timeout = {int(patience * 1000)}")
-            yield
+            with self._round_trips.paused():
+                yield
+
+    def unlimited(self) -> None:
+        """Let the statements of the open transaction take as long as they need."""
+        with self._round_trips:
+            self._driver.execute("SET LOCAL statement_timeout = 0")
+        self._round_trips.limited = False
 
     def listen(self) -> None:
         """Execute LISTEN. If a pooler drops it, messages wait for the next poll, and none is lost."""
-        self._driver.execute(sql.SQL("LISTEN {}").format(self._name))
+        with self._round_trips:
+            self._driver.execute(sql.SQL("LISTEN {}").format(self._name))
 
     def hinted(self) -> Hint | None:
         """Read all notifications, also those received with other answers, and return their hint; None: no hint."""
@@ -138,7 +153,8 @@ class PostgresChannel:
         """Execute NOTIFY, outside of the business transaction, where NOTIFY would take a global lock at the commit."""
         # Called on libpq itself, which takes a tenth of the interpreter's time that a cursor takes. The server takes
         # statements that are sent together for one transaction, so the setting ends with it.
-        answer = self._driver.pgconn.exec_(self._notify + (b", '%d'" % round(1000 * pause) if pause else b""))
+        with self._round_trips:
+            answer = self._driver.pgconn.exec_(self._notify + (b", '%d'" % round(1000 * pause) if pause else b""))
         if answer.status != psycopg.pq.ExecStatus.COMMAND_OK:
             raise psycopg.OperationalError(answer.get_error_message())
 
@@ -154,7 +170,8 @@ class WorkerChannel(PostgresChannel):
 
     def __init__(self, engine: Engine, name: str) -> None:
         super().__init__(engine, name)
-        self._driver.execute(_SETTINGS)
+        with self._round_trips:
+            self._driver.execute(_SETTINGS)
 
 
 def _letters_of(driver: psycopg.Connection[Any]) -> str | None:

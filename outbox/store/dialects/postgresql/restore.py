@@ -38,7 +38,6 @@ _IN_DOUBT = f"({_UNREAD} OR p.highest_id IS NULL)"
 _UNREAD_BY_SOME = f"EXISTS (SELECT 1 FROM ({_STANDS}) AS p WHERE {_OWN} AND NOT ({_AT_BEGINNING}) AND {_IN_DOUBT})"
 
 RESTORE = Restore(
-    unlimited="SET LOCAL statement_timeout = 0",
     lock="LOCK TABLE {message}, {progress}, {lease} IN SHARE ROW EXCLUSIVE MODE",
     # The messages that a subscription has read, and that get a new id because another one has not.
     again=f"""

@@ -155,6 +155,9 @@ class SqliteChannel:
         with self.lock:
             self._driver.execute(statement)
 
+    def unlimited(self) -> None:
+        """Do nothing: no statement has a limit of time."""
+
     def listen(self) -> None:
         """Do nothing: on SQLite wake-ups do not reach other processes."""
 
