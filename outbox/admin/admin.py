@@ -135,14 +135,28 @@ class Admin:
         choice["state"] = "dead"
         return self.parked(limit=limit, **choice)
 
-    def parked_message(self, id: int, *, name: str | None = None) -> ParkedDetail:
+    def unread(self, *, name: str | None = None, topic: str | None = None, key: str | None = None) -> dict[str, int]:
+        """Return how many messages subscriptions have still to read, by subscription; without any, nothing.
+
+        These are not parked, so `discard` does not reach them. Many are estimated.
+
+        Args:
+            name: of the subscription; None: all relays, consumers and backfills.
+            topic, key: only messages of a topic, or with a key.
+
+        Raises:
+            SubscriptionError: there is no such subscription.
+        """
+        with self._channel() as channel:
+            return decisions.unread(channel, {"name": name, "topic": topic, "key": key})
+
+    def parked_message(self, id: int | UUID, *, name: str | None = None) -> ParkedDetail:
         """Return a parked message with its contents. `name`: the subscription, if several have parked the message.
 
         Raises:
             SubscriptionError: no message is parked under this id, or several subscriptions have parked it.
             ValueError: no message can have this id.
         """
-        require_numbers(id=id)
         with self._channel() as channel:
             return decisions.detail(channel, id, name)
 
@@ -151,17 +165,18 @@ class Admin:
     adiagnosis = awaited(diagnosis)
     aparked = awaited(parked)
     adead_letters = awaited(dead_letters)
+    aunread = awaited(unread)
     aparked_message = awaited(parked_message)
 
     # Deciding
 
-    def replay(self, *ids: int, reason: str | None = None, **order: Unpack[Order]) -> tuple[Decision, ...]:
+    def replay(self, *ids: int | UUID, reason: str | None = None, **order: Unpack[Order]) -> tuple[Decision, ...]:
         """Have parked messages sent now, with attempts counted from 0; without a state dead letters are meant.
 
         The live worker carries the request out; without a worker the call does.
 
         Args:
-            ids: of messages; or `all=True` for every message of a choice.
+            ids: of messages, in the log or as `send` returned them; or `all=True` for every message of a choice.
             reason: for the log.
             order: a choice as in `parked`; `by`, the person; `rehearsal=True`: change nothing, and return the number of
                 messages that are meant.
@@ -176,7 +191,7 @@ class Admin:
         with self._channel() as channel:
             return tuple(decisions.decide(channel, "replay", ids, reason, order))
 
-    def discard(self, *ids: int, reason: str, **order: Unpack[Order]) -> tuple[Decision, ...]:
+    def discard(self, *ids: int | UUID, reason: str, **order: Unpack[Order]) -> tuple[Decision, ...]:
         """Give parked messages up for good; messages behind them go on. Takes and raises what `replay` does."""
         with self._channel() as channel:
             return tuple(decisions.decide(channel, "discard", ids, reason, order))
@@ -357,15 +372,17 @@ class Admin:
         with self._channel() as channel:
             return tuple(tail.newest(channel, limit, topic, key))
 
-    def message(self, id: int) -> Message | None:
-        """Return a message of the log by its id; None: there is none, or no longer.
+    def message(self, id: int | UUID) -> Message | None:
+        """Return a message of the log by its id there, or by the one that `send` returned; None: there is none now.
 
         Raises:
             ValueError: no message can have this id.
         """
-        require_numbers(id=id)
+        if not isinstance(id, UUID):
+            require_numbers(id=id)
         with self._channel() as channel:
-            return tail.message(channel, id)
+            found = tail.id_of(channel, id) if isinstance(id, UUID) else id
+            return None if found is None else tail.message(channel, found)
 
     def purge(self, older_than: timedelta, *, rehearsal: bool = False) -> Purged:
         """Delete old messages that every subscription has passed, in small batches; see `outbox purge`.

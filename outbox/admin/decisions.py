@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TypedDict
+from uuid import UUID
 
 from outbox.admin.commands import carry_out_without_worker
 from outbox.admin.results import Decision, ParkedDetail
@@ -15,9 +16,16 @@ from outbox.model.parking import STATES, State
 from outbox.model.subscription import Subscription
 from outbox.runtime.keywords import require_known
 from outbox.runtime.process import user_and_host
+from outbox.runtime.text import counted
 from outbox.store.database import Channel
+from outbox.store.operations import tail
+from outbox.store.operations.parked_status import Count
+from outbox.store.operations.status import unread_by
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages, Verb
 from outbox.store.subscriptions.subscriptions import Subscriptions
+
+#: The kinds of subscriptions whose unread messages are delivered, if nobody decides otherwise.
+_READERS = ("relay", "consumer", "backfill")
 
 
 class Choice(TypedDict, total=False):
@@ -58,13 +66,33 @@ def parked(channel: Channel, limit: int, choice: Choice) -> list[ParkedMessage]:
     return found
 
 
-def detail(channel: Channel, id: int, name: str | None) -> ParkedDetail:
+def unread(channel: Channel, choice: Choice, ids: Sequence[int] | None = None) -> dict[str, int]:
+    """Return how many messages of a choice subscriptions have still to read, by subscription; 0 left out.
+
+    A choice by state, error or moment means parked messages, and no others.
+    """
+    require_known("unread", choice, ("name", "topic", "key"))
+    require_notes(topic=choice.get("topic"), key=choice.get("key"))
+    found: dict[str, Count] = {}
+    for each in _subscriptions(channel, choice.get("name")):
+        if each.kind in _READERS:
+            found[each.name] = unread_by(channel, each, topic=choice.get("topic"), key=choice.get("key"), ids=ids)
+    return {name: count.number for name, count in found.items() if count.number}
+
+
+def in_words(unread: Mapping[str, int]) -> str:
+    """Return how many messages lie unread for which subscription."""
+    return " and ".join(f"{counted(number, 'message')} for {name}" for name, number in unread.items())
+
+
+def detail(channel: Channel, id: int | UUID, name: str | None) -> ParkedDetail:
     """Return a parked message with its contents.
 
     Raises:
         SubscriptionError: no message is parked under this id, or several subscriptions have parked it.
     """
     subscriptions = _subscriptions(channel, name)
+    (id,) = _log_ids(channel, (id,))
     chosen = ParkedFilter(ids=(id,))
     found = [each for known in subscriptions for each in ParkedMessages(channel, known.name).list(chosen, 1)]
     if len(found) > 1:
@@ -77,7 +105,7 @@ def detail(channel: Channel, id: int, name: str | None) -> ParkedDetail:
     return ParkedDetail(parked=found[0], message=message, behind=behind)
 
 
-def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None, order: Order) -> list[Decision]:
+def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str | None, order: Order) -> list[Decision]:
     """Write requests on messages, and have them carried out: by the live worker, or here without a worker.
 
     Raises:
@@ -87,10 +115,9 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int], reason: str | None,
     require_known(verb, order, ("reason", *Order.__annotations__))
     require_flags(all=order.get("all", False), rehearsal=order.get("rehearsal", False))
     require_notes(reason=reason, by=order.get("by"))
-    for id in ids:
-        require_numbers(id=id)
     if bool(ids) == order.get("all", False):
         raise SubscriptionError(f"{verb}: give ids, or all=True with a choice; not both")
+    ids = _log_ids(channel, ids)
     chosen = _filter(order, ids, default="dead")
     if verb == "replay" and "blocked" in (chosen.states or STATES):
         look = channel.database.commands.line("parked", "list")
@@ -137,6 +164,20 @@ def _filter(choice: Choice, ids: Sequence[int] = (), *, default: State | None = 
     )
 
 
+def _log_ids(channel: Channel, ids: Sequence[int | UUID]) -> list[int]:
+    """Return ids in the log in place of message ids, which `send` returns."""
+    found = []
+    for id in ids:
+        if not isinstance(id, UUID):
+            require_numbers(id=id)
+            found.append(id)
+        elif (known := tail.id_of(channel, id)) is not None:
+            found.append(known)
+        else:
+            raise SubscriptionError(f"no message {id} is parked or in the log; perhaps it was purged")
+    return found
+
+
 def _subscriptions(channel: Channel, name: str | None) -> list[Subscription]:
     return Subscriptions(channel).all() if name is None else [Subscriptions(channel).get(name)]
 
@@ -161,6 +202,11 @@ def _require_each(
     if missing:
         states = " or ".join(chosen.states or STATES)
         shown = ", ".join(map(str, missing))
+        if unseen := unread(channel, {}, missing):
+            raise SubscriptionError(
+                f"no {states} messages of {', '.join(names)}: {shown}; nothing was done; unread in the log, to be"
+                f" delivered later: {in_words(unseen)}"
+            )
         look = f"to see its state, run: {channel.database.commands.line('parked', 'show', missing[0])}"
         raise SubscriptionError(f"no {states} messages of {', '.join(names)}: {shown}; nothing was done; {look}")
     if len(found) > len(set(ids)):

@@ -11,6 +11,8 @@ from outbox.cli.options import ID, Target, about_a_database, as_json, option
 from outbox.cli.output import moment, say, show_json, show_table
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from outbox.model.message import Message
 
 _HEADERS = ("ID", "CREATED (UTC)", "TOPIC", "KEY", "BYTES", "BODY")
@@ -51,7 +53,7 @@ def tail(*, target: Target, topic: str | None, key: str | None, limit: int, json
 @about_a_database
 @click.argument("id", type=ID)
 @as_json
-def show(*, target: Target, id: int, json: bool) -> None:
+def show(*, target: Target, id: int | UUID, json: bool) -> None:
     """Show a message with headers and body."""
     from outbox.admin.admin import Admin
     from outbox.cli.connection import Failure

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 import click
 from click.core import ParameterSource
@@ -30,6 +31,7 @@ _CONFIG = Path("outbox.toml")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 #: Where an option may come from, the strongest first.
 _SOURCES = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+_MESSAGE_ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{32}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)\s*")
 
 option = functools.partial(click.option, show_envvar=True, show_default=True)
@@ -164,8 +166,20 @@ class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versi
 
 
 DURATION, RATE, START, MOMENT, NAMES, URLS = Duration(), Rate(), StartAt(), Moment(), Names(), Urls()
-#: The id of a message in the log.
-ID = click.IntRange(1, 2**63 - 1)
+
+
+class MessageId(click.IntRange):
+    """The id of a message: the number in the log, or the UUID that `send` returned."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a number or a UUID."""
+        if isinstance(value, str) and _MESSAGE_ID.fullmatch(value):
+            return UUID(value)
+        return super().convert(value, param, ctx)
+
+
+#: The id of a message.
+ID = MessageId(1, 2**63 - 1)
 
 #: The rest of a selection, besides topics.
 by_content = together(

@@ -24,11 +24,13 @@ from outbox.cli.options import (
     option,
     together,
 )
-from outbox.cli.output import counted, moment, say, say_the_end, show_json, show_table
+from outbox.cli.output import counted, fail, moment, say, say_the_end, show_json, show_table
 from outbox.cli.standings import say_pauses
 from outbox.cli.tables import Alarm
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from outbox.admin.decisions import Choice
     from outbox.admin.results import Decision
     from outbox.store.subscriptions.parked_messages import ParkedMessage, Verb
@@ -122,7 +124,7 @@ def _row(message: ParkedMessage) -> tuple[object, ...]:
 @click.argument("id", type=ID)
 @_name
 @as_json
-def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
+def show(*, target: Target, id: int | UUID, name: str | None, json: bool) -> None:
     """Show a parked message with headers and body, and how many messages wait behind."""
     from outbox.admin.admin import Admin
     from outbox.cli.contents import contents_of, show_contents, show_fields
@@ -141,7 +143,7 @@ def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
 class Decided:
     """The options of a decision."""
 
-    ids: tuple[int, ...]
+    ids: tuple[int | UUID, ...]
     all: bool
     by: str | None
     yes: bool
@@ -178,7 +180,8 @@ def replay(*, target: Target, chosen: Filter, decided: Decided, reason: str | No
 def discard(*, target: Target, chosen: Filter, decided: Decided, reason: str | None) -> None:
     """Give parked messages up for good; the messages behind them, of the same keys, go on.
 
-    Without --state dead letters are meant.
+    Without --state dead letters are meant. Messages of the --topic or --key that nobody has read yet are delivered
+    later: the command says how many there are, and ends with exit code 1.
     """
     if not reason:
         if not sys.stdin.isatty():
@@ -191,21 +194,31 @@ def _decide(target: Target, verb: Verb, chosen: Filter, decided: Decided, reason
     """Write the request, and have it carried out: by the worker, or here if there is none."""
     from outbox.admin.admin import Admin
 
+    # Whoever gives all messages of a topic or a key up means those that nobody has read yet, too.
+    by_message = chosen.topic is not None or chosen.key is not None
+    unread_too = verb == "discard" and by_message and (chosen.state, chosen.error_like, chosen.before) == (None,) * 3
     with target.open_outbox() as channel:
         order = getattr(Admin(channel), verb)
         what = {"reason": reason, "by": decided.by, "all": decided.all, **chosen.choice()}
         if decided.all and (meant := order(rehearsal=True, **what)):
             confirmed(f"{verb} {' and '.join(map(_counted, meant))}?", yes=decided.yes)
         done: tuple[Decision, ...] = order(*decided.ids, **what)
+        unread = Admin(channel).unread(name=chosen.name, topic=chosen.topic, key=chosen.key) if unread_too else {}
     if decided.json:
-        show_json({"decision": verb, "subscriptions": [asdict(each) for each in done]})
-        return
+        show_json({"decision": verb, "subscriptions": [asdict(each) for each in done], "unread": unread})
+        click.get_current_context().exit(1 if unread else 0)
     here = "will be sent by the next worker" if verb == "replay" else "discarded"
     for each in done:
         asked = f"{verb} of {each.messages} asked for; worker {each.worker} carries it out"
         say(f"{_counted(each)}: {here}" if each.worker is None else asked)
     if not done:
-        say(f"no messages of {chosen.name or 'any subscription'} match")
+        states = " or ".join(chosen.state or ("dead",))
+        say(f"no {states} messages of {chosen.name or 'any subscription'} match")
+    if unread:
+        from outbox.admin.decisions import in_words
+
+        fail(f"not discarded, because unread in the log, and to be delivered later: {in_words(unread)}")
+        click.get_current_context().exit(1)
 
 
 def _counted(decision: Decision) -> str:

@@ -329,7 +329,7 @@ def test_a_decision_is_told_to_programs(engine, dead):
     asked = outbox(engine, "parked", "replay", "--all", "--yes", "--json")
     nothing = outbox(engine, "parked", "replay", "--all", "--topic", "none", "--yes", "--json")
 
-    head = {"version": 1, "more": False}
+    head = {"version": 1, "more": False, "unread": {}}
     here = {"name": "relay", "messages": 1, "behind": 1, "worker": None}
     there = {"name": "relay", "messages": 3, "behind": 0, "worker": "w0rker"}
     assert [each.json for each in (done, asked, nothing)] == [
@@ -468,3 +468,74 @@ def test_json_is_one_line_of_ascii(engine, dead):
     told = outbox(engine, "parked", "list", "--state", "dead", "--json").out
 
     assert (told.isascii(), told.count("\n"), len(json.loads(told)["parked"])) == (True, 1, 4)
+
+
+def test_a_discard_of_messages_that_nobody_has_read_says_how_many_are_delivered_later(engine, dead):
+    """Two of the key lie in the log, and one of another key."""
+    sender = Outbox(engine)
+    with sender.begin() as session:
+        for key in ("b", "new", "new"):
+            sender.send(session, "orders", b"later", key=key)
+    discard = ("parked", "discard", "--all", "--reason", "cancelled", "--yes")
+
+    ended = outbox(engine, *discard, "--key", "new")
+    both = outbox(engine, *discard, "--key", "b", "--json")
+
+    told = "not discarded, because unread in the log, and to be delivered later: 2 messages for relay"
+    assert (ended.code, ended.err) == (1, f"no dead messages of any subscription match\nError: {told}\n")
+    assert (both.code, both.json["subscriptions"][0]["messages"], both.json["unread"]) == (1, 1, {"relay": 1})
+
+
+@ONE_DATABASE
+def test_a_choice_of_parked_messages_alone_has_no_unread_ones(engine, dead):
+    outbox(engine, "send", "orders", "later", "--key", "new")
+
+    ended = outbox(engine, "parked", "discard", "--all", "--key", "new", "--state", "dead", "--reason", "x", "--yes")
+
+    assert (ended.code, ended.err) == (0, "no dead messages of any subscription match\n")
+
+
+def test_a_message_is_meant_by_the_id_that_send_returned(engine, dead):
+    """In each command that takes the id of a message."""
+    id = letters(engine)[0]["message_id"]
+
+    ended = [
+        outbox(engine, "parked", "show", id, "--json").json["id"],
+        outbox(engine, "log", "show", id, "--json").json["id"],
+        outbox(engine, "parked", "replay", id).code,
+        outbox(engine, "parked", "discard", id, "--reason", "x", "--name", "relay", "--state", "retry,dead").code,
+    ]
+
+    assert ended == [dead[0], dead[0], 0, 0]
+
+
+def test_ids_of_an_unread_message_and_of_none_are_told_apart(engine, dead):
+    with Outbox(engine).begin() as session:
+        unread = Outbox(engine).send(session, "orders", b"later")
+    discard = ("parked", "discard", "--reason", "x")
+
+    found, none = (
+        outbox(engine, *discard, str(unread)),
+        outbox(engine, *discard, "0" * 8 + "-0000-0000-0000-" + "0" * 12),
+    )
+
+    assert (found.code, "unread in the log, to be delivered later: 1 message for relay" in found.err) == (2, True)
+    assert (none.code, "is parked or in the log" in none.err) == (2, True)
+
+
+@ONE_DATABASE
+def test_unread_messages_of_a_key_are_given_up_as_the_page_says(engine, destination):
+    """Pause the key, let the relay read, discard, and resume."""
+    destination.well = True
+    outbox(engine, "subscriptions", "create", "relay", "--to", "callable:test")
+    for body, key in (("cancelled", "order-7"), ("other", "order-8")):
+        outbox(engine, "send", "orders", body, "--key", key)
+
+    outbox(engine, "subscriptions", "pause", "relay", "--key", "order-7")
+    Relay(Outbox(engine), destination).until_empty()
+    ended = outbox(
+        engine, "parked", "discard", "--all", "--key", "order-7", "--state", "blocked", "--reason", "x", "--yes"
+    )
+    outbox(engine, "subscriptions", "resume", "relay", "--key", "order-7")
+
+    assert (ended.code, resume(engine, destination)) == (0, [b"other"])

@@ -17,7 +17,7 @@ from tests.support.command_line import outbox
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = "".join((DOCS / f"{name}.md").read_text() for name in ("json", "json-half", "json-subscriptions"))
 #: Objects whose names are data.
-OPEN = ("parked", "headers", "again", "waiting", "held_back")
+OPEN = ("parked", "headers", "again", "waiting", "held_back", "unread")
 METRICS = "rocketmq_"
 ALL = {"version": "number", "more": "boolean"}
 BESIDES = "What `status` has besides"

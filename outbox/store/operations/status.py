@@ -193,6 +193,28 @@ def passed(channel: Channel, subscription: Subscription) -> Count:
     return Count.total(Count.upto(each.passed()) for each in parts)
 
 
+def unread_by(
+    channel: Channel, subscription: Subscription, *, topic: str | None, key: str | None, ids: Sequence[int] | None
+) -> Count:
+    """Return how many messages of a choice lie in the log, for a subscription to read. None chooses nothing.
+
+    A message that a worker has under its hands counts, too.
+    """
+    database = channel.database
+    parts: dict[str, dict[str, Any]] = {}
+    if topic is not None:
+        parts["topic = :of_topic"] = {"of_topic": topic}
+    if key is not None:
+        parts["key = :of_key"] = {"of_key": key}
+    if ids is not None:
+        parts[database.among("id", numbers="of_ids")] = {"of_ids": database.bind(ids)}
+    only = _Only(
+        " AND ".join(parts) or "TRUE", {name: value for each in parts.values() for name, value in each.items()}
+    )
+    unsettled = (_Unsettled(channel, subscription, each, only) for each in subscription.all_partitions())
+    return Count.total(each.count() for each in unsettled)
+
+
 def places(first: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the places of the log at which an estimate reads: the first id, and the end of ids."""
     width = max(1, -(-(end - first) // _PLACES))
@@ -237,10 +259,21 @@ def _of_partition(channel: Channel, unsettled: _Unsettled, now: datetime) -> Par
     )
 
 
-class _Unsettled:
-    """The rows of the log that a partition has not settled."""
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """A condition on rows, besides the selection, with its parameters."""
 
-    def __init__(self, channel: Channel, subscription: Subscription, partition: Partition) -> None:
+    sql: str = "TRUE"
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+_ANY = _Only()
+
+
+class _Unsettled:
+    """The rows of the log that a partition has not settled. `only`: those of a choice."""
+
+    def __init__(self, channel: Channel, subscription: Subscription, partition: Partition, only: _Only = _ANY) -> None:
         self._channel = channel
         self._database = database = channel.database
         self.partition = partition
@@ -256,13 +289,13 @@ class _Unsettled:
         chosen = selected(database.dialect.values, selection, slots)
         is_check = subscription.kind == "check"
         # A look reads only the columns that it needs, because rows are copied for it.
-        has_content = is_check or (selection.tags, selection.filter) != (None, None)
+        has_content = is_check or only is not _ANY or (selection.tags, selection.filter) != (None, None)
         more = ", tags, key, headers" if has_content else ""
         self._columns = f"id, topic, direct, created_at, deliver_at{more}{', slot' if slots else ''}"
         self._since = "created_at" if is_check else _DUE
         still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
-        self._selected = f"{chosen.sql} AND {still_open}"
-        self._common = {**chosen.parameters, "limit": MOST_COUNTED + 1}
+        self._selected = f"{chosen.sql} AND {still_open} AND {only.sql}"
+        self._common = {**chosen.parameters, **only.parameters, "limit": MOST_COUNTED + 1}
         self._parts = [self._part(*look) for look in self._looks()]
 
     def count(self) -> Count:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.store.database import Channel
@@ -21,6 +23,12 @@ _NEWEST = f"""
     ORDER BY id
 """
 _ONE = f"SELECT {_COLUMNS} FROM {{message}} WHERE id = :id AND topic <> :half"
+#: Half messages apart, which share their id with the message. No index has the message ids: people ask rarely.
+_ID_OF = """
+    SELECT min(id) FROM (
+        SELECT id FROM {parked} WHERE message_id = :message_id AND topic <> :half
+        UNION ALL SELECT id FROM {message} WHERE message_id = :message_id AND topic <> :half) AS found
+"""
 
 
 def newest(channel: Channel, limit: int, topic: str | None, key: str | None) -> list[Message]:
@@ -33,3 +41,13 @@ def message(channel: Channel, id: int) -> Message | None:
     """Return a message of the log; None: there is none under this id, or a half message."""
     rows = channel.rows(_ONE, id=id, half=HALF_TOPIC)
     return next(iter(channel.database.dialect.reads.messages(rows)), None)
+
+
+def id_of(channel: Channel, message_id: UUID) -> int | None:
+    """Return the id in the log of a message that is parked or in the log; None: there is none, or a half message.
+
+    The cost grows with the log.
+    """
+    bound = channel.database.dialect.values.bind_uuid(message_id)
+    found: int | None = channel.rows(_ID_OF, message_id=bound, half=HALF_TOPIC)[0][0]
+    return found
