@@ -28,7 +28,7 @@ SPEECH = Speech(
         "timestamp": "CAST(strftime('%s', {c}) AS integer) * 1000000"
         " + CAST(substr(substr({c}, 21) || '000000', 1, 6) AS integer)",
     },
-    replaced={"xact_id": "r.id"},
+    replaced={"xact_id": "r.id", "highest_id": "CAST(NULL AS integer)"},
     text=_quoted,
     uuid=lambda value: f"'{value.hex}'",
     moment=lambda moment: f"'{stored_moment(moment)}'",
