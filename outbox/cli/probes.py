@@ -135,10 +135,18 @@ class Pulse:
         from outbox.relay.supervisor import STUCK_SECONDS
 
         health = self._supervisor.health
+        if all(each.ended for each in health):
+            # The command ends with the reason.
+            return
         before, self._stuck = self._stuck, frozenset(each.name for each in health if each.stuck)
+        ended = {each.name: each.trouble for each in health if each.ended}
         for name in sorted(self._stuck - before):
-            text = "%s is stuck: its thread has ended, or has shown no sign of life for %g s; start the process again"
-            logger.error(text, name, STUCK_SECONDS, extra=named("stuck", work=name, seconds=STUCK_SECONDS))
+            about = named("stuck", work=name, seconds=STUCK_SECONDS)
+            if name in ended:
+                logger.error("%s has ended: %s; start the process again", name, ended[name], extra=about)
+            else:
+                text = "%s is stuck: its thread has shown no sign of life for %g s; start the process again"
+                logger.error(text, name, STUCK_SECONDS, extra=about)
         for name in sorted(before - self._stuck):
             logger.info("%s goes on", name, extra=named("goes_on", work=name))
         self._give_up()

@@ -49,12 +49,13 @@ class Health:
     """The health of one work.
 
     `name`: the label of the work. `stuck`: its thread has ended, or hangs. `trouble`: why it neither works nor stands
-    by; None: it does.
+    by; None: it does. `ended`: its thread has ended.
     """
 
     name: str
     stuck: bool
     trouble: str | None
+    ended: bool = False
 
     @property
     def ready(self) -> bool:
@@ -291,7 +292,7 @@ class _Supervised:
     @property
     def health(self) -> Health:
         stuck = self._over or time.monotonic() - self._due > STUCK_SECONDS
-        return Health(name=self.label, stuck=stuck and not self.stopping, trouble=self._trouble)
+        return Health(name=self.label, stuck=stuck and not self.stopping, trouble=self._trouble, ended=self._over)
 
     def told(self, event: Event) -> None:
         """Note an event of this thread."""
@@ -341,6 +342,7 @@ class _Supervised:
             if self.about is not None:
                 error.add_note(self.label)
             self.error = error
+            self._trouble = in_one_line(error)[0] if isinstance(error, Exception) else type(error).__name__
         finally:
             self._over = True
             self._ended()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -10,7 +12,7 @@ from typing import Self
 
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.options import Suspend
-from outbox.errors import MQClientError
+from outbox.errors import MQClientError, SubscriptionError
 from outbox.model.filter.tags import tag_expression
 from outbox.model.retry import RETRY_LEVELS, RetryPolicy
 from outbox.model.subscription import Start
@@ -24,7 +26,11 @@ from outbox.rocketmq.consuming import (
 )
 from outbox.rocketmq.expressions import Expression, MessageSelector, selection_of, subscribed_to
 from outbox.rocketmq.limits import checked_consumer_group
+from outbox.store.failure import in_one_line
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.writing.bare import BareOutbox
+
+logger = logging.getLogger("outbox")
 
 #: Retries without another number: of a concurrent consumer, and of an orderly one, which has no end.
 _RETRIES, _ENDLESS = 16, 2**31 - 2
@@ -143,7 +149,12 @@ class DefaultMQPushConsumer:
         return consumer
 
     def start(self) -> None:
-        """Consume in a thread of this process until `shutdown`."""
+        """Consume in a thread of this process until `shutdown`.
+
+        Raises:
+            SubscriptionError: the other members of the group have subscribed to something else.
+        """
+        self._require_subscription_of_group()
         self.consumer.start()
 
     def shutdown(self) -> None:
@@ -158,6 +169,20 @@ class DefaultMQPushConsumer:
 
     def __exit__(self, *raised: object) -> None:
         self.shutdown()
+
+    def _require_subscription_of_group(self) -> None:
+        """Raise if another subscription of the group is stored, before a thread would only log so."""
+        declared = self.consumer.declared
+        try:
+            with closing(self.outbox.database.open()) as channel:
+                Subscriptions(channel).check(declared)
+        except SubscriptionError:
+            # Not begun: another subscription can be given.
+            del self.consumer
+            raise
+        except Exception as error:
+            # The thread tries again until the database is there.
+            logger.info("%s: the subscription of the group is not compared yet: %s", self.group, in_one_line(error)[0])
 
     @property
     def _has_begun(self) -> bool:

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import click
 import pytest
 
-from outbox import Look, SchemaError, create_engine
+from outbox import Look, SchemaError, SubscriptionError, create_engine
 from outbox.admin.gauges import Looks
 from outbox.cli.http import MOST_CONNECTIONS, serving
 from outbox.cli.probes import Address, Probes, Pulse, run_probed
@@ -196,8 +196,40 @@ def test_a_work_that_gets_stuck_is_told_in_the_log_once_and_that_it_goes_on(capl
         ]
         pulse.beat()
 
-    line = "relay is stuck: its thread has ended, or has shown no sign of life for 60 s; start the process again"
+    line = "relay is stuck: its thread has shown no sign of life for 60 s; start the process again"
     assert [record.getMessage() for record in caplog.records] == [line, "relay goes on", line]
+
+
+class Refused(Telling):
+    """Work that ends with an error."""
+
+    def work(self, until: Until, stop: Stop) -> None:
+        """Raise."""
+        raise SubscriptionError("relay stands for nats://a:4222")
+
+
+def test_a_refused_work_ends_its_command_with_the_reason_alone(caplog):
+    """A line before the reason would say that another start mends it."""
+    supervisor = Supervisor([Refused("relay", None)], pause=None)
+
+    with pytest.raises(SubscriptionError, match="stands for nats://a:4222"):
+        run_probed(supervisor, Probes(http=None, heartbeat_file=None), {})
+
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_work_that_has_ended_beside_others_is_told_with_its_reason(caplog):
+    supervisor = Supervisor([Refused("a", None), Telling("b", BEAT)], pause=None)
+    pulse = Pulse(supervisor, None, {})
+    supervisor.start()
+    assert eventually(lambda: supervisor.health[0].ended)
+
+    pulse.beat()
+    supervisor.stop()
+    supervisor.join(60)
+
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["a has ended: relay stands for nats://a:4222; start the process again"]
 
 
 def test_a_process_whose_work_stays_stuck_ends(caplog, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox import FilterError, Message, Outbox
+from outbox import FilterError, Message, Outbox, SubscriptionError, create_engine
 from outbox.model.limits import DELAY_LEVELS
 from outbox.model.verdict import DONE, Reject, Retry
 from outbox.rocketmq import (
@@ -433,3 +433,29 @@ def test_after_the_start_nothing_is_subscribed(outbox):
 
 def test_a_shutdown_before_the_start_does_nothing(outbox):
     DefaultMQPushConsumer("billing", outbox).shutdown()
+
+
+def test_another_subscription_of_the_group_is_refused_at_the_start_and_may_be_changed(outbox):
+    first = DefaultMQPushConsumer("billing", outbox)
+    first.subscribe("orders")
+    first.register_message_listener(CONCURRENTLY)
+    first.consumer.once()
+    other = DefaultMQPushConsumer("billing", outbox)
+    other.subscribe("users")
+    other.register_message_listener(CONCURRENTLY)
+
+    with pytest.raises(SubscriptionError, match="billing"):
+        other.start()
+
+    other.subscribe("orders")
+
+
+def test_a_consumer_starts_while_its_database_is_away(tmp_path):
+    """As at any other time, the thread tries again."""
+    away = Outbox(create_engine(f"sqlite:///{tmp_path}/none/never.sqlite3"))
+    consumer = DefaultMQPushConsumer("billing", away)
+    consumer.subscribe("orders")
+    consumer.register_message_listener(CONCURRENTLY)
+
+    with consumer, pytest.raises(MQClientError, match="has begun"):
+        consumer.subscribe("users")
