@@ -18,7 +18,7 @@ from outbox.errors import DatabaseError, SchemaError, TransactionAbortedError
 from outbox.model.command import Commands
 from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
-from outbox.store.dialects.dialect import Dialect, DriverChannel
+from outbox.store.dialects.dialect import Dialect, DriverChannel, wake_up_name
 from outbox.store.dialects.statements import Row, Script, Sql, Statement, Telling, arun, executor, run
 from outbox.store.failure import fix_of_writer
 from outbox.store.label import label_of, option_of
@@ -228,7 +228,7 @@ class Database:
     @property
     def wake_up_name(self) -> str:
         """The name under which hints of this outbox are sent."""
-        return f"outbox_{self.schema}" if self.schema else "outbox"
+        return wake_up_name(self.schema)
 
     def require_independent_connections(self) -> None:
         """Refuse a pool that would give a worker the application's connection, in an open transaction."""

@@ -23,7 +23,7 @@ from tests.support.pages import TOP, blocks
 from tests.support.servers.maven import class_path
 
 PAGE = (TOP / "docs" / "other-languages.md").read_text()
-IN_SQL, ON_SQLITE = blocks(PAGE, "sql")
+IN_SQL, AS_OWNER, ON_SQLITE = blocks(PAGE, "sql")
 (TRIGGER,) = blocks(PAGE, "postgresql")
 VECTORS = json.loads(blocks(PAGE, "json")[0])
 JDBC = "org.postgresql:postgresql:42.7.7"
@@ -199,6 +199,61 @@ def test_a_commit_wakes_relays_and_a_rollback_does_not(pg_engine, listening):
     assert [(each.channel, each.payload) for each in listening.notifies(timeout=2)] == [
         ("outbox", ""), ("outbox_Shop", ""),
     ]  # fmt: skip
+
+
+def test_relays_with_and_without_the_schema_public_hear_the_same_name(pg_engine, listening):
+    psql(pg_engine, typed(None, "db", "sql", "--function", "--schema", "public").out)
+
+    psql(pg_engine, "SELECT outbox_send('orders', 'x')")
+
+    assert [each.channel for each in listening.notifies(timeout=60, stop_after=1)] == ["outbox"]
+    assert Outbox(pg_engine, schema="public").database.wake_up_name == Outbox(pg_engine).database.wake_up_name
+
+
+@pytest.mark.parametrize("body", ["'{}'::bytea", "'{}'::text", "'{}'::json", "'{}'::jsonb"])
+def test_the_function_finds_its_tables_whatever_the_search_path_is(shop, body):
+    psql(shop, f"CREATE SCHEMA other; SET search_path = other; SELECT public.outbox_send('orders', {body})")
+
+    assert sent(shop) == [("orders", None, {})]
+
+
+def test_the_function_may_be_made_in_another_schema_than_the_tables(pg_engine):
+    function = typed(None, "db", "sql", "--function").out
+    psql(pg_engine, f'CREATE SCHEMA "Api"; SET search_path = "Api", public; {function}')
+
+    psql(pg_engine, "SET search_path = pg_catalog; SELECT \"Api\".outbox_send('orders', '{}'::json)")
+
+    assert sent(pg_engine) == [("orders", None, {})]
+
+
+def test_the_function_is_not_made_where_the_search_path_leads_to_no_tables(pg_engine):
+    function = typed(None, "db", "sql", "--function").out
+
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        psql(pg_engine, f"CREATE SCHEMA other; SET search_path = other; {function}")
+
+    assert "outbox_message is not there; make the tables first, or give --schema" in refused.value.stderr
+
+
+@pytest.mark.parametrize("schema", [None, "public"])
+def test_a_function_with_the_rights_of_its_owner_is_no_way_to_them(pg_engine, schema):
+    """A table of the session's own is looked for first, unless the path says otherwise; its triggers would be run."""
+    make(pg_engine, *([] if schema is None else ["--schema", schema]))
+    trap = """
+        CREATE TEMP TABLE outbox_message (message_id uuid, topic text, key text, slot int, tags text, headers text,
+            content_type text, deliver_at timestamptz, expires_at timestamptz, body bytea);
+        CREATE FUNCTION pg_temp.seize() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''seized''; END';
+        CREATE TRIGGER seize BEFORE INSERT ON outbox_message FOR EACH ROW EXECUTE FUNCTION pg_temp.seize();
+    """
+    with owner_and_guest(pg_engine) as (owner, guest):
+        psql(owner, AS_OWNER.replace("app", str(guest.url.username)))
+        psql(guest, f"{trap} SELECT outbox_send('a', '{{}}'::bytea); SELECT outbox_send('b', '{{}}'::jsonb)")
+        psql(owner, AS_OWNER.replace("GRANT", "REVOKE").replace("TO app", f"FROM {guest.url.username}"))
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            psql(guest, "SELECT outbox_send('c', '{}'::text)")
+
+    assert sorted(sent(pg_engine)) == [("a", None, {}), ("b", None, {})]
+    assert "permission denied for function outbox_send" in refused.value.stderr
 
 
 def test_a_plain_writer_may_call_the_function(shop):

@@ -374,6 +374,12 @@ class Dialect:
     home: Home
 
 
+def wake_up_name(schema: str | None) -> str:
+    """Return the name under which hints of an outbox are sent: one for `public`, whether it is named or not."""
+    # PostgreSQL cuts longer names.
+    return f"outbox_{schema}"[:63] if schema not in (None, "public") else "outbox"
+
+
 def slots_of(partition: Partition | None) -> dict[str, int]:
     """Return the slots of a partition as parameters of `OF_SLOTS`; nothing if it owns all slots."""
     if partition is None or partition.partitions == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from outbox.model import limits
 from outbox.model.encoding import MAX_BODY_BYTES
 from outbox.schema import PREFIX
+from outbox.store.dialects.dialect import wake_up_name
 
 #: Written in strings with E, which mean the same whatever standard_conforming_strings says.
 _CONTROL = r"\\u0001-\\u001f\\u007f-\\u009f\\u2028\\u2029"
@@ -98,22 +99,42 @@ RETURNS uuid LANGUAGE sql AS $function$
         coalesce(content_type, '{content_type}'), deliver_at, expires_at, wake)
 $function$;
 """
+#: A caller's path would decide which tables the functions find. A session's own tables come last, because they come
+#: first where a path does not name them.
+_PATH = """
+DO $do$
+DECLARE
+    made regprocedure;
+    home text := {home};
+    tables text := (
+        SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE c.oid = to_regclass('{where}{prefix}message'));
+BEGIN
+    IF tables IS NULL THEN
+        RAISE EXCEPTION '{prefix}message is not there; make the tables first, or give --schema';
+    END IF;
+    FOR made IN
+        SELECT p.oid FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+        WHERE p.proname = 'outbox_send' AND n.nspname = home
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, %I, %I, pg_temp', made, tables, home);
+    END LOOP;
+END
+$do$;
+"""
 #: The content types of bodies that are no bytes.
 _TYPES = {"text": "text/plain", "json": "application/json", "jsonb": "application/json"}
-#: PostgreSQL cuts longer names, and so does the LISTEN of relays.
-_LONGEST_NAME = 63
 
 
 def send_function(schema: str | None, slots: int) -> str:
     """Return the SQL that makes `outbox_send` for the tables in `schema`, for bytes, text and JSON."""
     where = "" if schema is None else f'"{schema}".'
-    hint = (f"{PREFIX}{schema}" if schema else PREFIX.rstrip("_"))[:_LONGEST_NAME]
     send = _SEND.format(
         where=where,
         fields=_FIELDS,
         prefix=PREFIX,
         slots=slots,
-        hint=hint,
+        hint=wake_up_name(schema),
         control=_CONTROL,
         space=_SPACE,
         half=limits.HALF_TOPIC,
@@ -129,4 +150,5 @@ def send_function(schema: str | None, slots: int) -> str:
         _OTHER.format(where=where, fields=_FIELDS, type=type, content_type=content_type)
         for type, content_type in _TYPES.items()
     )
-    return "".join((send, *others)).lstrip()
+    home = "current_schema()" if schema is None else f"'{schema}'"
+    return "".join((send, *others, _PATH.format(where=where, prefix=PREFIX, home=home))).lstrip()
