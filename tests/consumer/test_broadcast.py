@@ -12,7 +12,7 @@ from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker import upkeep
 from tests.support.consumers import consumer_of, parked, texts, write
-from tests.support.destination import LONG_LEASE, briskly
+from tests.support.destination import briskly
 from tests.support.waiting import eventually
 
 
@@ -152,7 +152,7 @@ def test_an_idle_instance_shows_that_it_is_there(sqlite_engine, monkeypatch):
     """On SQLite nothing moves a position but messages."""
     monkeypatch.setattr(upkeep, "STORE_SAME", 0.1)
     outbox = Outbox(sqlite_engine)
-    idle = instance(outbox, "a", settings=briskly(lease=LONG_LEASE))
+    idle = instance(outbox, "a", settings=briskly())
     with idle:
         assert eventually(lambda: subscriptions(outbox) == ["cache@a"])
 

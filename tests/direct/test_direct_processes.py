@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox
 from outbox.direct import delivery
 from outbox.errors import SubscriptionError
-from tests.support.destination import LONG_LEASE, Destination, relay_to
+from tests.support.destination import Destination, relay_to
 from tests.support.direct import declare_compensation
 from tests.support.directly import marked, relayed, writing_directly
 from tests.support.nats_streams import Stream
@@ -99,7 +99,7 @@ def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine,
     path = tmp_path / "arrived"
     destination = Destination()
     destination.destination = "file"
-    relay = relay_to(destination, Outbox(engine), lease=LONG_LEASE)
+    relay = relay_to(destination, Outbox(engine))
     relay.start()
 
     assert program(engine, path, "is_gone").wait(280) == 4
@@ -164,7 +164,7 @@ def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, ful
     destination = Destination()
     destination.destination = "file"
     declare_compensation(engine, timedelta(minutes=10))
-    relays = [relay_to(destination, Outbox(engine), lease=LONG_LEASE) for _ in range(2)]
+    relays = [relay_to(destination, Outbox(engine)) for _ in range(2)]
     for relay in relays:
         relay.start()
     programs = [program(engine, path, "writes", str(each)) for _ in range(processes)]

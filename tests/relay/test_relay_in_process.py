@@ -15,7 +15,7 @@ from outbox.telemetry.events import LeaseLost
 from outbox.worker.settings import Settings
 from tests.support import command_line
 from tests.support.deadlines import overdue_when_hanging
-from tests.support.destination import LONG_LEASE, Destination, briskly, fill
+from tests.support.destination import Destination, briskly, fill
 from tests.support.guests import allow, owner_and_guest
 from tests.support.leases import notice
 from tests.support.waiting import eventually
@@ -215,7 +215,7 @@ def test_calls_that_never_come_back_do_not_pile_up_threads(pg_engine):
     fill(outbox, 100, keys=100)
     outbox.listen(lambda event: leases.append(event) if isinstance(event, LeaseLost) else None)
 
-    with outbox.running(overdue_when_hanging(destination), settings=briskly(lease=LONG_LEASE)):
+    with outbox.running(overdue_when_hanging(destination), settings=briskly()):
         # It has given up, and again when it was started anew.
         assert eventually(lambda: len(leases) == 2)
         threads = relay_threads().count("outbox-handler")

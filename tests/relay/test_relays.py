@@ -19,7 +19,7 @@ from outbox.store.label import label_of, told_apart
 from outbox.worker.settings import Until
 from tests.conftest import adopt
 from tests.support.deadlines import overdue_when_hanging
-from tests.support.destination import LONG_LEASE, Destination, relay_to
+from tests.support.destination import Destination, relay_to
 from tests.support.leases import end_lease
 from tests.support.servers.proxy import TcpProxy
 from tests.support.several import behind, new_database, new_databases, send
@@ -283,7 +283,7 @@ def test_a_destination_that_hangs_ends_no_relay_and_the_others_hear_nothing_of_i
     over = False
     to_hanging.hanging = lambda _messages: not over
     send(pg_engine, "1", "2", "3", "4", "5", "6")
-    hanging = relay_to(overdue_when_hanging(to_hanging), Outbox(pg_engine), lease=LONG_LEASE)
+    hanging = relay_to(overdue_when_hanging(to_hanging), Outbox(pg_engine))
     with running(Relays([hanging, relay_to(to_well, Outbox(sqlite_engine))])):
         assert eventually(lambda: "its call has not come back" in caplog.text)
         send(sqlite_engine, "well")

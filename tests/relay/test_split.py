@@ -19,7 +19,7 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox as command_line
-from tests.support.destination import LONG_LEASE, Destination, failing, fill, relay_to
+from tests.support.destination import Destination, failing, fill, relay_to
 from tests.support.direct import append, declare_compensation
 from tests.support.parked import states
 from tests.support.waiting import eventually
@@ -70,7 +70,7 @@ def test_under_load_nothing_is_lost_doubled_or_reordered(engine, messages):
             written[number] += 5
 
     threads = [threading.Thread(target=write_on, args=(n,), daemon=True) for n in range(writers)]
-    relay = relay_to(both, outbox, lease=LONG_LEASE)
+    relay = relay_to(both, outbox)
     relay.start()
     for thread in threads:
         thread.start()

@@ -165,7 +165,8 @@ def test_a_relay_at_work_goes_on_when_what_it_has_passed_was_purged(sqlite_engin
     with closing(outbox.database.open()) as channel:
         lease = Leases(channel).acquire(Partition("relay"), "worker", timedelta(minutes=1))
         assert lease is not None
-        assert ProgressLog(channel).settle(lease, 1, Progress(Position(4)), "")
+        here = Log().now(channel).incarnation
+        assert ProgressLog(channel).settle(lease, 1, Progress(Position(4)), here)
 
 
 def test_a_message_that_was_purged_is_not_taken_for_one_whose_id_was_given_again(sqlite_engine):

@@ -88,13 +88,12 @@ BAD: dict[str, Verdict | Exception] = {
 }
 
 
-BRIEFLY = timedelta(seconds=3)
 #: No relay loses such a lease by itself, however busy the machine is.
 LONG_LEASE = timedelta(minutes=5)
 
 
-def briskly(*, lease: timedelta = BRIEFLY) -> Settings:
-    """The pace of a worker with short pauses."""
+def briskly(*, lease: timedelta = LONG_LEASE) -> Settings:
+    """The pace of a worker with short pauses, which loses its lease only to a statement: see `end_lease`."""
     return Settings(
         limits=Limits(rows=200),
         poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
@@ -103,13 +102,11 @@ def briskly(*, lease: timedelta = BRIEFLY) -> Settings:
     )
 
 
-def relay_to(
-    destination: Destination | SharedSender, outbox: Outbox, *, lease: timedelta = BRIEFLY, **options: Any
-) -> Relay:
-    """A relay with short pauses, and a short lease unless it is given another one."""
+def relay_to(destination: Destination | SharedSender, outbox: Outbox, **options: Any) -> Relay:
+    """A relay with short pauses and a long lease."""
     chosen: dict[str, object] = {
         "retry": RetryPolicy(attempts=3, wait=wait_fixed(0.05)),
-        "settings": briskly(lease=lease),
+        "settings": briskly(),
         **options,
     }
     return Relay(outbox, destination, **chosen)  # type: ignore[arg-type]  # the test knows the names

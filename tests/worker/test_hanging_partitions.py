@@ -19,7 +19,7 @@ from outbox.worker.subscription import SubscriptionWorker
 from outbox.worker.turn import Turn
 from outbox.worker.worker import Worker
 from tests.support.deadlines import overdue_when_hanging
-from tests.support.destination import LONG_LEASE, Destination, relay_to
+from tests.support.destination import Destination, relay_to
 from tests.support.leases import end_lease
 from tests.support.partitions import KEYS, apart
 from tests.support.readers import Collector, declared
@@ -76,7 +76,7 @@ def test_the_next_partitions_hold_the_keys_of_a_call_that_hangs(engine, partitio
     """Its lease has expired meanwhile, and its process is the one that has the new partitions."""
     outbox, destination = Outbox(engine), hanging(b"1")
     shared = overdue_when_hanging(destination)
-    first, second = (relay_to(shared, outbox, lease=LONG_LEASE) for _ in range(2))
+    first, second = (relay_to(shared, outbox) for _ in range(2))
     # Of the same partition as what is held, and behind it.
     other = next(f"{n}" for n in range(999) if slot_of(f"{n}", 256) % 6 == slot_of("k", 256) % 6)
     first.start()
@@ -109,7 +109,7 @@ def test_a_change_behind_a_call_that_hangs_is_taken_back_and_the_others_go_on(en
         ordered = repartition(channel, "relay", 3, wait=timedelta(0))
         destination = hanging(b"x")
         destination.destination = declared().destination or ""
-        relay = relay_to(overdue_when_hanging(destination), outbox, lease=LONG_LEASE)
+        relay = relay_to(overdue_when_hanging(destination), outbox)
         relay.start()
         assert eventually(lambda: destination.calls > 0)
         write(outbox, *(Message("orders", b"later", key=f"other-{number}") for number in range(40)))

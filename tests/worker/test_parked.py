@@ -262,7 +262,7 @@ def test_what_waits_for_a_call_that_hangs_tells_so_while_others_of_its_topic_are
     outbox, destination = Outbox(engine), without("missing")
     released = False
     destination.hanging = lambda messages: not released and any(message.body == b"hangs" for message in messages)
-    relay = relay_to(overdue_when_hanging(destination), outbox, lease=LONG_LEASE)
+    relay = relay_to(overdue_when_hanging(destination), outbox)
     try:
         with outbox.begin() as session:
             outbox.send_all(session, [Message("missing", body, key="k") for body in (b"hangs", b"behind")])
@@ -377,7 +377,7 @@ def test_a_message_that_hangs_ends_as_a_dead_letter(engine):
     try:
         for attempt in range(1, 4):
             # Other objects, as a process has that was started again; the one before left its calls behind.
-            relay = relay_to(overdue_when_hanging(destination, deadlines=1), Outbox(engine), lease=LONG_LEASE)
+            relay = relay_to(overdue_when_hanging(destination, deadlines=1), Outbox(engine))
             relay.start()
 
             def counted(attempt: int = attempt) -> bool:

@@ -24,7 +24,7 @@ from outbox.worker.pace import Pace
 from outbox.worker.settings import Settings
 from tests.support.consumers import consumer_of
 from tests.support.deadlines import overdue
-from tests.support.destination import LONG_LEASE, Destination, briskly, expected, fill, relay_to
+from tests.support.destination import Destination, briskly, expected, fill, relay_to
 from tests.support.parked import states
 from tests.support.readers import send
 from tests.support.waiting import eventually
@@ -106,7 +106,7 @@ def test_workers_of_a_paused_subscription_stand_by_and_go_on_where_they_stood(ou
     """Two relays at work: the one with the lease gives it back, and neither hands anything over until the resume."""
     destination = Destination()
     fill(outbox, 400)
-    with running(*(relay_to(destination, outbox, lease=LONG_LEASE) for _ in range(2))):
+    with running(*(relay_to(destination, outbox) for _ in range(2))):
         assert eventually(lambda: destination.messages)
         (paused,) = pause(outbox, reason="the broker moves")
         assert eventually(lambda: not is_held(outbox))
@@ -132,7 +132,7 @@ def test_messages_of_a_paused_key_wait_in_order_and_others_pass(outbox):
     destination, tries = Destination(lambda message: Retry("not now") if message.key == "k1" else DONE), iter(range(3))
     fill(outbox, 100)
     patient = RetryPolicy(attempts=10_000, wait=wait_fixed(0.05))
-    with running(relay_to(destination, outbox, retry=patient, lease=LONG_LEASE)):
+    with running(relay_to(destination, outbox, retry=patient)):
         assert eventually(lambda: len(destination.messages) == 95)
         before = lease_of(outbox).epoch
         pause(outbox, key="k1")
@@ -155,7 +155,7 @@ def test_a_pause_holds_back_everything_beside_a_call_that_hangs(outbox):
     hangs.set()
     destination.hanging = lambda messages: hangs.is_set() and any(message.key == "k1" for message in messages)
     fill(outbox, 1, first=1)
-    with overdue(destination.hanging), running(relay_to(destination, outbox, lease=LONG_LEASE)):
+    with overdue(destination.hanging), running(relay_to(destination, outbox)):
         assert eventually(lambda: destination.calls == 1)
         fill(outbox, 18, first=2)
         assert eventually(lambda: len(destination.messages) == 18)
@@ -178,7 +178,7 @@ def test_the_pause_of_a_key_waits_for_a_call_that_hangs(outbox):
     hangs.set()
     destination.hanging = lambda messages: hangs.is_set() and any(message.key == "k1" for message in messages)
     fill(outbox, 1, first=1)
-    with overdue(destination.hanging), running(relay_to(destination, outbox, lease=LONG_LEASE)):
+    with overdue(destination.hanging), running(relay_to(destination, outbox)):
         assert eventually(lambda: destination.calls == 1)
         pause(outbox, key="k2")
         assert looks_pass()

@@ -96,7 +96,7 @@ def test_after_a_forced_reset_under_load_everything_comes_again_once_and_in_orde
     failures = iter(range(10_000_000))
     destination = Destination(lambda _message: Retry("now and then") if next(failures) % 7 == 0 else DONE)
     retry = RetryPolicy(attempts=100, wait=wait_fixed(0.05))
-    relays = [relay_to(destination, outbox, partitions=partitions, retry=retry, lease=PATIENCE) for _ in range(2)]
+    relays = [relay_to(destination, outbox, partitions=partitions, retry=retry) for _ in range(2)]
     before: list[int] = []
     fill(outbox, 1_000)
 
@@ -121,7 +121,7 @@ def test_after_a_forced_reset_under_load_everything_comes_again_once_and_in_orde
 def test_a_worker_with_a_lease_is_in_the_way_of_a_reset_that_asks_nobody(outbox, channel):
     destination = Destination()
     fill(outbox, 10)
-    with running(relay_to(destination, outbox, lease=PATIENCE)):
+    with running(relay_to(destination, outbox)):
         assert eventually(lambda: len(destination.messages) == 10)
         with pytest.raises(LeaseHeldError, match="holds the lease of relay"):
             reset(channel, "relay", "earliest")
@@ -136,7 +136,7 @@ def test_a_worker_whose_call_hangs_keeps_its_lease_also_from_a_forced_reset(engi
     destination, release = Destination(), threading.Event()
     destination.hanging = lambda _messages: not release.is_set()
     fill(outbox, 10)
-    with overdue(destination.hanging), running(relay_to(destination, outbox, lease=PATIENCE)):
+    with overdue(destination.hanging), running(relay_to(destination, outbox)):
         assert eventually(lambda: states(engine))
         with pytest.raises(LeaseHeldError, match="has not given it back"):
             reset(channel, "relay", "earliest", wait=timedelta(seconds=1))
@@ -176,7 +176,7 @@ def test_what_is_parked_goes_and_is_counted_with_the_requests_on_it(engine, outb
     """A relay at work forgets which keys were held, and tries the dead letter again."""
     destination = Destination(failing({b"0"}, Reject("never")))
     fill(outbox, 60)
-    with running(relay_to(destination, outbox, lease=PATIENCE)):
+    with running(relay_to(destination, outbox)):
         assert eventually(lambda: states(engine) == {"blocked": 2, "dead": 1} and len(destination.messages) == 57)
         destination.answer = lambda _message: DONE
         gone = reset(channel, "relay", "earliest", wait=PATIENCE)

@@ -17,7 +17,7 @@ from outbox import Message, Outbox, Reject, Retry, RetryPolicy, Verdict, create_
 from outbox.model.verdict import DONE
 from outbox.store.operations.status import standings
 from outbox.worker import upkeep
-from tests.support.destination import LONG_LEASE, Destination, failing, fill, relay_to
+from tests.support.destination import Destination, failing, fill, relay_to
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
@@ -95,7 +95,7 @@ def test_a_late_answer_and_a_lost_connection_send_nothing_twice(pg_engine, relay
     """The first message of a key is done, the call with the rest is late, and meanwhile the connections are lost."""
     destination = Late()
     fill(relaying, 9, keys=1)
-    with running(relaying, destination, deadline=DEADLINE, lease=LONG_LEASE):
+    with running(relaying, destination, deadline=DEADLINE):
         assert destination.holds.wait(60)
         end_connections(pg_engine)
         assert eventually(lambda: epoch(pg_engine) == 2)
@@ -112,7 +112,7 @@ def test_a_late_answer_from_before_another_holder_of_the_lease_does_not_count(en
     fill(outbox, 9, keys=1)
     # Nothing of the batch is settled before the other one has the lease, however long that takes here.
     monkeypatch.setattr(upkeep, "SETTLE_PARTS", 600.0)
-    with running(outbox, destination, deadline=timedelta(seconds=3), lease=LONG_LEASE):
+    with running(outbox, destination, deadline=timedelta(seconds=3)):
         assert destination.holds.wait(60)
         with engine.begin() as connection:
             connection.execute(text("UPDATE outbox_lease SET epoch = epoch + 1, owner = 'another', lease_until = NULL"))

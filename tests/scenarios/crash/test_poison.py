@@ -9,7 +9,7 @@ from outbox import Message, Outbox
 from outbox.model.verdict import DONE
 from outbox.worker import upkeep
 from tests.support.deadlines import overdue_when_hanging
-from tests.support.destination import BAD, LONG_LEASE, Destination, expected, failing, fill, relay_to
+from tests.support.destination import BAD, Destination, expected, failing, fill, relay_to
 from tests.support.parked import request, states
 from tests.support.waiting import eventually
 
@@ -65,7 +65,7 @@ def test_a_message_that_hangs_the_sender_keeps_what_its_call_has_and_no_more(pg_
     poison = str(POISON).encode()
     destination.hanging = lambda messages: not released and any(m.body == poison for m in messages)
     fill(outbox, COUNT, keys=KEYS)
-    relay = relay_to(overdue_when_hanging(destination), outbox, lease=LONG_LEASE)
+    relay = relay_to(overdue_when_hanging(destination), outbox)
 
     relay.start()
     assert eventually(lambda: states(pg_engine).get("waiting", 0) > 0)

@@ -21,7 +21,7 @@ from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
 from outbox.store.subscriptions.parked import Parked
 from tests.support import probe
-from tests.support.destination import Destination, fill, relay_to
+from tests.support.destination import Destination, briskly, fill, relay_to
 from tests.support.parked import states
 from tests.support.programs import ROOT, Program
 from tests.support.waiting import eventually
@@ -155,8 +155,9 @@ def test_the_lease_is_renewed_while_a_handler_works(pg_engine):
 
     destination.hanging = hanging
     fill(outbox, 1)
-    holder = relay_to(destination, outbox, deadline=timedelta(minutes=3))
-    other = relay_to(Destination(), outbox)
+    settings = briskly(lease=timedelta(seconds=3))
+    holder = relay_to(destination, outbox, deadline=timedelta(minutes=3), settings=settings)
+    other = relay_to(Destination(), outbox, settings=settings)
 
     holder.start()
     assert began.wait(60)

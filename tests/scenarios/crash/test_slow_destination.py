@@ -12,7 +12,7 @@ from outbox import Message, Outbox, Retry, Verdict
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
-from tests.support.destination import Destination, expected, fill, relay_to
+from tests.support.destination import Destination, briskly, expected, fill, relay_to
 from tests.support.leases import epoch, lease_left
 from tests.support.parked import states
 from tests.support.waiting import eventually
@@ -182,7 +182,11 @@ def test_what_a_slow_call_has_is_held_over_a_lost_connection(pg_engine):
 def test_a_relay_that_stops_beside_a_slow_call_keeps_its_lease_meanwhile(engine):
     """Another one begins when the lease has run out, not beside the call that is under way."""
     destination = Slow()
-    first, second = (relay_to(destination, Outbox(engine), deadline=DEADLINE) for _ in range(2))  # type: ignore[arg-type]
+    settings = briskly(lease=timedelta(seconds=3))
+    first, second = (
+        relay_to(destination, Outbox(engine), deadline=DEADLINE, settings=settings)  # type: ignore[arg-type]
+        for _ in range(2)
+    )
     destination.pause = 1.0
     fill(Outbox(engine), 4, keys=1)
     first.start()

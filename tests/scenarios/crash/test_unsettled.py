@@ -13,7 +13,7 @@ from outbox import Outbox, Reject, Retry, RetryPolicy
 from outbox.model.verdict import DONE
 from outbox.store.operations.status import standings
 from outbox.worker import upkeep
-from tests.support.destination import LONG_LEASE, Destination, fill, relay_to
+from tests.support.destination import Destination, fill, relay_to
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.storm
@@ -197,7 +197,7 @@ def test_a_task_that_is_refused_ends_no_relay(engine, table, caplog, monkeypatch
     with engine.begin() as connection:
         values = {"id": "0" * 32, "past": "2020-01-01 00:00:00"}
         connection.execute(text(f"INSERT INTO {table} {rows[table]}"), values)
-    relay = relay_to(destination, outbox, lease=LONG_LEASE)
+    relay = relay_to(destination, outbox)
     with refused(engine, table, "DELETE", code="42501"):
         relay.start()
         assert eventually(lambda: "cannot delete" in caplog.text)
