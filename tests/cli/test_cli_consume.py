@@ -95,6 +95,7 @@ def test_a_consumer_handles_until_a_signal_lets_it_finish(shop, number):
     ]
 
 
+@pytest.mark.storm
 def test_a_consumer_that_is_started_again_goes_on(shop):
     write(shop, "1")
     for count in (1, 2):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -19,22 +18,6 @@ from tests.support.servers.aws import AwsServer
 from tests.support.servers.redis import RedisServer
 from tests.support.webhook_endpoint import Endpoint
 from tests.support.webhooks import Hook
-
-#: The longest tests of the contract wait for a call's deadline, or try many bodies. In the quick tier they pass at the
-#: skeleton of remote senders (`tests/unit/test_remote_sender.py`), and with each real server in a storm.
-LONG = {
-    "test_a_silent_destination_is_unavailable",
-    "test_a_big_call_is_stored_completely",
-    "test_whatever_may_be_sent_arrives_exactly_or_is_rejected",
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the longest tests of the contract with real servers to a storm."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent and getattr(item, "originalname", "") in LONG:
-            item.add_marker(pytest.mark.storm)
-
 
 redis = begun(RedisServer, "session")
 aws = begun(AwsServer, "session")

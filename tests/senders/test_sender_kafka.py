@@ -324,6 +324,7 @@ def test_a_certificate_lets_in_also_after_an_outage_and_others_are_refused(stric
     assert [line for line in key.read_text().splitlines()[1:-1] if line in caplog.text] == []
 
 
+@pytest.mark.storm
 def test_a_token_lets_in_also_after_an_outage_and_others_are_refused(strict, caplog):
     caplog.set_level(logging.DEBUG)
     url = f"kafkas://127.0.0.1:{strict.token.port}/{strict.prefix}?ca={CERTIFICATE}&timeout=20"

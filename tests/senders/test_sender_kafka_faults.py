@@ -118,6 +118,7 @@ def test_messages_that_are_too_large_only_together_keep_their_order(topics, send
     assert [record.value()[0] for record in topics.records()] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.storm
 def test_after_a_refusal_at_most_one_message_of_a_key_is_unacknowledged(kafka, topics, sender):
     """Without the guarantee of a stream, each message of a key waits until the one before it is stored."""
     topics.make("single", partitions=1, max_message_bytes="5000")

@@ -462,7 +462,7 @@ OPTIONS = "its options are exchange, timeout, mechanism, ca, cert, key, as, each
 def test_what_is_stored_of_a_destination_holds_no_secrets():
     sender = RabbitSender("amqp://ann:pass@b:5672,A/shop%2Feu?exchange=orders&timeout=7.5")
 
-    assert sender.destination == "amqp://a,b:5672/shop%2Feu"
+    assert sender.destination == "amqp://a,b:5672/shop%2Feu?exchange=orders"
     assert sender.deadline == timedelta(seconds=7.5)
 
 

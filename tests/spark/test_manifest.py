@@ -365,6 +365,7 @@ def test_a_process_killed_at_the_commit_has_committed_all_of_it_or_nothing(archi
     ]
 
 
+@pytest.mark.storm
 def test_processes_killed_at_any_moment_leave_whole_manifests(archive, full):
     said: list[int] = []
     for seed in range(40 if full else 8):

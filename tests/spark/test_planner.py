@@ -57,6 +57,7 @@ def test_a_window_holds_what_was_committed_between_two_positions(engine, planner
     assert bodies(rows) == [b"a", b"b"]
 
 
+@pytest.mark.storm
 def test_tasks_divide_a_window_and_share_nothing(engine, planner):
     send(engine, *numbered(0, 100))
     window = Window(EARLIEST, planner.now().position)

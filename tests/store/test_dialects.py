@@ -159,6 +159,7 @@ def test_a_dialect_that_is_wrong_in_one_place_is_caught(request, twin, check):
         check(DialectContract(), outbox, channel)
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("name", "check"),
     [

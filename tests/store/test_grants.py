@@ -103,6 +103,7 @@ def test_a_writer_that_sends_directly(roles):
     assert rights_on_log(roles) == ["SELECT"]
 
 
+@pytest.mark.storm
 def test_a_producer_of_transactions(roles):
     outbox = granted(roles, "--writer", "ROLE", "--transactions")
     producer = TransactionMQProducer(GROUP, outbox, Listener())
@@ -127,6 +128,7 @@ def test_a_producer_of_transactions(roles):
         assert list(found) == [b"1", b"2", b"3"]
 
 
+@pytest.mark.storm
 def test_a_producer_with_records_in_the_business_database(roles):
     """In the same database here. The check-back finds the record of one transaction, and fences another."""
     owner, guest = roles

@@ -64,6 +64,7 @@ def test_a_prepared_transaction_is_delivered_when_it_is_committed(pg_engine):
     assert seen == [["1"], ["2"], ["prepared", "3"], []]
 
 
+@pytest.mark.storm
 def test_hundreds_of_savepoints_are_one_transaction(pg_engine):
     """More than a server keeps track of per process; every second one is rolled back."""
     outbox = Outbox(pg_engine)
@@ -100,6 +101,7 @@ def test_rows_that_come_by_other_ways_than_send_are_delivered(pg_engine):
 # Servers that are not the one
 
 
+@pytest.mark.storm
 def test_a_standby_is_refused():
     """Its snapshots know nothing of the transactions that are open on the primary."""
     with PostgresServer() as server:

@@ -182,6 +182,7 @@ def in_schema(where: str | None) -> str:
     return "" if where is None else f", schema={where!r}"
 
 
+@pytest.mark.storm
 def test_an_application_has_the_tables_in_its_own_migrations(embedding):
     revision = embedding.autogenerate()
     assert "outbox" not in revision.read_text().partition("def upgrade()")[0], "nothing of ours to be imported"

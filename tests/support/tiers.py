@@ -22,6 +22,14 @@ AREAS = {
     "model": ("model", "scenarios/matrix"),
     "rest": (),
 }
+#: Tests of the contract for senders that wait for a call's deadline, or try many bodies. The quick tier runs these tests
+#: at the skeleton of remote senders, whose server is in memory and whose clock leaps; a storm at each destination.
+LONG_FOR_SENDERS = {
+    "test_a_silent_destination_is_unavailable",
+    "test_a_big_call_is_stored_completely",
+    "test_whatever_may_be_sent_arrives_exactly_or_is_rejected",
+}
+_AT_THE_SKELETON = "test_remote_sender"
 _ROOT = Path(__file__).parents[1]
 
 
@@ -30,6 +38,8 @@ def tier_of(item: pytest.Item) -> Tier:
     if item.get_closest_marker("timed"):
         return "timed"
     if any(item.get_closest_marker(name) for name in ("storm", "jvm", "large", "full")):
+        return "storm"
+    if getattr(item, "originalname", "") in LONG_FOR_SENDERS and item.path.stem != _AT_THE_SKELETON:
         return "storm"
     return "storm" if _is_twin(item) and not item.get_closest_marker("every_database") else "quick"
 

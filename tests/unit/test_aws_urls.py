@@ -59,7 +59,8 @@ def test_a_topic_is_a_queue_with_the_prefix(url, topic, name):
     assert aws._Target.of(url, kind).name(topic) == name
 
 
-def test_the_destination_is_the_region_the_account_and_the_prefix():
-    url = "sqs://eu-central-1/123456789012/shop?endpoint=http://localhost:4566&fifo=1"
+def test_the_destination_is_what_decides_where_and_no_secret():
+    url = "sqs://eu-central-1/123456789012/shop?endpoint=http://localhost:4566&fifo=1&timeout=7"
 
-    assert SqsSender(url).destination == "sqs://eu-central-1/123456789012/shop"
+    where = "sqs://eu-central-1/123456789012/shop?endpoint=http%3A%2F%2Flocalhost%3A4566&fifo=1"
+    assert SqsSender(url).destination == where

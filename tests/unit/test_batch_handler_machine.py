@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -33,6 +34,8 @@ from outbox.worker.outcome import Outcome
 from outbox.worker.policy import BLOCKED, HandlerPolicy
 from outbox.worker.waiting import Look, Wait
 from tests.support.stage import EARLIER, again, messages, outages_told_to
+
+pytestmark = pytest.mark.storm
 
 POLICY = HandlerPolicy(retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=1))
 KEYS = st.sampled_from(["a", "b", "c", None])

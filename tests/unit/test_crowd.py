@@ -65,6 +65,7 @@ def test_three_tests_may_fail_in_the_crowd_and_none_alone(tmp_path, monkeypatch,
     assert judged(tmp_path, monkeypatch, tests) == code
 
 
+@pytest.mark.storm
 def test_a_failure_is_kept_with_its_load_and_its_text(tmp_path, monkeypatch):
     judged(tmp_path, monkeypatch, _ONCE.format(name="a"))
 

@@ -51,10 +51,11 @@ def longest_way(imports: dict[str, set[str]]) -> tuple[str, ...]:
     return max(map(way, imports), key=len)
 
 
-def nodes() -> Iterator[tuple[Path, ast.AST]]:
+@cache
+def nodes() -> list[tuple[Path, ast.AST]]:
     """Everything that is written in the package, with its file."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield from ((path.relative_to(PACKAGE), node) for node in ast.walk(ast.parse(path.read_text())))
+    files = sorted(PACKAGE.rglob("*.py"))
+    return [(path.relative_to(PACKAGE), node) for path in files for node in ast.walk(ast.parse(path.read_text()))]
 
 
 def private_imports() -> Iterator[str]:

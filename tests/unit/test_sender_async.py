@@ -336,6 +336,7 @@ class Cautious:
         self.closed += 1
 
 
+@pytest.mark.storm
 def test_a_pause_of_the_whole_process_in_a_call_costs_no_loop():
     """When it wakes up, the call is past its deadline by every clock; its loop is not stuck."""
     code = """

@@ -109,6 +109,7 @@ def test_a_worker_that_waits_for_its_destination_gives_the_lease_back(outbox):
     assert in_order(elsewhere, 100)
 
 
+@pytest.mark.storm
 def test_while_a_call_hangs_the_lease_is_kept_and_the_command_says_so(outbox):
     """What hangs may still arrive at the old destination, so nothing of its keys may go to another one before."""
     destination, held = Destination(), threading.Event()

@@ -197,6 +197,7 @@ def test_what_waits_for_a_key_goes_on_when_order_is_given_up(engine):
     assert states(engine) == {"dead": 1, "retry": 1}
 
 
+@pytest.mark.storm
 def test_order_that_is_altered_again_and_again_under_load_loses_and_repeats_nothing(engine):
     """Each message fails once; after the last change the keys have their order again."""
     bodies = [str(number) for number in range(60)]

@@ -256,6 +256,7 @@ def test_a_worker_begins_with_the_error_of_now_and_changes_it_once_a_minute(engi
     assert (begun, probed, errors(outbox)) == (True, True, [("missing", "bad password")] * 3)
 
 
+@pytest.mark.storm
 @pytest.mark.usefixtures("renewed_at_once")
 def test_what_waits_for_a_call_that_hangs_tells_so_while_others_of_its_topic_are_refused(engine):
     """The next message of the key waits for the call, and an attempt is counted for the message of the call."""

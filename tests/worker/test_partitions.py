@@ -289,6 +289,7 @@ def renewed_by_the_dead(engine: Engine, length: timedelta) -> None:
     step_clock(engine, timedelta(minutes=10), "outbox_worker.seen_at")
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("number", [1, 4])
 def test_the_partitions_of_a_killed_worker_are_taken_when_their_leases_end(pg_engine, number, caplog):
     caplog.set_level(logging.INFO, "outbox.lease")

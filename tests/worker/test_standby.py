@@ -114,6 +114,7 @@ def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[t
             relay.join(60)
 
 
+@pytest.mark.storm
 def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog, looks):
     """A roll-out that changes the length has both at the same time; the log says so once."""
     outbox = Outbox(engine)
@@ -129,6 +130,7 @@ def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog, looks):
     assert sorted(map(int, destination.bodies)) == list(range(60))
 
 
+@pytest.mark.storm
 def test_a_clock_that_steps_forward_takes_no_lease_from_its_holder(engine, looks):
     """For a moment it has expired, by that clock."""
     outbox = Outbox(engine)

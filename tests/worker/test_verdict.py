@@ -95,6 +95,7 @@ def test_nothing_that_a_handler_says_stops_its_relay(engine, how):
     assert set(states(engine)) <= {"dead", "waiting"}
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     "answer", [lambda messages: [DONE], lambda messages: None, lambda messages: ["done"] * len(messages)]
 )

@@ -234,6 +234,7 @@ class Rows:
             channel.close()
 
 
+@pytest.mark.storm
 def test_a_window_is_read_page_by_page_exactly_once_in_the_order_of_ids(engine: Engine, full: bool) -> None:
     """Whatever its late and its fresh part, the limits of a page, the selection, and where a reader takes over."""
     seed = random.randrange(1_000_000)
@@ -245,6 +246,7 @@ def test_a_window_is_read_page_by_page_exactly_once_in_the_order_of_ids(engine: 
             assert rows.read(window, limits, topics) == rows.held(window, topics), case
 
 
+@pytest.mark.storm
 def test_reading_on_from_any_position_brings_the_rest_of_the_log(engine: Engine, full: bool) -> None:
     """In one statement where it fits, else in pages; the rows are old, so everything not seen by the base is new."""
     seed = random.randrange(1_000_000)

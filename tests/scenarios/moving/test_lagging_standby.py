@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, event, text
 
 from outbox import Outbox, create_engine, migrate
@@ -22,6 +23,7 @@ def count(engine: Engine) -> int:
         return int(connection.scalar(text("SELECT count(*) FROM outbox_message")) or 0)
 
 
+@pytest.mark.storm
 def test_a_backlog_is_delivered_whole_while_its_reader_meets_a_lagging_standby():
     sent, handler = [str(n) for n in range(1000)], Collector()
     with PostgresServer() as server:
