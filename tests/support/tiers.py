@@ -22,7 +22,7 @@ AREAS = {
     "model": ("model", "scenarios/matrix"),
     "rest": (),
 }
-#: Tests of the contract for senders that wait for a call's deadline, or try many bodies. The quick tier runs these tests
+#: Tests of the contract for senders that wait for a call's deadline, or try many bodies. The quick tier runs these
 #: at the skeleton of remote senders, whose server is in memory and whose clock leaps; a storm at each destination.
 LONG_FOR_SENDERS = {
     "test_a_silent_destination_is_unavailable",
