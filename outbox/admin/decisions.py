@@ -203,9 +203,10 @@ def _require_each(
         states = " or ".join(chosen.states or STATES)
         shown = ", ".join(map(str, missing))
         if unseen := unread(channel, {}, missing):
+            show = channel.database.commands.line("log", "show", missing[0])
             raise SubscriptionError(
                 f"no {states} messages of {', '.join(names)}: {shown}; nothing was done; unread in the log, to be"
-                f" delivered later: {in_words(unseen)}"
+                f" delivered later: {in_words(unseen)}; to see the message, run: {show}"
             )
         look = f"to see its state, run: {channel.database.commands.line('parked', 'show', missing[0])}"
         raise SubscriptionError(f"no {states} messages of {', '.join(names)}: {shown}; nothing was done; {look}")

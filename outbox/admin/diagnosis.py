@@ -307,7 +307,7 @@ class _Diagnosis:
             since=hold.since,
             seconds=self._seconds(hold.since),
             evidence=evidence,
-            advice="run outbox extract again; or, to give the archive up, run",
+            advice="start the extract again; or, to give the archive up, run",
             next_command=self._command("subscriptions", "drop", name),
         )
 
@@ -321,7 +321,7 @@ class _Diagnosis:
         subscription = standing.subscription
         if subscription.kind == "check":
             return (
-                "start a producer of the group, or run outbox half check; for its options",
+                "start a producer of the group, or a check of the group; for the command of a check, run",
                 self._command("half", "list", *_group_option(subscription)),
             )
         if subscription.kind in ("consumer", "broadcast"):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
 #: The question of a drop ends with its consequence, by kind.
 _AFTER_A_DROP = {
-    "check": "Nobody would be asked about its pending transactions any more; decide them before by outbox half.",
+    "check": "Nobody would be asked about its pending transactions any more. To decide them, answer no and run: {}",
     "extract": "Messages that its archive does not have yet may be purged then.",
     "backfill": "The messages that are left would not be handled again.",
     "compensation": "Messages that writers have left behind would never be sent.",
@@ -298,12 +298,14 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
     A backfill goes with its subscription. NAME:backfill alone may be dropped while workers run, which ends it early.
     """
     from outbox.admin.admin import Admin
+    from outbox.model.subscription import check_of
 
     with target.open_outbox() as channel:
         meant = Admin(channel).drop(name, rehearsal=True)
         names = " and ".join(meant.names)
         lost = f", with the messages that were parked ({_by_state(meant.parked)})" if meant.parked else ""
-        after = _AFTER_A_DROP.get(meant.kind, "A worker of that name would begin anew.")
+        pending = target.commands.line("half", "list", "--group", name.removeprefix(check_of("")))
+        after = _AFTER_A_DROP.get(meant.kind, "A worker of that name would begin anew.").format(pending)
         confirmed(f"drop {names}{lost}? {after}", yes=yes)
         dropped = Admin(channel).drop(name)
     told = f"{names} {'is' if len(dropped.names) == 1 else 'are'} dropped{lost}"

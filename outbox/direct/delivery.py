@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from shlex import quote
 
 from outbox.errors import OutboxError, SubscriptionError
 from outbox.model.filter.sql92 import Filter
@@ -116,10 +115,11 @@ class DirectDelivery:
         stored = subscriptions.declare(declared, "latest").grace.total_seconds()
         right = stored - deadline - FLUSH_SECONDS
         if right < RIGHT_SECONDS / 4:
+            longer = ("subscriptions", "alter", name, "--grace", f"{grace.total_seconds():g}s")
             raise SubscriptionError(
                 f"{name} sends what it finds {stored:g} s after a commit, and one call to {destination} may take"
-                f" {deadline:g} s; give the destination a shorter deadline, or stop the relay and run: outbox"
-                f" subscriptions alter {quote(name)} --grace {grace.total_seconds():g}s"
+                f" {deadline:g} s; give the destination a shorter deadline, or stop the relay and run:"
+                f" {self._database.commands.line(*longer)}"
             )
         return right
 

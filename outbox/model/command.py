@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+_OPTION = re.compile("--[a-z][a-z-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +22,15 @@ class Commands:
     where: tuple[str, ...] = ()
 
     def line(self, *words: object) -> str:
-        """Return a command of `outbox` as a shell takes it. Words with a meaning for the shell are quoted."""
-        return _joined(*words, *self._schema_option, *self.where)
+        """Return a command of `outbox` as a shell takes it. Words with a meaning for the shell are quoted.
+
+        A name that begins with a hyphen stands at the end, where the name is taken for no option.
+        """
+        return _joined(words, *self._schema_option, *self.where)
 
     def line_without_database(self, *words: object) -> str:
         """Do as `line`, for a command that opens no database."""
-        return _joined(*words, *self._schema_option)
+        return _joined(words, *self._schema_option)
 
     @property
     def _schema_option(self) -> tuple[str, ...]:
@@ -34,5 +41,9 @@ class Commands:
 OF_ENVIRONMENT = Commands()
 
 
-def _joined(*words: object) -> str:
-    return shlex.join(["outbox", *map(str, words)])
+def _joined(words: Iterable[object], *options: str) -> str:
+    said, last = ["outbox"], list[str]()
+    for word in map(str, words):
+        is_name = word.startswith("-") and not _OPTION.fullmatch(word) and not _OPTION.fullmatch(said[-1])
+        (last if is_name else said).append(word)
+    return shlex.join([*said, *options, *(["--", *last] if last else [])])

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from outbox.errors import MQClientError
+from outbox.model.command import OF_ENVIRONMENT
 from outbox.model.encoding import MAX_BODY_BYTES
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import TRANSACTION_ID, Message
@@ -64,9 +65,11 @@ def checked_subscribed(topic: str) -> str:
         raise MQClientError("The specified topic is blank")
     _check_name(topic)
     if topic.startswith((RETRY, DLQ)):
+        group = topic.removeprefix(RETRY).removeprefix(DLQ)
+        replay = OF_ENVIRONMENT.line("parked", "replay", "--all", "--name", group)
         raise MQClientError(
-            f"{topic} is no topic here: dead_letters(outbox, '{DLQ}<group>') lists the dead letters, and the command"
-            " outbox parked replays them"
+            f"{topic} is no topic here: dead_letters(outbox, '{DLQ}<group>') lists the dead letters; to send them"
+            f" again, run: {replay}"
         )
     if topic in _FORBIDDEN | _SYSTEM or topic.startswith("rmq_sys_"):
         raise MQClientError("cannot access system topic")

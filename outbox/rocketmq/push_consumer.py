@@ -182,7 +182,8 @@ class DefaultMQPushConsumer:
             raise
         except Exception as error:
             # The thread tries again until the database is there.
-            logger.info("%s: the subscription of the group is not compared yet: %s", self.group, in_one_line(error)[0])
+            why = in_one_line(error, self.outbox.database.commands)[0]
+            logger.info("%s: the subscription of the group is not compared yet: %s", self.group, why)
 
     @property
     def _has_begun(self) -> bool:

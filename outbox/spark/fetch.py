@@ -137,8 +137,8 @@ def _require_unpurged(task: Task, connection: Connection) -> None:
     (text,) = connection.row(extraction.purged(task.extraction.schema))
     if text is not None and task.whole.overlaps(Position.parse(text)):
         raise PurgedError(
-            f"rows of {task.place.label()} were purged during the read: keep messages longer (outbox purge"
-            " --older-than), or set failOnDataLoss=false to read the rows that are left"
+            f"rows of {task.place.label()} were purged during the read: keep messages longer (--older-than"
+            " of the purge), or set failOnDataLoss=false to read the rows that are left"
         )
 
 

@@ -272,7 +272,7 @@ class Extract:
             return gone
         raise PurgedError(
             f"messages after {window.base}, where {self._archive.path} ends, were purged before they were extracted:"
-            f" purge has come to {gone}. Keep them longer (outbox purge --older-than), or let retention wait for this"
+            f" purge has come to {gone}. Keep them longer (--older-than of the purge), or let retention wait for this"
             " extract (--register NAME --hold 30d). To go on with the messages that are left, and have the gap noted in"
             " the manifest: --accept-gap, or accept_gap=True"
         )

@@ -85,7 +85,7 @@ class Planner:
         if gone is not None and window.overlaps(gone):
             raise PurgedError(
                 f"messages after the position {window.base} were purged unread from {self.place.primary_label()} (purge"
-                f" has come to {gone}): keep messages longer (outbox purge --older-than), or set failOnDataLoss=false"
+                f" has come to {gone}): keep messages longer (--older-than of the purge), or set failOnDataLoss=false"
                 " to go on with the messages that are left"
             )
 

@@ -20,7 +20,7 @@ from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect, DriverChannel, wake_up_name
 from outbox.store.dialects.statements import Row, Script, Sql, Statement, Telling, arun, executor, run
-from outbox.store.failure import fix_of_writer
+from outbox.store.failure import fix_of_writer, note_missing_right
 from outbox.store.label import label_of, option_of
 
 R = TypeVar("R")
@@ -191,6 +191,7 @@ class Database:
             # The cause is left out, because it shows the statement's parameters: bodies, keys.
             raise SchemaError(f"{self._needed} not there{where}; run: {command}") from None
         if self.dialect.errors.lacks_right(cause):
+            note_missing_right(cause, self.commands)
             error.add_note(fix_of_writer(cause, self.commands))
 
     @property

@@ -7,6 +7,8 @@ from outbox.model.command import OF_ENVIRONMENT, Commands
 
 #: The SQLSTATE of a missing right.
 _NO_RIGHT = "42501"
+#: The name of what is noted on an error.
+_ABOUT = "outbox_commands"
 _OF_A_DRIVER = ("DatabaseError", "InterfaceError")
 
 
@@ -26,10 +28,16 @@ def in_one_line(error: Exception, commands: Commands = OF_ENVIRONMENT) -> tuple[
     return with_fix(text, cause, commands), foreseen
 
 
+def note_missing_right(error: Exception, commands: Commands) -> None:
+    """Note on a driver's error of a missing right about which outbox the error is, for whoever tells the error."""
+    setattr(error, _ABOUT, commands)
+
+
 def with_fix(text: str, error: Exception, commands: Commands) -> str:
-    """Return the text of an error of our own driver, with the fix where a role lacks a right."""
-    lacks = getattr(error, "sqlstate", None) == _NO_RIGHT
-    return f"{text}; {_fix(commands, '--relay', 'ROLE')}" if lacks else text
+    """Return the text of a driver's error, with the fix where a role lacks a right."""
+    about = getattr(error, _ABOUT, None)
+    lacks = about is not None or getattr(error, "sqlstate", None) == _NO_RIGHT
+    return f"{text}; {_fix(about or commands, '--relay', 'ROLE')}" if lacks else text
 
 
 def fix_of_writer(error: Exception, commands: Commands) -> str:

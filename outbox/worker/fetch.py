@@ -105,7 +105,7 @@ class Prefetcher:
                     channel = self._channel.database.open()
                 except Exception as error:
                     open_at = time.monotonic() + _AGAIN_SECONDS
-                    why = in_one_line(error)[0]
+                    why = in_one_line(error, self._channel.database.commands)[0]
                     text = "no connection to read ahead, reading on without: %s"
                     logger.warning(text, why, extra=named("reads_alone", error=why))
             try:

@@ -18,8 +18,10 @@ from outbox.cli.relaying import looks_at
 from outbox.errors import SubscriptionError
 from outbox.model.command import Commands
 from outbox.store.database import Database
+from outbox.store.failure import in_one_line
 from outbox.store.label import option_of
 from tests.support.command_line import outbox as run
+from tests.support.guests import owner_and_guest
 
 SCHEMA = "tenant_a"
 #: What stands in an advice for what only a person knows.
@@ -38,7 +40,7 @@ def where(pg_engine: Engine) -> tuple[str, ...]:
 def commands_in(said: str, where: tuple[str, ...]) -> list[list[str]]:
     """The commands of a text, each of which ends with the options that lead to the outbox."""
     end = shlex.join(where)
-    found = re.findall(rf"\boutbox [a-z].*?{re.escape(end)}", said)
+    found = re.findall(rf"\boutbox [a-z].*?{re.escape(end)}(?: -- \S+)?", said)
     assert len(found) == len(re.findall(r"\boutbox (?=[a-z])(?!tables)", said)), said
     return [[PLACEHOLDERS.get(word, word) for word in shlex.split(each)[1:]] for each in found]
 
@@ -115,7 +117,7 @@ def test_a_worker_that_is_refused_is_altered_where_it_works(pg_engine, where):
 
 
 def test_a_refusal_of_a_command_names_the_next_one_there(pg_engine, where):
-    """A backfill under way, a subscription without a pause, a message that is not parked, and no such transaction."""
+    """A backfill under way, a subscription without a pause, an unread message, and no such transaction."""
     sent(pg_engine, None)
     run(None, "subscriptions", "backfill", "relay", "--topics", "orders", *where)
     refusals = (
@@ -130,7 +132,7 @@ def test_a_refusal_of_a_command_names_the_next_one_there(pg_engine, where):
     assert [[words[:2] for words in commands_in(each, where)] for each in told] == [
         [["subscriptions", "drop"]],
         [["status", "--schema"]],
-        [["parked", "show"]],
+        [["log", "show"]],
         [["half", "list"]],
     ]
     assert (followed(told[0], where), [each.name for each in _of(pg_engine)]) == ([0], ["relay"])
@@ -182,6 +184,40 @@ def test_a_database_of_several_is_named_without_its_password(pg_engine):
 )
 def test_a_command_is_complete(schema, options, line):
     assert Commands(schema=schema, where=options).line("parked", "show", 7) == line
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("resume", "-eu", "--key", "-7"), "resume --key -7 --schema a -- -eu"),
+        (("resume", "--name", "-eu"), "resume --name -eu --schema a"),
+        (("alter", "relay", "--topics", "!a,-b"), "alter relay --topics '!a,-b' --schema a"),
+    ],
+)
+def test_a_name_that_begins_with_a_hyphen_is_no_option(words, line):
+    assert Commands(schema="a").line("subscriptions", *words) == f"outbox subscriptions {line}"
+
+
+def test_an_advice_about_a_name_with_a_hyphen_is_followed(pg_engine, where):
+    tenant = Outbox(pg_engine, schema=SCHEMA)
+    tenant.admin.create("-eu", destination="stdout:")
+    tenant.admin.pause("-eu", key="-7")
+
+    assert followed(run(None, "status", *where).err, where)[0] == 0
+    assert tenant.admin.statuses("-eu")[0].pauses == ()
+
+
+def test_a_missing_right_is_advised_for_the_schema_that_lacks_it(pg_engine, where):
+    """Of a command, and of an embedded relay, whose error the supervisor tells."""
+    with owner_and_guest(pg_engine) as (owner, guest):
+        with owner.begin() as connection:
+            connection.execute(text(f"GRANT USAGE ON SCHEMA {SCHEMA} TO guest_{owner.url.database}"))
+        told = run(None, "status", "--schema", SCHEMA, "--database", option_of(guest.url)).err
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - the driver's own, whichever
+            Outbox(guest, schema=SCHEMA).admin.look()
+
+    advice = f"for the rights of each role, run: outbox db grants --relay ROLE --schema {SCHEMA}"
+    assert (told.strip().endswith(advice), in_one_line(raised.value)[0].endswith(advice)) == (True, True)
 
 
 def test_a_refused_consumer_of_an_application_is_altered_in_its_schema(pg_engine, where):

@@ -387,7 +387,7 @@ def test_another_subscription_of_the_group_is_refused(outbox):
 
 
 LONG = "t" * 128
-LISTS = "dead_letters(outbox, '%DLQ%<group>') lists the dead letters, and the command outbox parked replays them"
+LISTS = "dead_letters(outbox, '%DLQ%<group>') lists the dead letters; to send them again, run: outbox parked replay"
 LEGAL = "^[%|a-zA-Z0-9_-]+$"
 
 
@@ -411,7 +411,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     (
         "billing",
         {"%DLQ%billing": "*"},
-        f"%DLQ%billing is no topic here: {LISTS}",
+        f"%DLQ%billing is no topic here: {LISTS} --all --name billing",
     ),
     ("billing", {}, "subscription is null: subscribe to a topic before the start"),
 ]

@@ -154,7 +154,11 @@ def test_a_group_that_nobody_checks_back_on_is_told_with_what_to_do(engine):
 
     (found,) = [each for each in Outbox(engine).admin.diagnosis() if each.subscription == "check:shop"]
 
-    assert (found.what, found.next_command) == ("no worker checks back on group shop", "outbox half list --group shop")
+    assert (found.what, found.advice, found.next_command) == (
+        "no worker checks back on group shop",
+        "start a producer of the group, or a check of the group; for the command of a check, run",
+        "outbox half list --group shop",
+    )
 
 
 @ONE_DATABASE
@@ -209,7 +213,7 @@ def test_what_goes_with_a_dropped_check_is_told(engine):
 
     asked = outbox(engine, "subscriptions", "drop", "check:shop")
 
-    assert (asked.code, "decide them before by outbox half" in asked.err) == (2, True)
+    assert (asked.code, "answer no and run: outbox half list --group shop" in asked.err) == (2, True)
 
 
 @ONE_DATABASE
