@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import tell
+
+if TYPE_CHECKING:
+    from outbox.store.database import Database
 
 
 @click.command()
@@ -34,10 +39,31 @@ def send(*, target: Target, topic: str, body: str, headers: tuple[str, ...], jso
     if wrong := [name for name, separator, _ in pairs if not separator]:
         raise click.UsageError(f"--header {wrong[0]}: write NAME=VALUE")
     content = sys.stdin.buffer.read() if body == "-" else body
-    with open_database(target.url, target.schema, target.where) as database, database.explained():
+    with open_database(target.url, target.schema, target.where) as database, _refused(database), database.explained():
         with open_channel_of(database):
             outbox = Outbox(database.engine, schema=target.schema, slots=database.slots)
         with outbox.begin() as session:
             id = outbox.send(session, topic, content, headers={name: value for name, _, value in pairs}, **fields)
         outbox.close()
     tell(f"message {id} is in the log, topic {topic}", {"message_id": id, "topic": topic}, json=json)
+
+
+@contextmanager
+def _refused(database: Database) -> Iterator[None]:
+    """Turn the error about a missing right into one with the right of a writer that is missing."""
+    from outbox.cli.connection import Failure
+    from outbox.cli.failures import FAILURE
+    from outbox.store.failure import fix_of_writer
+
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", None) or error
+        if not database.dialect.errors.lacks_right(cause):
+            raise
+        fact = str(cause).partition("\n")[0]
+        fix = fix_of_writer(cause, database.commands)
+        if "outbox_meta" in fact:
+            meta = database.names["meta"]
+            fix = f"a command also reads how many slots the tables have: GRANT SELECT ON {meta} TO ROLE"
+        raise Failure(f"the database refused: {fact}; {fix}", FAILURE) from None

@@ -117,7 +117,7 @@ class ForeignLog:
         self._upgrade = self._commands.line("db", "upgrade")
         self._where = f" in schema {schema}" if schema else ""
         # Relays with such a schema listen to such a name.
-        hint = f"{PREFIX}{schema}" if schema else PREFIX.rstrip("_")
+        hint = f"{PREFIX}{schema}" if schema and schema != "public" else PREFIX.rstrip("_")
         self._constant = {"consumer": consumer, "hint": hint[:_LONGEST_NAME]}
 
     def parameters(self, rows: Sequence[Row]) -> dict[str, Any]:

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
-from outbox import Inbox, Outbox, Reject, Relay, Retry, create_engine, migrate
+from outbox import Inbox, Message, Outbox, Reject, Relay, Retry, create_engine, migrate
 from outbox.rocketmq import TransactionMQProducer
 from outbox.store.idempotency import dedup, inbox
 from outbox.store.operations.purge import Purge
+from outbox.store.subscriptions.readers import Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker import upkeep
 from tests.rocketmq.parts import COMMIT, GROUP, HALF_TOPIC, Listener, check_back
@@ -69,8 +71,10 @@ def test_a_plain_writer_inserts_into_the_log_and_nothing_else(roles):
     with closing(granted(roles, "--writer", "ROLE")) as outbox:
         with outbox.begin() as session:
             outbox.send(session, "orders", b"1", key="a", delay="30m", lock_key=True)
-        with pytest.raises(ProgrammingError, match="permission denied"), outbox.begin() as session:
-            session.execute(text("INSERT INTO outbox_message (topic, xact_id) VALUES ('orders', 1)"))
+            outbox.send_all(session, [Message("orders", b"2") for _ in range(100)])
+        for column in ("xact_id", "created_at", "direct"):
+            with pytest.raises(ProgrammingError, match="permission denied"), outbox.begin() as session:
+                session.execute(text(f"INSERT INTO outbox_message (topic, {column}) VALUES ('orders', NULL)"))
         with pytest.raises(ProgrammingError, match="permission denied") as refused, outbox.begin() as session:
             outbox.send(session, "orders", b"1", dedup_key="one")
 
@@ -90,6 +94,36 @@ def test_a_writer_with_dedup_keys(roles):
         first, again = (outbox.send(session, "orders", b"2", dedup_key="two") for _ in range(2))
 
     assert first == again
+
+
+def test_a_reader_that_registers_changes_no_kind_destination_or_policy_of_a_subscription(roles):
+    with (
+        closing(granted(roles, "--reader", "ROLE", "--register")) as outbox,
+        closing(outbox.database.open()) as channel,
+    ):
+        readers = Readers(channel)
+        for hold in (timedelta(days=1), timedelta(days=2)):
+            readers.register("archive", archive="/archive", hold=hold)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            channel.run("UPDATE outbox_subscription SET destination = 'elsewhere'")
+
+    with roles[0].connect() as connection:
+        held = connection.scalar(text("SELECT hold_ms FROM outbox_subscription WHERE name = 'archive'"))
+    assert timedelta(milliseconds=held) == timedelta(days=2)
+
+
+def test_the_command_that_sends_names_the_right_that_a_writer_lacks_for_it(roles):
+    """Only the command has to read how many slots the tables have; an application says so itself."""
+    granted(roles, "--writer", "ROLE").close()
+
+    refused = typed(roles[1], "send", "orders", "1")
+    with roles[0].begin() as connection:
+        connection.exec_driver_sql(f"GRANT SELECT ON outbox_meta TO {roles[1].url.username}")
+    sent = typed(roles[1], "send", "orders", "1")
+
+    assert (refused.code, sent.code) == (1, 0)
+    assert "a command also reads how many slots the tables have: GRANT SELECT ON outbox_meta TO ROLE" in refused.err
+    assert "--writer" not in refused.err
 
 
 def test_a_writer_that_sends_directly(roles):

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from outbox.store.dialects.dialect import APPENDED
+from outbox.store.dialects.postgresql.native import NATIVE
 from outbox.store.dialects.statements import Row, Script, Statement
 
 #: psycopg remembers how it parsed a statement of 50 parameters at most, with the name of the compensation. With more of
@@ -92,7 +93,9 @@ def _insert(
     used: tuple[str, ...], rows: int, message: str, now: str, subscription: str | None
 ) -> tuple[str, tuple[str, ...]]:
     """Return the statement for so many rows, 0 for arrays, with these columns; and the names of its parameters."""
-    columns = [*(name for name in used if name not in _DERIVED), "created_at", "deliver_at", "direct"]
+    columns = [*(name for name in used if name not in _DERIVED), *_moments(now), "deliver_at"]
+    if subscription is not None:
+        columns.append("direct")
     into = f"INSERT INTO {message} ({', '.join(columns)})"
     returning = "" if subscription is None else " RETURNING id, direct IS NOT NULL"
     if rows:
@@ -115,7 +118,13 @@ def _line(used: Collection[str], given: Callable[[str], str], now: str, subscrip
     if "delay" in used:
         moments.append(f"{now} + CAST({given('delay')} AS bigint) * interval '1 microsecond'")
     deliver_at = f"coalesce({', '.join(moments)})" if moments else "NULL"
-    direct = "NULL"
-    if subscription is not None and "direct" in used:
-        direct = _KNOWN_DIRECT.format(subscription=subscription, given=given("direct"))
-    return ", ".join((*values, now, deliver_at, direct))
+    line = [*values, *(now for _ in _moments(now)), deliver_at]
+    if subscription is not None:
+        known = _KNOWN_DIRECT.format(subscription=subscription, given=given("direct"))
+        line.append(known if "direct" in used else "NULL")
+    return ", ".join(line)
+
+
+def _moments(now: str) -> tuple[str, ...]:
+    """Return the columns that get the moment of now: none with the server's clock, which is their default."""
+    return () if now == NATIVE.now else ("created_at",)

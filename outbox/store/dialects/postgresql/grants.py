@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from sqlalchemy import Connection, text
 from sqlalchemy.dialects import postgresql
@@ -15,18 +15,19 @@ _READ, _GROW = ("SELECT",), ("SELECT", "INSERT")
 _KEEP = ("SELECT", "INSERT", "UPDATE", "DELETE")
 #: UPDATE is what FOR UPDATE needs, under which expired rows are deleted.
 _EXPIRE = ("SELECT", "UPDATE", "DELETE")
-#: Columns of the log that only the server fills: a wrong number in one of them would hide the row from every reader.
-_DRAWN = ("id", "xact_id")
-_FILLED = tuple(each.name for each in tables().message.columns if each.name not in _DRAWN)
-_APPEND = f"INSERT ({', '.join(_FILLED)})"
-_ORDER = ("SELECT", _APPEND, "INSERT", "UPDATE", "DELETE")
+_COLUMNS = tuple(each.name for each in tables().message.columns)
+#: Columns of the log that only the server fills for a plain writer. A wrong number in one of the first two would hide
+#: the row from every reader, a wrong moment from retention, and a wrong name from the relay.
+_NOT_A_WRITERS = ("id", "xact_id", "created_at", "direct")
+_APPEND = f"INSERT ({', '.join(name for name in _COLUMNS if name not in _NOT_A_WRITERS)})"
+_ORDER = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 #: The rights by the name of a process or of its task, each by the name of the table.
 NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "writer": {"message": (_APPEND,)},
     "dedup": {"dedup": ("SELECT", "INSERT", "UPDATE")},
     "direct": {
-        "message": _READ,
+        "message": (*_READ, "INSERT (direct)"),
         "meta": _READ,
         "subscription": _GROW,
         "lease": ("INSERT",),
@@ -34,7 +35,7 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "ack": ("INSERT",),
     },
     "transactions": {
-        "message": _READ,
+        "message": (*_READ, "INSERT (created_at)"),
         "meta": _READ,
         "subscription": _GROW,
         "lease": ("INSERT",),
@@ -61,7 +62,7 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "purge": {"message": ("DELETE",), "meta": ("UPDATE",), "op": ("SELECT", "DELETE")},
     "reader": {"message": _READ, "meta": _READ},
     "register": {
-        "subscription": ("SELECT", "INSERT", "UPDATE"),
+        "subscription": ("SELECT", "INSERT", "UPDATE (topics, hold_ms)"),
         "lease": ("INSERT",),
         "progress": ("SELECT", "INSERT", "DELETE"),
     },
@@ -72,7 +73,8 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _LACKING = """
     SELECT n.t, n.p FROM unnest(CAST(:tables AS text[]), CAST(:rights AS text[])) AS n(t, p)
     WHERE to_regclass(n.t) IS NOT NULL AND NOT CASE WHEN position('(' IN n.p) > 0
-        THEN (SELECT bool_and(has_column_privilege(:role, n.t, c, 'INSERT')) FROM unnest(CAST(:columns AS text[])) AS c)
+        THEN (SELECT bool_and(has_column_privilege(:role, n.t, c, split_part(n.p, ' ', 1)))
+              FROM unnest(string_to_array(substring(n.p FROM '[(](.*)[)]'), ', ')) AS c)
         ELSE has_table_privilege(:role, n.t, n.p) END
 """
 _IS_THERE = "SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = :role)"
@@ -101,7 +103,6 @@ def check_rights(connection: Connection, schema: str | None, role: str, tasks: S
     wanted = {
         "tables": [table for table, _ in pairs],
         "rights": [right for _, right in pairs],
-        "columns": list(_FILLED),
     }
     lacking: dict[str, set[str]] = defaultdict(set)
     for table, right in connection.execute(text(_LACKING), {**wanted, **bound}):
@@ -122,14 +123,25 @@ def _needs(schema: str | None, tasks: Iterable[str]) -> _Rights:
     for task in tasks:
         for table, needed in NEEDS[task].items():
             rights[f"{where}{PREFIX}{table}"].update(needed)
-    return rights
+    return {table: set(_together(needed)) for table, needed in rights.items()}
+
+
+def _together(rights: Collection[str]) -> Iterator[str]:
+    """Yield the rights, those on columns as one for all columns; none where the role has the right on the table."""
+    columns: dict[str, set[str]] = defaultdict(set)
+    for right in rights:
+        verb, _, named = right.partition(" ")
+        columns[verb].update(named.strip("()").split(", ") if named else ())
+    for verb, inside in columns.items():
+        ordered = sorted(inside, key=lambda name: (_COLUMNS.index(name) if name in _COLUMNS else -1, name))
+        yield verb if verb in rights or not inside else f"{verb} ({', '.join(ordered)})"
 
 
 def _statements(role: str, rights: _Rights) -> Iterator[str]:
     """Yield a statement for all tables with the same rights."""
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for table, needed in rights.items():
-        alike[tuple(sorted(needed, key=_ORDER.index))].append(table)
+        alike[tuple(sorted(needed, key=lambda right: _ORDER.index(right.partition(" ")[0])))].append(table)
     for needed_rights, named in alike.items():
         yield f"GRANT {', '.join(needed_rights)} ON {', '.join(named)} TO {_quoted(role)};"
 
