@@ -22,7 +22,7 @@ from outbox.store.log.log import Limits
 from outbox.store.subscriptions.receipts import Receipts
 from outbox.telemetry.events import Event, Listeners, Parked
 from outbox.worker.job import Job
-from outbox.worker.policy import HandlerPolicy
+from outbox.worker.policy import BLOCKED, HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
@@ -30,6 +30,8 @@ from outbox.writing.bare import BareOutbox
 
 #: The most messages that RocketMQ's broker hands out at once.
 MAX_MESSAGES = 32
+#: A look ends after it has set so many messages aside behind keys that are in other hands, because it copies each.
+MAX_ASIDE = 10 * MAX_MESSAGES
 _HANDED_OUT = "handed out"
 #: For messages that are not handed out; nothing is counted.
 _LEFT = Retry("left for the next call", after=timedelta(0), counts=False)
@@ -125,11 +127,12 @@ class SimpleConsumer:
         listeners = Listeners(self._outbox.listeners)
         listeners.listen(receiving.told)
         # The handler counts the deliveries, because the last one is to be acknowledged like any other.
-        policy = HandlerPolicy(retry=RetryPolicy(attempts=self._max_attempts + 1), least=max_message_num)
+        retry = RetryPolicy(attempts=self._max_attempts + 1)
+        policy = HandlerPolicy(retry=retry, least=max_message_num, momentary=True)
         handler = receiving.hand_out
         job = Job(declared=self._declared, handler=handler, policy=policy, start=self._start, known=self._known)
         worker = Worker(self._outbox.database, [job], _SETTINGS, stop=receiving.stop, listeners=listeners)
-        timer = threading.Timer(max(_SHORTEST_SECONDS, self._await_seconds), receiving.stop.ask)
+        timer = threading.Timer(max(_SHORTEST_SECONDS, self._await_seconds), receiving.time_over.ask)
         polling, until = Polling(*_POLL_SECONDS), clock() + self._await_seconds
         hints = self._outbox.notifier.listen(worker.wake.set)
         timer.start()
@@ -139,8 +142,9 @@ class SimpleConsumer:
                 worker.work("empty")
                 self._known = self._known or worker.known
                 left = until - clock()
-                if receiving.taken or receiving.stop.asked or left <= 0:
+                if receiving.taken or receiving.over or left <= 0:
                     return [MessageExt.of(message) for message in receiving.taken]
+                receiving.look_again()
                 worker.wake.wait(min(left, polling.pause()))
         finally:
             timer.cancel()
@@ -183,12 +187,25 @@ class _Receiving:
 
     def __init__(self, most: int, invisible: timedelta, max_attempts: int, *, fifo: bool) -> None:
         """`most`: at most so many messages."""
-        self.stop = Stop()
+        self.time_over = Stop()
+        #: Ends a look.
+        self.stop = Stop(self.time_over)
         self.taken: list[Message] = []
         self._room = self._most = most
+        self._aside = 0
         self._invisible = invisible
         self._max_attempts = max_attempts
         self._fifo = fifo
+
+    @property
+    def over(self) -> bool:
+        """True when the call ends, also when what was handed out could not be stored."""
+        return self.time_over.asked or self._room < self._most
+
+    def look_again(self) -> None:
+        """Begin another look, which may set as many messages aside as the last one."""
+        self._aside = 0
+        self.stop.withdraw()
 
     def hand_out(self, messages: Sequence[Message]) -> list[Verdict]:
         """Answer for messages, each of which is parked until its time is over; stop when some are handed out.
@@ -217,9 +234,15 @@ class _Receiving:
         return Retry(_HANDED_OUT, after=self._invisible)
 
     def told(self, event: Event) -> None:
-        """Take note of messages that are stored as handed out; without that, another consumer may get them."""
+        """Take note of messages that are stored as handed out; without that, another consumer may get them.
+
+        Messages that are stored behind a key in other hands end the look when there are many.
+        """
         if isinstance(event, Parked):
             self.taken += [each for each, parking in event.messages if parking.error == _HANDED_OUT]
+            self._aside += sum(parking is BLOCKED for _, parking in event.messages)
+            if self._aside >= MAX_ASIDE:
+                self.stop.ask()
 
 
 def require_duration(name: str, duration: timedelta, least: timedelta) -> None:

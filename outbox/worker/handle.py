@@ -133,6 +133,11 @@ class BatchHandler:
         """True when so many calls of the handler hang that only a new process helps."""
         return sum(call.hangs for call in self._calls.caller.overdue) >= MAX_HUNG
 
+    @property
+    def stops(self) -> bool:
+        """True when a stop is asked."""
+        return self._stop.asked
+
     def keep(self, done: Sequence[Message], parkings: Sequence[tuple[Message, Parking]], *, parked: bool) -> None:
         """Remember outcomes that could not be settled, for the next lease.
 

@@ -67,6 +67,10 @@ class Handling(Protocol):
     def gave_up(self) -> bool:
         """True when only a new process helps."""
 
+    @property
+    def stops(self) -> bool:
+        """True when a stop is asked."""
+
     def run(
         self, messages: list[Message], *, quota: int, parked: bool = False, now: datetime | None = None
     ) -> Generator[Wait | Look | Outcome, None, None]:
@@ -99,14 +103,21 @@ class PartitionWorker:
         the maintenance.
         """
         self._batch_handler = batch_handler
-        incarnation = reading.log.now(channel).incarnation
+        capture = reading.log.now(channel)
+        incarnation = capture.incarnation
         batch_handler.hung.read_from(incarnation)
         newest = ProgressLog(channel).newest(lease.partition)
         if newest is None:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
         self._settlement = Settlement(channel, lease, incarnation, unsettled)
         self._settlement.highest = reading.log.last(channel) if newest.highest is None else newest.highest
-        self._settlement.rehearse(newest.progress)
+        since = time.monotonic()
+        if not batch_handler.policy.momentary or self._settlement.unsettled:
+            self._settlement.rehearse(newest.progress)
+        else:
+            # A row from the future was written before the clock of the database stepped back. It soon counts as old,
+            # too, because only a new row can tell how old the progress is.
+            since -= abs((capture.now - newest.settled_at).total_seconds())
         policy = batch_handler.policy
         parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
         self._hung = hung = batch_handler.hung
@@ -115,7 +126,7 @@ class PartitionWorker:
         self._finished = finished
         self._compact = policy.compact
         self._teller = teller
-        self._stored, self._stop, self._ends = _Stored(newest.progress), reading.stop, reading.ends
+        self._stored, self._stop, self._ends = _Stored(newest.progress, since), reading.stop, reading.ends
         self._handled = _Handled()
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
@@ -157,7 +168,7 @@ class PartitionWorker:
         if self._handled.settle_at <= time.monotonic():
             self.settle_handled()
         worked = (yield from self._handle_parked()) if self._parked_queue.due_in <= 0 else False
-        if self._parked_queue.suspended:
+        if self._parked_queue.suspended or self._batch_handler.stops:
             return int(worked)
         batch = self._prefetcher.read()
         self._settlement.highest = max(self._settlement.highest or 0, batch.highest)

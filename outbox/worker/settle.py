@@ -88,6 +88,11 @@ class Settlement:
         #: No message with a higher id was read. None: not known, and each settle looks at the end of the log.
         self.highest: int | None = None
 
+    @property
+    def unsettled(self) -> bool:
+        """True while changes of an earlier settle could not be written."""
+        return bool(self._unsettled)
+
     def settle(self, end: Progress, parkings: Parkings) -> None:
         """Park messages and append the progress; all or nothing.
 

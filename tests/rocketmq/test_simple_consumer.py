@@ -12,11 +12,12 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from outbox import FilterError, Message, Outbox, SubscriptionError, create_engine
 from outbox.admin.commands import drop
 from outbox.rocketmq import MessageExt, MessageSelector, MQClientError, SimpleConsumer, dead_letters
+from outbox.rocketmq.simple_consumer import MAX_ASIDE
 from outbox.runtime import failpoints
 from tests.support.faults import arm_kill, arm_stop
 from tests.support.parked import states
@@ -221,6 +222,65 @@ def test_a_call_returns_no_more_than_it_is_asked_for_also_when_some_come_again(e
 
     assert [texts(each) for each in found] == [list("012"), list("34567"), ["8"]]
     assert sorted(each.reconsume_times for messages in found for each in messages) == [0] * 6 + [1] * 3
+
+
+# What is stored by the way
+
+
+def stored(engine: Engine) -> int:
+    """How many rows of progress there are."""
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM outbox_progress")).scalar_one())
+
+
+def test_calls_that_find_nothing_store_no_progress(engine, outbox):
+    consumer = consumer_of(outbox)
+    consumer.receive(1, HOUR)
+    before = stored(engine)
+
+    found = [consumer.receive(1, HOUR) for _ in range(3)]
+
+    assert (found, stored(engine)) == ([[], [], []], before)
+
+
+def test_a_call_that_finds_nothing_stores_progress_that_is_older_than_half_a_minute(pg_engine):
+    """Retention keeps everything from the stored position on."""
+    consumer = consumer_of(Outbox(pg_engine))
+    consumer.receive(1, HOUR)
+    before = stored(pg_engine)
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_progress SET settled_at = settled_at - interval '31 seconds'"))
+
+    for _ in range(3):
+        consumer.receive(1, HOUR)
+
+    assert stored(pg_engine) == before + 1
+
+
+def test_a_look_sets_a_bounded_number_of_messages_aside_behind_a_key_in_other_hands(engine, outbox):
+    """The rest of the backlog stays in the log, until later looks come to it."""
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", str(n), key="hot") for n in range(1_000)])
+        outbox.send(session, "orders", "other", key="other")
+    consumer = consumer_of(outbox, fifo=True)
+    (first,) = consumer.receive(32, HOUR)
+
+    nothing, parked = consumer.receive(32, HOUR), states(engine)
+    (other,) = consumer_of(outbox, fifo=True, await_duration=HOUR).receive(32, HOUR)
+
+    assert (nothing, parked) == ([], {"retry": 1, "blocked": 31 + MAX_ASIDE})
+    assert texts([first, other]) == ["0", "other"]
+
+
+def test_a_call_that_hands_out_what_was_set_aside_reads_no_further(engine, outbox):
+    send(outbox, *map(str, range(100)), key="hot")
+    consumer = consumer_of(outbox, fifo=True)
+    (first,) = consumer.receive(1, HOUR)
+    consumer.ack(first)
+
+    (second,) = consumer.receive(1, HOUR)
+
+    assert (texts([second]), states(engine)) == (["1"], {"retry": 1, "blocked": 30})
 
 
 # The end of a process
