@@ -30,7 +30,7 @@ GRACE = timedelta(seconds=1)
 BRISK = Settings(
     limits=Limits(rows=20),
     poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
-    lease=timedelta(seconds=2),
+    lease=timedelta(minutes=5),
     renew_every=timedelta(milliseconds=300),
 )
 TEN_SECONDS, HALF_A_SECOND = timedelta(seconds=10), timedelta(seconds=0.5)

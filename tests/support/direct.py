@@ -18,14 +18,14 @@ from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
-from tests.support.destination import Destination
+from tests.support.destination import LONG_LEASE, Destination
 from tests.support.readers import Collector
 
 BRIEFLY = timedelta(milliseconds=600)
 BRISK = Settings(
     limits=Limits(rows=200),
     poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
-    lease=timedelta(seconds=2),
+    lease=LONG_LEASE,
     renew_every=timedelta(milliseconds=300),
 )
 
