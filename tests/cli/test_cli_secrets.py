@@ -23,6 +23,7 @@ from outbox.senders.port import destination_of
 from outbox.testing.sender_contract import a_message
 from tests.conftest import started
 from tests.support.command_line import outbox
+from tests.support.deadlines import patience_ends_with_a_refusal
 from tests.support.guarded_servers import GUARDED, Door
 from tests.support.waiting import eventually
 
@@ -151,27 +152,27 @@ def test_a_password_from_the_environment_is_never_shown(url):
     assert [(each.code in (1, 2, 3), shows(each)) for each in ended] == [(True, False)] * 3
 
 
+@pytest.fixture
+def waiting(sqlite_engine: Engine) -> Engine:
+    """A database with a message that waits to be sent."""
+    with (shop := Outbox(sqlite_engine)).begin() as session:
+        shop.send(session, "orders", b"1", key="k")
+    shop.close()
+    return sqlite_engine
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_destination_password_is_never_shown(sqlite_engine, form, tmp_path):
+def test_a_destination_password_is_never_shown(waiting, form, tmp_path):
     """Nor logged, at any level, while the destination refuses."""
     to = tmp_path / "destination"
     to.write_text(f"nats://ann:{ENCODED}@localhost:1/\n")
 
-    ended = outbox(
-        sqlite_engine,
-        "relay",
-        "--to-file",
-        str(to),
-        "--until-empty",
-        "--give-up-after",
-        "1s",
-        "-vv",
-        "--log-format",
-        form,
-    )
-    listed = outbox(sqlite_engine, "subscriptions", "list", "--json")
+    with patience_ends_with_a_refusal():
+        ended = outbox(waiting, "relay", "--to-file", str(to), "--until-empty", "-vv", "--log-format", form)
+    listed = outbox(waiting, "subscriptions", "list", "--json")
 
-    assert (shows(ended), shows(listed), listed.json["subscriptions"][0]["destination"]) == (
+    assert (ended.code, shows(ended), shows(listed), listed.json["subscriptions"][0]["destination"]) == (
+        4,
         False,
         False,
         "nats://localhost:1",
@@ -216,15 +217,6 @@ def test_a_url_and_a_file_of_the_same_rank_are_refused(tmp_path):
     assert (ended.code, "leave one out" in ended.err) == (2, True)
 
 
-@pytest.fixture
-def waiting(sqlite_engine: Engine) -> Engine:
-    """A database with a message that waits to be sent."""
-    with (shop := Outbox(sqlite_engine)).begin() as session:
-        shop.send(session, "orders", b"1", key="k")
-    shop.close()
-    return sqlite_engine
-
-
 @pytest.fixture(scope="module", params=GUARDED)
 def door(request: pytest.FixtureRequest) -> Iterator[Door]:
     """A server of each kind that lets in whoever knows the secret."""
@@ -247,8 +239,9 @@ def said_of(url: str, engine: Engine, caplog: pytest.LogCaptureFixture) -> tuple
         sender.close()
     except OutboxError as error:
         said += traceback.format_exception(error)
-    for command in ("relay --until-empty --give-up-after 200ms -vv", "status", *LISTS):
-        ended = outbox(engine, *command.split(), OUTBOX_RELAY_TO=url)
+    for command in ("relay --until-empty -vv", "status", *LISTS):
+        with patience_ends_with_a_refusal():
+            ended = outbox(engine, *command.split(), OUTBOX_RELAY_TO=url)
         said += [ended.out, ended.err]
     with engine.connect() as connection:
         for table in ("outbox_subscription", "outbox_lease", "outbox_parked"):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from outbox import Message, Verdict
+from outbox.cli.relaying import Relaying
 from outbox.senders.opening import open_sender
 from outbox.worker.calls import Call, Caller, Handler
 from outbox.worker.shared import SharedSender
@@ -73,6 +74,13 @@ def overdue_when_hanging(destination: Destination, *, deadlines: float = 3) -> S
     # The test may make it hang later, or no longer.
     shared.caller = OverdueCaller(lambda messages: destination.hanging(messages), deadlines=deadlines)  # noqa: PLW0108
     return shared
+
+
+@contextmanager
+def patience_ends_with_a_refusal() -> Iterator[None]:
+    """Have a relay of the command line give up when its destination has refused a message, and by no clock."""
+    with patch.object(Relaying, "_silent", property(lambda relaying: bool(relaying._refusal))):
+        yield
 
 
 def an_hour_passes() -> None:

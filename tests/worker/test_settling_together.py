@@ -19,6 +19,7 @@ from outbox.worker.calls import Call, Caller
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
+from tests.support.deadlines import overdue
 from tests.support.parked import states
 from tests.support.readers import Collector, Worker, at_work, declared, job, send, texts, worker
 from tests.support.waiting import eventually
@@ -194,7 +195,7 @@ def test_a_batch_that_a_stop_leaves_open_does_not_take_them_back(outbox):
 def test_a_batch_that_is_left_open_while_work_goes_on_does_not_repeat_them(engine, outbox):
     """A command wants the lease and cannot have it, because a call hangs: the worker goes on where it was."""
     handler, released, asks = Handler(), threading.Event(), list[bool]()
-    busy = worker(outbox.database, handler, settings=BRISK, policy=HandlerPolicy(deadline=timedelta(seconds=0.2)))
+    busy = worker(outbox.database, handler, settings=BRISK)
 
     def hangs() -> Verdict:
         released.wait(60)
@@ -208,22 +209,23 @@ def test_a_batch_that_is_left_open_while_work_goes_on_does_not_repeat_them(engin
     handler.instead[b"hangs"] = hangs
     send(outbox, "hangs")
     thread = threading.Thread(target=busy.run)
-    thread.start()
-    try:
-        assert eventually(lambda: states(engine) == {"waiting": 1})
-        handled(outbox, handler, "1")
-        before = settles(engine)
-        failpoints.arm(reached)
-        asks.append(True)
-        send(outbox, "2")
-        settled = eventually(lambda: settles(engine) > before)
-        asks.clear()
-        assert eventually(lambda: len(handler.messages) >= 2)
-    finally:
-        failpoints.arm(None)
-        released.set()
-        busy.stop()
-        thread.join(60)
+    with overdue(lambda messages: messages[0].body == b"hangs"):
+        thread.start()
+        try:
+            assert eventually(lambda: states(engine) == {"waiting": 1})
+            handled(outbox, handler, "1")
+            before = settles(engine)
+            failpoints.arm(reached)
+            asks.append(True)
+            send(outbox, "2")
+            settled = eventually(lambda: settles(engine) > before)
+            asks.clear()
+            assert eventually(lambda: len(handler.messages) >= 2)
+        finally:
+            failpoints.arm(None)
+            released.set()
+            busy.stop()
+            thread.join(60)
 
     assert (settled, texts(handler.messages)) == (True, ["1", "2"])
 

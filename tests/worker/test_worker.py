@@ -52,8 +52,8 @@ def take_lease(outbox: Outbox, length: timedelta) -> None:
 def test_the_place_of_a_killed_worker_is_taken_when_its_lease_ends(engine):
     outbox, destination = Outbox(engine), Destination()
     fill(outbox, 10)
-    take_lease(outbox, LEASE)
     relay, began = relay_to(destination, outbox, settings=BRISK), time.monotonic()
+    take_lease(outbox, LEASE)
 
     relay.start()
     arrived = eventually(lambda: len(destination.messages) == 10)
