@@ -102,7 +102,10 @@ class Exporter(Protocol):
     """The way of metrics to a library for metrics."""
 
     def instrument(self, metric: Metric) -> Callable[..., object]:
-        """Return a function of a value and of a text for each label: counts, sets or records, after the kind."""
+        """Return a function of a value and of a text for each label: counts, sets or records, after the kind.
+
+        None ends a gauge.
+        """
 
     def observe(self, metrics: Sequence[Metric], samples: Callable[[], Iterable[Sample]]) -> None:
         """Ask for the values of gauges whenever somebody reads metrics."""
@@ -114,9 +117,10 @@ class Metrics:
     def __init__(self, exporter: Exporter) -> None:
         self._put = {metric: exporter.instrument(metric) for metric in OF_EVENTS}
         self._lags: dict[str, Lag] = defaultdict(Lag)
-        #: The subscriptions whose destination is shown as up, and those with a destination that is shown as down.
-        self._up: set[tuple[str, ...]] = set()
+        #: By subscription: the destination shown as up, the destination shown as down, and the partitions held here.
+        self._up: dict[tuple[str, ...], str] = {}
         self._down: dict[tuple[str, ...], str] = {}
+        self._held: dict[tuple[str, ...], set[int]] = defaultdict(set)
         self._count: Mapping[type, Callable[[Any], None]] = {
             BatchRead: self._read,
             HandedOver: self._call,
@@ -171,16 +175,27 @@ class Metrics:
     def _taken(self, event: LeaseTaken) -> None:
         self._put[TAKEOVERS](1, *_where(event))
         self._put[HELD](1, *_where(event), str(event.partition))
+        self._held[_where(event)].add(event.partition)
 
     def _lost(self, event: LeaseLost) -> None:
-        self._put[HELD](0, *_where(event), str(event.partition))
-        # The process hears no more of the destination, and would show an outage for ever.
-        if _where(event) in self._down:
-            self._show_up(event, self._down[_where(event)])
+        """End the gauge of the partition, and with the last partition the gauge of the destination.
+
+        The process hears no more of either. Where a gauge cannot end, the gauge gets the value of a standby.
+        """
+        where = _where(event)
+        for value in (0, None):
+            self._put[HELD](value, *where, str(event.partition))
+        self._held[where].discard(event.partition)
+        if self._held[where]:
+            return
+        if where in self._down:
+            self._show_up(event, self._down[where])
+        if where in self._up:
+            self._put[UP](None, *where, self._up.pop(where))
 
     def _away(self, event: DestinationAway) -> None:
         if any(each.topic is None for each in event.outages):
-            self._up.discard(_where(event))
+            self._up.pop(_where(event), None)
             self._down[_where(event)] = event.destination
             self._put[UP](0, *_where(event), event.destination)
 
@@ -191,7 +206,7 @@ class Metrics:
     def _show_up(self, event: Worked, destination: str) -> None:
         where = _where(event)
         if where not in self._up:
-            self._up.add(where)
+            self._up[where] = destination
             self._down.pop(where, None)
             self._put[UP](1, *where, destination)
 

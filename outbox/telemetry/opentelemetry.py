@@ -44,12 +44,25 @@ class OpenTelemetryExporter:
         if metric.kind == "counter":
             put = self._meter.create_counter(**about).add
         elif metric.kind == "gauge":
-            put = self._meter.create_gauge(**about).set
+            return self._gauge(metric)
         else:
             put = self._meter.create_histogram(**about, explicit_bucket_boundaries_advisory=BUCKETS).record
         names = metric.labels
         # A label without a text is no attribute.
         return lambda value, *given: put(value, {name: text for name, text in zip(names, given, strict=True) if text})
+
+    def _gauge(self, metric: Metric) -> Callable[..., object]:
+        """Return a function that sets a gauge: an observable gauge, because no other kind can end."""
+        values: dict[tuple[str, ...], float] = {}
+
+        def put(value: float | None, *labels: str) -> None:
+            if value is None:
+                values.pop(labels, None)
+            else:
+                values[labels] = value
+
+        self.observe([metric], lambda: [Sample(metric, value, labels) for labels, value in list(values.items())])
+        return put
 
     def observe(self, metrics: Sequence[Metric], samples: Callable[[], Iterable[Sample]]) -> None:
         """Do as `Exporter.observe`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from outbox.errors import MissingExtraError
-from outbox.telemetry.metrics import BUCKETS, Metric, Sample
+from outbox.telemetry.metrics import BUCKETS, UP, Metric, Sample
 
 try:
     from prometheus_client import (
@@ -19,6 +20,7 @@ try:
         generate_latest,
     )
     from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import Metric as PrometheusMetric
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise MissingExtraError("metrics need an extra: pip install 'outbox-log[metrics]'") from error
@@ -27,6 +29,8 @@ except ImportError as error:
 _KINDS: Mapping[str, tuple[type[Any], str]] = {
     "counter": (Counter, "inc"), "gauge": (Gauge, "set"), "histogram": (Histogram, "observe")
 }  # fmt: skip
+#: False where processes share metrics by files, as the client library decides at its import.
+_ALONE = not {"PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"} & set(os.environ)
 #: The content type of `exposed`.
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -44,8 +48,7 @@ class PrometheusExporter:
 
     def exposed(self) -> bytes:
         """Return the metrics as text, after all others that the process has registered."""
-        own = generate_latest(self._registry)
-        return own if self._registry is REGISTRY else generate_latest(REGISTRY) + own
+        return generate_latest(self._registry if self._registry is REGISTRY else _Together(REGISTRY, self._registry))
 
     def instrument(self, metric: Metric) -> Callable[..., object]:
         """Do as `Exporter.instrument`."""
@@ -57,17 +60,43 @@ class PrometheusExporter:
         }
         if metric.kind == "histogram":
             of_all["buckets"] = BUCKETS
+        if metric.kind == "gauge":
+            # Of several processes with a common folder: 1 where one has the lease, 0 where one has an outage. Dead
+            # processes are left out.
+            of_all["multiprocess_mode"] = "livemin" if metric is UP else "livemax"
         kind, verb = _KINDS[metric.kind]
         made = kind(**of_all)
         # By labels, because the client library takes longer to find them than to count.
         known: dict[tuple[str, ...], Callable[[float], object]] = {}
 
-        def put(value: float, *labels: str) -> None:
+        def put(value: float | None, *labels: str) -> None:
+            if value is None:
+                # The files of several processes keep the last value.
+                if _ALONE and labels in known:
+                    del known[labels]
+                    made.remove(*labels)
+                return
             if labels not in known:
                 known[labels] = getattr(made.labels(*labels), verb)
             known[labels](value)
 
         return put
+
+
+class _Together(CollectorRegistry):
+    """Several registries as one page: the first registry with a metric shows the metric."""
+
+    def __init__(self, *registries: CollectorRegistry) -> None:
+        super().__init__()
+        self._registries = registries
+
+    def collect(self) -> Iterator[PrometheusMetric]:
+        """Yield the metrics."""
+        seen = set[str]()
+        for registry in self._registries:
+            found = list(registry.collect())
+            yield from (each for each in found if each.name not in seen)
+            seen.update(each.name for each in found)
 
 
 class _Gauges(Collector):

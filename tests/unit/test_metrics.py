@@ -1,10 +1,15 @@
 """The metrics of a process are counted from its events, once a batch, and go to Prometheus as they are."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
 from outbox import Message, Reject, Retry, Unavailable, create_engine
@@ -12,8 +17,10 @@ from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
 from outbox.store.database import Database
 from outbox.telemetry import events
-from outbox.telemetry.metrics import LAG, Metric, Metrics, Sample
+from outbox.telemetry.metrics import LAG, LOG_ROWS, Metric, Metrics, Sample
+from outbox.telemetry.opentelemetry import OpenTelemetryExporter
 from outbox.telemetry.prometheus import PrometheusExporter
+from tests.support.pages import TOP, blocks
 
 DATABASE = Database(create_engine("postgresql://user:secret@db/shop"), "eu")
 WHERE: dict[str, Any] = {"database": DATABASE, "subscription": "relay"}
@@ -33,6 +40,39 @@ class Noted:
 
     def observe(self, metrics: Sequence[Metric], samples: Callable[[], Iterable[Sample]]) -> None:
         """Do as `Exporter.observe`."""
+
+
+def of_prometheus() -> tuple[Metrics, Callable[[], list[tuple[str, float]]]]:
+    """Metrics, and what they show of a lease: names and values."""
+    registry = CollectorRegistry()
+    metrics = Metrics(PrometheusExporter(registry))
+    return metrics, lambda: [
+        (sample.name, sample.value)
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name in _OF_A_LEASE
+    ]
+
+
+def of_opentelemetry() -> tuple[Metrics, Callable[[], list[tuple[str, float]]]]:
+    """The same by OpenTelemetry."""
+    reader = InMemoryMetricReader()
+    metrics = Metrics(OpenTelemetryExporter(MeterProvider([reader]).get_meter("outbox")))
+
+    def shown() -> list[tuple[str, float]]:
+        data = reader.get_metrics_data()
+        found = [] if data is None else data.resource_metrics[0].scope_metrics[0].metrics
+        values: dict[str, Any] = {
+            each.name.replace(".", "_"): getattr(point, "value", None)
+            for each in found
+            for point in each.data.data_points
+        }
+        return [(name, values[name]) for name in _OF_A_LEASE if name in values]
+
+    return metrics, shown
+
+
+_OF_A_LEASE = ("outbox_destination_up", "outbox_lease_held")
 
 
 def messages(number: int) -> list[Message]:
@@ -117,6 +157,7 @@ def test_leases_outages_retries_direct_sends_and_repetitions():
         ("outbox.lease.takeovers", 1, HERE, "relay"),
         ("outbox.lease.held", 1, HERE, "relay", "3"),
         ("outbox.lease.held", 0, HERE, "relay", "3"),
+        ("outbox.lease.held", None, HERE, "relay", "3"),
         ("outbox.destination.up", 0, HERE, "relay", "nats://n/s"),
         ("outbox.destination.up", 1, HERE, "relay", "nats://n/s"),
         ("outbox.retries", 1, HERE, "relay"),
@@ -127,16 +168,102 @@ def test_leases_outages_retries_direct_sends_and_repetitions():
     ]
 
 
-def test_a_process_without_the_lease_shows_no_outage():
-    away = events.Outage(topic=None, error="refused", seconds=1.0)
-    lost = events.LeaseLost(**WHERE, partition=0, epoch=9, error=None)
-    refused = events.DestinationAway(**WHERE, destination="nats://n/s", outages=[away], pauses=True)
+AWAY = events.DestinationAway(
+    **WHERE,
+    destination="nats://n/s",
+    outages=[events.Outage(topic=None, error="refused", seconds=1.0)],
+    pauses=True,
+)
 
-    found = noted(lost, refused, lost, lost, refused)
 
-    up, held = ("outbox.destination.up", HERE, "relay", "nats://n/s"), ("outbox.lease.held", 0, HERE, "relay", "0")
+def lease(kind: type[events.LeaseTaken] | type[events.LeaseLost], partition: int) -> events.Event:
+    error = {"error": None} if kind is events.LeaseLost else {}
+    return kind(**WHERE, partition=partition, epoch=9, **error)  # type: ignore[arg-type]
+
+
+def test_a_process_without_a_lease_shows_no_destination():
+    """It hears no more of the destination. After the next lease it may show the destination again."""
+    taken, lost = (lease(kind, 0) for kind in (events.LeaseTaken, events.LeaseLost))
+
+    found = noted(taken, AWAY, lost, taken, call(DONE), lost, taken, call(DONE))
+
+    up = ("outbox.destination.up", HERE, "relay", "nats://n/s")
     values = [value for name, value, *labels in found if (name, *labels) == up]
-    assert (values, found.count(held)) == ([0, 1, 0], 3)
+    assert values == [0, 1, None, 1, None, 1]
+
+
+def test_a_process_with_another_partition_goes_on_showing_the_destination():
+    found = noted(*(lease(events.LeaseTaken, number) for number in (0, 1)), AWAY, lease(events.LeaseLost, 0))
+
+    up = [value for name, value, *_ in found if name == "outbox.destination.up"]
+    assert up == [0]
+
+
+@pytest.mark.parametrize("exporter", [of_prometheus, of_opentelemetry])
+def test_gauges_of_a_lease_end_with_the_lease(exporter):
+    """Of a backfill, a dropped subscription or a lost partition they would stay for ever, and so would an alert."""
+    metrics, shown = exporter()
+    during = []
+    for event in (lease(events.LeaseTaken, 0), AWAY, lease(events.LeaseLost, 0)):
+        metrics.told(event)
+        during.append(shown())
+
+    held, up = ("outbox_lease_held", 1.0), ("outbox_destination_up", 0.0)
+    assert during == [[held], [up, held], []]
+
+
+def test_a_page_has_each_metric_once_also_beside_an_exporter_of_the_applications(monkeypatch):
+    """A module of `outbox consume` may export as the page about metrics says."""
+    shared = CollectorRegistry()
+    monkeypatch.setattr("outbox.telemetry.prometheus.REGISTRY", shared)
+    theirs, ours = PrometheusExporter(shared), PrometheusExporter()
+    for exporter in (theirs, ours):
+        Metrics(exporter).told(call(DONE))
+    ours.observe([LOG_ROWS], lambda: [Sample(LOG_ROWS, 3, (HERE,))])
+
+    families = [line.split()[2] for line in ours.exposed().decode().splitlines() if line.startswith("# TYPE ")]
+
+    assert sorted(set(families)) == sorted(families)
+    assert {"outbox_destination_up", "outbox_log_rows", "messaging_client_sent_messages_total"} <= set(families)
+
+
+def test_gauges_of_processes_that_are_gone_are_left_out(tmp_path):
+    """By the multiprocess mode of Prometheus, which cannot take a series back either: a lost lease shows 0."""
+    page = (TOP / "docs" / "metrics.md").read_text()
+    (program,) = (block for block in blocks(page, "python") if "MultiProcessCollector" in block)
+    script = tmp_path / "gone.py"
+    script.write_text(f"""
+import os, sys
+from prometheus_client import multiprocess, generate_latest
+from outbox import create_engine
+from outbox.store.database import Database
+from outbox.telemetry import events
+from outbox.telemetry.metrics import Metrics
+from outbox.telemetry.prometheus import PrometheusExporter
+
+class outbox:
+    class admin:
+        look = None
+metrics = Metrics(PrometheusExporter())
+where = dict(database=Database(create_engine("sqlite:///never-opened")), subscription="relay", epoch=9)
+children = []
+for partition in range(3):
+    children.append(os.fork())
+    if not children[-1]:
+        metrics.told(events.LeaseTaken(**where, partition=partition))
+        if partition == 1:
+            metrics.told(events.LeaseLost(**where, partition=partition, error=None))
+        os._exit(0)
+    os.waitpid(children[-1], 0)
+multiprocess.mark_process_dead(children[2])
+{program.replace("outbox.admin.look", "lambda: 1 / 0")}
+print(sorted(line.split("partition=")[1].split(",")[0] + line.split("}}")[1]
+       for line in generate_latest(registry).decode().splitlines() if line.startswith("outbox_lease_held")))
+""")
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+
+    assert (ended.stdout, ended.stderr) == ("""['"0" 1.0', '"1" 0.0']\n""", "")
 
 
 def test_prometheus_shows_them_by_names_and_labels_of_its_own():
