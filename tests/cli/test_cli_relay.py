@@ -211,6 +211,7 @@ def test_a_second_relay_says_that_it_stands_by_and_that_it_takes_over(engine, tm
     ]
 
 
+@pytest.mark.every_database
 def test_a_topic_that_is_not_accepted_is_named_in_the_log_with_the_destinations_text(engine, stream):
     """Once, however many messages; and dead letters."""
     stream.take("there")

@@ -21,8 +21,6 @@ from tests.support.programs import Program
 from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.storm
-
 
 def program(engine: Engine, path: Path | str, way: str, *arguments: str, stdout: IO[Any] | None = None) -> Program:
     url = engine.url.render_as_string(hide_password=False)
@@ -33,6 +31,7 @@ def arrived(path: Path) -> list[str]:
     return [line.split()[1] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("way", "code", "bodies"),
     [
@@ -55,6 +54,7 @@ def test_a_program_that_ends_has_sent_what_it_committed(engine, tmp_path, way, c
         assert by_process["parent"] == by_process["parent-again"] != by_process["child"]
 
 
+@pytest.mark.storm
 def test_what_a_thread_commits_after_the_end_of_the_main_thread_comes_once(engine, tmp_path):
     """Direct sends have ended by then; they may have begun anew."""
     path = tmp_path / "arrived"
@@ -64,6 +64,7 @@ def test_what_a_thread_commits_after_the_end_of_the_main_thread_comes_once(engin
     assert sorted([*sent, *map(bytes.decode, relayed(engine, "file"))]) == ["1", "2"]
 
 
+@pytest.mark.storm
 def test_a_program_whose_sender_hangs_ends_nevertheless(engine, tmp_path):
     """It waits for five seconds and then leaves the message to the relay."""
     with (tmp_path / "said").open("w+") as said:
@@ -76,6 +77,7 @@ def test_a_program_whose_sender_hangs_ends_nevertheless(engine, tmp_path):
     assert 4 < took < 200  # the end of an interpreter takes its time on a busy machine
 
 
+@pytest.mark.storm
 def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nats):
     """With an event loop, and threads that look up a host's name."""
     with TcpProxy("127.0.0.1", nats.port) as proxy:
@@ -87,6 +89,7 @@ def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nat
     assert marked(pg_engine) == [b"1", b"2"]
 
 
+@pytest.mark.storm
 def test_a_program_that_ends_before_direct_sends_have_begun_leaves_all_to_the_relay(engine, tmp_path):
     """At once, not after a grace."""
     assert program(engine, tmp_path / "arrived", "is_short").wait(280) == 0
@@ -94,6 +97,16 @@ def test_a_program_that_ends_before_direct_sends_have_begun_leaves_all_to_the_re
     assert (marked(engine), relayed(engine, "file")) == ([], [b"1", b"2"])
 
 
+@pytest.mark.every_database
+@pytest.mark.smoke("a program starts, and is gone after its commit")
+def test_a_program_that_is_gone_leaves_the_rest_to_the_relay(engine, tmp_path):
+    path = tmp_path / "arrived"
+
+    assert program(engine, path, "is_gone").wait(280) == 4
+    assert {*arrived(path), *map(bytes.decode, relayed(engine, "file"))} == {"1", "2"}
+
+
+@pytest.mark.storm
 def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine, tmp_path):
     """The compensation sends it by itself; also what the program had sent, if that was not acknowledged any more."""
     path = tmp_path / "arrived"
@@ -112,6 +125,7 @@ def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine,
     assert len(arrived(path)) == len({*arrived(path)})
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize(
     ("deadline", "grace", "right"), [(None, 10, 4), (5, 10, 4), (1.5, 10, 7.5), (5.5, 10.5, 4), (30, 35, 4)]
 )
@@ -138,6 +152,7 @@ def stored_grace(engine: Engine) -> timedelta:
         return timedelta(milliseconds=connection.execute(statement).scalar_one())
 
 
+@pytest.mark.storm
 def test_a_grace_by_which_writers_send_only_grows(engine):
     """They read of another one after a while, and the compensation would send beside them at once."""
     declare_compensation(engine, timedelta(seconds=10))
@@ -152,6 +167,7 @@ def test_a_grace_by_which_writers_send_only_grows(engine):
     assert (refused, stored_grace(engine)) == (timedelta(seconds=10), timedelta(seconds=35))
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.full), 8])
 def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, full, monkeypatch):

@@ -170,6 +170,7 @@ def test_started_again_it_goes_to_the_new_destination_alone(pg_engine):
     assert eventually(lambda: not relay_threads()), relay_threads()
 
 
+@pytest.mark.every_database
 def test_what_passes_by_itself_ends_no_relay(engine, caplog):
     """The tables come later than the relay; the application goes on, and the log says what is missing."""
     outbox, destination = Outbox(engine), Destination()
@@ -207,9 +208,11 @@ def test_a_privilege_that_is_missing_for_a_while_ends_no_relay(pg_engine, caplog
     assert "permission denied" in caplog.text
 
 
-def test_calls_that_never_come_back_do_not_pile_up_threads(pg_engine):
+@pytest.mark.every_database
+@pytest.mark.smoke("a relay pauses twice before it works again")
+def test_calls_that_never_come_back_do_not_pile_up_threads(engine):
     """Each hung call costs a thread that nobody can end, so there are only so many. Others are accepted meanwhile."""
-    outbox, destination = Outbox(pg_engine), Destination()
+    outbox, destination = Outbox(engine), Destination()
     over, leases = threading.Event(), list[LeaseLost]()
     destination.hanging = lambda messages: not over.is_set() and any(int(message.body) % 2 for message in messages)
     fill(outbox, 100, keys=100)

@@ -193,6 +193,7 @@ def test_check_back_never_contradicts_a_producer(outbox, producer):
     assert (asked, arrived(outbox)) == ([], ["committed"])
 
 
+@pytest.mark.every_database
 def test_commits_and_rollbacks_at_the_same_time_come_to_one_verdict(engine, outbox, producer):
     """Ten of each at once: who is told that it worked agrees with what stands."""
     wrong = []

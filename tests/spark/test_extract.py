@@ -71,7 +71,8 @@ def purge_all(outbox) -> None:
 # What it writes
 
 
-@pytest.mark.storm
+@pytest.mark.every_database
+@pytest.mark.smoke("the first test of the file loads what writes Parquet")
 def test_a_second_extract_brings_what_came_after_the_first(outbox, path):
     send(outbox, "1", "2")
     first = extracted(outbox.engine, path)

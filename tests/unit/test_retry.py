@@ -10,6 +10,7 @@ from tenacity import wait_exception, wait_fixed
 from outbox import Message, Retry, RetryPolicy
 from outbox.model.limits import MAX_DELAY
 from outbox.worker.policy import HandlerPolicy
+from tests.support.stage import again, messages
 
 
 def failing(_state: object) -> float:
@@ -39,6 +40,16 @@ def test_a_strategy_without_a_pause_counts_as_the_default_and_is_logged_once(wai
 
 def test_a_pause_has_a_longest():
     assert RetryPolicy(wait=wait_fixed(1e300)).delay(1, ValueError()) == MAX_DELAY
+
+
+def test_a_message_is_tried_ten_times_with_pauses_from_one_second_to_ten_minutes():
+    policy, (message,) = HandlerPolicy(), messages("a")
+
+    parkings = [policy.failed(again(message, attempt), Retry("no")) for attempt in range(1, 11)]
+
+    assert [parking.state for parking in parkings] == ["retry"] * 9 + ["dead"]
+    pauses = [each.delay or timedelta() for each in parkings[:9]]
+    assert all(timedelta(seconds=1) <= pause <= timedelta(minutes=10) for pause in pauses)
 
 
 def test_a_strategy_gets_the_error_of_the_handler():

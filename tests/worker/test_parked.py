@@ -174,6 +174,7 @@ def test_delayed_messages_that_fall_due_one_after_the_other_stand_before_what_co
     assert destination.bodies == [b"bad", b"behind", b"first delayed", b"second delayed", b"later", b"last"]
 
 
+@pytest.mark.every_database
 def test_delayed_messages_of_a_key_come_in_the_order_in_which_they_fall_due(engine):
     """Also when the worker finds both due at once, because it was away."""
     outbox, destination = Outbox(engine), Destination()
@@ -399,6 +400,7 @@ def test_a_message_that_hangs_ends_as_a_dead_letter(engine):
     assert seen == {0: [], **{key: [str(n).encode() for n in range(key, 20, 4)] for key in (1, 2, 3)}}
 
 
+@pytest.mark.every_database
 def test_a_replayed_message_comes_before_later_ones_of_its_key(engine):
     """It held nothing back while it was dead. Now it does, also while there are more replays than go out at once."""
     outbox, destination = Outbox(engine), Destination(lambda _message: Reject("never"))

@@ -273,6 +273,7 @@ def losing_the_database(until: Callable[[], bool] = lambda: True) -> Iterator[No
         failpoints.arm(None)
 
 
+@pytest.mark.every_database
 def test_a_lost_connection_repeats_none_of_them(engine, outbox):
     handler = Handler()
     with at_work(worker(outbox.database, handler, settings=BRISK)):

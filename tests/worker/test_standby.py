@@ -174,6 +174,7 @@ def test_a_worker_that_begins_after_a_step_of_the_clock_takes_no_lease_from_a_wo
     assert (renewed, early, arrived) == (True, [], True)
 
 
+@pytest.mark.every_database
 def test_no_call_begins_after_the_lease_has_gone_to_another(engine, monkeypatch):
     """Between the look at the lease and the call lies a change of threads, and both may sleep for any time."""
     outbox, released, sleeps = Outbox(engine), threading.Event(), threading.Event()

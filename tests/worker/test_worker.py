@@ -49,6 +49,7 @@ def take_lease(outbox: Outbox, length: timedelta) -> None:
     channel.close()
 
 
+@pytest.mark.every_database
 def test_the_place_of_a_killed_worker_is_taken_when_its_lease_ends(engine):
     outbox, destination = Outbox(engine), Destination()
     fill(outbox, 10)
@@ -65,6 +66,7 @@ def test_the_place_of_a_killed_worker_is_taken_when_its_lease_ends(engine):
     assert took >= LEASE.total_seconds()
 
 
+@pytest.mark.every_database
 def test_a_lease_that_nobody_renews_is_taken_although_the_clock_went_back(engine):
     """By the database's clock it is good for an hour; by the waiter's own nobody has renewed it for a whole lease."""
     outbox, destination = Outbox(engine), Destination()

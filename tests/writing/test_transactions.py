@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, create_engine
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
+from tests.support.destination import relay_to
 from tests.support.handles import HANDLES
 from tests.support.readers import bodies
 
@@ -251,6 +252,21 @@ def test_a_message_is_not_an_object_of_the_session(any_engine, script):
 @pytest.mark.parametrize("script", FOR_ALL, ids=lambda script: script.__name__)
 def test_a_keyed_message_shares_the_fate_of_its_transaction(engine, script):
     outcome(engine, "Session", script, key="order-1")
+
+
+def test_a_transaction_that_stays_open_holds_back_no_other_and_comes_at_its_commit(pg_engine, destination):
+    outbox = Outbox(pg_engine)
+    relay = relay_to(destination, outbox)
+    with pg_engine.begin() as long:
+        outbox.send(long, "orders", b"long")
+        with pg_engine.begin() as short:
+            outbox.send(short, "orders", b"short")
+        relay.until_empty()
+        meanwhile = destination.bodies
+
+    relay.until_empty()
+
+    assert (meanwhile, destination.bodies) == ([b"short"], [b"short", b"long"])
 
 
 @pytest.mark.parametrize("detached", ["before", "after"])

@@ -15,11 +15,10 @@ from outbox import Message, Outbox, RetryPolicy
 from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.scenarios.crash.test_slow_destination import Slow
+from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import Destination, relay_to
 from tests.support.parked import request, states
 from tests.support.waiting import eventually
-
-pytestmark = pytest.mark.storm
 
 #: A call hangs after this time. Three times as long, and what it has is parked.
 DEADLINE = timedelta(seconds=2)
@@ -67,17 +66,18 @@ def test_a_key_waits_for_a_call_that_hangs(outbox):
     destination = Holding()
     send(outbox, b"4", a=b"1", b=b"2")
     send(outbox, a=b"3")
-    with running(outbox, destination):
-        assert eventually(lambda: destination.bodies == [b"2", b"4"])
+    with outbox.running(overdue_when_hanging(destination)):
+        beside = eventually(lambda: destination.bodies == [b"2", b"4"])
         send(outbox, b"7", a=b"5", b=b"6")
-        assert eventually(lambda: destination.bodies == [b"2", b"4", b"6", b"7"])
+        after = eventually(lambda: destination.bodies == [b"2", b"4", b"6", b"7"])
         destination.release()
         arrived = eventually(lambda: len(destination.messages) == 7 and states(outbox.engine) == {})
 
-    assert arrived
+    assert (beside, after, arrived) == (True, True, True)
     assert destination.of_key("a") == [b"1", b"3", b"5"]
 
 
+@pytest.mark.storm
 def test_a_key_waits_for_a_call_that_hangs_although_dead_letters_let_it_go_on(outbox):
     """The message is a dead letter after its only attempt, and it may arrive yet."""
     destination = Holding()
@@ -96,6 +96,7 @@ def expired(moment: datetime) -> Callable[[], bool]:
     return lambda: datetime.now(UTC) > moment + timedelta(milliseconds=100)
 
 
+@pytest.mark.storm
 def test_what_hangs_does_not_expire(outbox):
     """It was handed over in time, and is done when the call comes back."""
     destination = Holding()
@@ -112,6 +113,7 @@ def test_what_hangs_does_not_expire(outbox):
     assert (arrived, destination.bodies, states(outbox.engine)) == (True, [b"0", b"1", b"2"], {})
 
 
+@pytest.mark.storm
 def test_what_hangs_does_not_expire_when_it_was_parked(outbox):
     """Others are accepted meanwhile, so its attempt counts; what came of it is known when the call comes back."""
     destination, moment = Holding(), datetime.now(UTC) + DEADLINE * 2.5
@@ -134,6 +136,7 @@ def test_what_hangs_does_not_expire_when_it_was_parked(outbox):
 HASTY = timedelta(seconds=1.5)
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("on_dead", ["continue", "block"])
 def test_other_keys_go_on_beside_a_call_that_hangs_whatever_came_of_its_message(engine, outbox, on_dead):
     """It is a dead letter while its call hangs, and later ones of its key wait for the call all the same."""
@@ -166,6 +169,7 @@ def test_other_keys_go_on_beside_a_call_that_hangs_whatever_came_of_its_message(
     assert destination.of_key("a") == [b"1", b"3"]
 
 
+@pytest.mark.storm
 def test_what_a_held_key_blocks_stands_in_the_way_of_nothing_else_that_is_parked(engine, outbox):
     """They are more than are looked at at once, and come first."""
     destination = Holding()
@@ -192,6 +196,7 @@ def test_what_a_held_key_blocks_stands_in_the_way_of_nothing_else_that_is_parked
     assert destination.of_key("a") == [str(n).encode() for n in range(1, 22)]
 
 
+@pytest.mark.storm
 def test_a_relay_that_is_started_again_goes_on_beside_the_call_of_the_one_before(outbox):
     destination = Holding()
     outbox.start(destination, deadline=HASTY)
@@ -210,6 +215,7 @@ def test_a_relay_that_is_started_again_goes_on_beside_the_call_of_the_one_before
     assert (destination.of_key("a"), destination.calls) == ([b"1", b"2"], 3)
 
 
+@pytest.mark.storm
 def test_a_turn_with_others_is_waited_for_before_the_deadline_of_a_call(engine):
     """The destination is well; who waited for it has not hung."""
     slow = Slow()

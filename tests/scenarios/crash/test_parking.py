@@ -13,11 +13,10 @@ from tests.support.leases import step_clock
 from tests.support.parked import request, states
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.storm
-
 HALF_AN_HOUR = timedelta(minutes=30)
 
 
+@pytest.mark.storm
 def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
     outbox, destination = Outbox(engine), Destination()
     relay = relay_to(destination, outbox)
@@ -45,6 +44,7 @@ def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
     assert states(engine) == {"delayed": 1}
 
 
+@pytest.mark.storm
 def test_a_delayed_message_stands_behind_what_is_blocked_when_it_falls_due(engine):
     """Due while its key is held: after what is held then, before what comes later."""
     outbox, destination = Outbox(engine), Destination(failing({b"bad"}, Retry("no", timedelta(hours=1))))

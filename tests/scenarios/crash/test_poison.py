@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from sqlalchemy import text
 
-from outbox import Message, Outbox
+from outbox import Message, Outbox, Retry
 from outbox.model.verdict import DONE
 from outbox.worker import upkeep
 from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import BAD, Destination, expected, failing, fill, relay_to
-from tests.support.parked import request, states
+from tests.support.parked import attempts, request, states
 from tests.support.waiting import eventually
-
-pytestmark = pytest.mark.storm
 
 COUNT, KEYS, POISON = 400, 20, 105
 BEHIND = len([n for n in range(POISON + 1, COUNT) if n % KEYS == POISON % KEYS])
@@ -26,6 +26,7 @@ def others(destination: Destination) -> dict[int, list[bytes]]:
 OTHERS = {key: expected(key, COUNT, KEYS) for key in range(KEYS) if key != POISON % KEYS}
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("form", list(BAD))
 @pytest.mark.parametrize("on_dead", ["block", "continue"])
 def test_a_poison_message_concerns_its_own_key_only(engine, form, on_dead):
@@ -58,6 +59,7 @@ def test_a_poison_message_concerns_its_own_key_only(engine, form, on_dead):
     assert attempts == (1 if form == "rejects" else 3)
 
 
+@pytest.mark.storm
 def test_a_message_that_hangs_the_sender_keeps_what_its_call_has_and_no_more(pg_engine):
     """An embedded relay goes on beside the call, and what the call has comes once, when it comes back."""
     outbox, destination = Outbox(pg_engine), Destination()
@@ -108,6 +110,25 @@ def test_a_decision_lets_the_key_go_on_in_order(engine, verb):
     assert destination.of_key("k5") == own
 
 
+def test_of_a_message_that_fails_while_nothing_else_comes_only_a_retry_counts(engine):
+    """What raises may be the destination's fault."""
+    outbox, destination = Outbox(engine), Destination(failing({b"1"}, BAD["raises"]))
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b"1")
+    relay = relay_to(destination, outbox)
+
+    relay.start()
+    tried = eventually(lambda: destination.calls >= 2)
+    counted = attempts(engine)
+    destination.answer = lambda _message: Retry("later", timedelta(hours=1))
+    parked = eventually(lambda: states(engine) == {"retry": 1})
+    relay.stop()
+    relay.join(60)
+
+    assert (tried, counted, parked, attempts(engine)) == (True, 0, True, 1)
+
+
+@pytest.mark.storm
 def test_a_hot_key_catches_up_with_its_own_arrivals(pg_engine, full):
     """What stands behind a dead letter drains in batches, in order, while more of the key keeps coming."""
     count = 20_000 if full else 3_000
@@ -130,6 +151,7 @@ def test_a_hot_key_catches_up_with_its_own_arrivals(pg_engine, full):
     assert destination.bodies == [str(n).encode() for n in range(1, count + 50)]
 
 
+@pytest.mark.storm
 def test_parked_messages_outlive_their_worker(engine):
     """Another worker knows what is held back, and by what."""
     outbox, destination = Outbox(engine), Destination(failing({b"0"}, BAD["rejects"]))
@@ -145,6 +167,7 @@ def test_parked_messages_outlive_their_worker(engine):
     assert states(engine) == {"dead": 1, "blocked": 21}
 
 
+@pytest.mark.storm
 def test_more_keys_than_memory_holds_are_looked_up(engine, monkeypatch):
     monkeypatch.setattr(upkeep, "MOST_KEYS", 5)
     poison = {str(n).encode() for n in range(10)}

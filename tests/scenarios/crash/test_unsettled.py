@@ -16,8 +16,6 @@ from outbox.worker import upkeep
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.storm
-
 COUNT = 20
 SECONDS = 3.0
 #: One full batch may be sent before the first settle is seen to fail; an adverse moment may cost another one.
@@ -80,6 +78,7 @@ class Offers(Destination):
         return super().send(messages)
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES)
 def test_what_cannot_be_settled_is_not_sent_again_and_again(engine, trouble, caplog):
     """One message is refused, so that something has to be parked; the others are done."""
@@ -106,6 +105,7 @@ def test_what_cannot_be_settled_is_not_sent_again_and_again(engine, trouble, cap
     assert "no space left" in caplog.text
 
 
+@pytest.mark.storm
 def test_what_is_refused_at_the_commit_is_not_sent_again_and_again(pg_engine):
     """By a constraint that waits for it."""
     deferred = """
@@ -132,6 +132,7 @@ def test_what_is_refused_at_the_commit_is_not_sent_again_and_again(pg_engine):
     assert offered <= MOST_OFFERS
 
 
+@pytest.mark.storm
 def test_what_was_parked_and_cannot_be_settled_is_not_sent_again_and_again(engine):
     """They are due, they are accepted, and their copies cannot be removed."""
     outbox, destination = Outbox(engine), Offers(lambda _: Retry("not yet"))
@@ -185,6 +186,7 @@ def test_who_sends_what_there_is_hears_that_it_cannot_be_settled(engine):
     assert parked(engine) == COUNT
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_dedup"])
 def test_a_task_that_is_refused_ends_no_relay(engine, table, caplog, monkeypatch):
     """Neither feature need be in use, nor the right to delete from its table be given."""

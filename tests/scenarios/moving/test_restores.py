@@ -25,8 +25,6 @@ from tests.support.command_line import outbox as typed
 from tests.support.servers.postgresql import Recovered, Standby
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.storm
-
 _LOG = "SELECT key, convert_from(body, 'UTF8') FROM outbox_message ORDER BY id"
 
 
@@ -93,6 +91,7 @@ def servers() -> Iterator[tuple[PostgresServer, PostgresServer]]:
         yield far.start(), fresh.start()
 
 
+@pytest.mark.storm
 def test_a_dump_in_a_cluster_with_lower_ids(servers, tmp_path):
     """What was written there before the restore is sent, too, although its ids are lower than the positions."""
     far, fresh = servers
@@ -115,6 +114,7 @@ def test_a_dump_in_a_cluster_with_lower_ids(servers, tmp_path):
     assert again == {"relay": [], "other": []}
 
 
+@pytest.mark.storm
 def test_a_logical_copy(servers):
     """Sequences do not come along: the check says how to set them, before anything is written."""
     far, fresh = servers
@@ -151,6 +151,7 @@ def test_a_logical_copy(servers):
     assert (again, after.code) == ({"relay": [], "other": []}, 0)
 
 
+@pytest.mark.storm
 @pytest.mark.full
 def test_pg_upgrade(monkeypatch):
     """The ids go on, so all positions are kept, and nothing is sent again."""
@@ -184,6 +185,7 @@ def test_pg_upgrade(monkeypatch):
     assert sent == {"relay": ["3", "4"], "other": ["2", "3", "4"]}
 
 
+@pytest.mark.storm
 def test_a_promoted_standby_goes_on_by_itself():
     """Under load, without a command: all of the log of the new primary is sent, in the order of its keys."""
     sent: list[tuple[str, str]] = []
@@ -225,6 +227,7 @@ def test_a_promoted_standby_goes_on_by_itself():
         assert [body for body in first if body in set(written)] == written
 
 
+@pytest.mark.smoke("a server is recovered from its archive")
 def test_a_recovery_to_an_earlier_moment():
     """The relay goes on by itself, also with messages whose ids the lost server has given to others."""
     sent: list[str] = []
