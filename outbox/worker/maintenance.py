@@ -39,9 +39,14 @@ def pause_after(seconds: float) -> float:
     return max(upkeep.PRUNE_AGAIN, 4 * seconds)
 
 
-def tasks_of(channel: Channel, partition: Partition, *, brief: bool) -> list[Task]:
-    """Return the tasks of every lease holder. `brief`: the lease ends before a task could be due a second time."""
+def tasks_of(channel: Channel, partition: Partition, *, brief: bool, momentary: bool) -> list[Task]:
+    """Return the tasks of every lease holder.
+
+    `brief`: the lease ends before a task could be due a second time. `momentary`: the next one follows soon, so what
+    has expired is left to others.
+    """
     progress, workers, now = ProgressLog(channel), LiveWorkers(channel, partition.subscription), time.monotonic()
+    expired_at = now + (0.0 if brief and not momentary else upkeep.PRUNE_EXPIRED)
 
     def settled(_base: Position) -> bool:
         progress.prune(partition)
@@ -54,7 +59,7 @@ def tasks_of(channel: Channel, partition: Partition, *, brief: bool) -> list[Tas
 
     return [
         Task("old progress", upkeep.PRUNE_PROGRESS, now + (0.0 if brief else upkeep.PRUNE_PROGRESS), settled),
-        Task("expired rows of inbox and dedup", upkeep.PRUNE_EXPIRED, now + upkeep.PRUNE_EXPIRED, expired),
+        Task("expired rows of inbox and dedup", upkeep.PRUNE_EXPIRED, expired_at, expired),
     ]
 
 
@@ -79,6 +84,12 @@ class Maintenance:
                 task.begun = self._done(task, stored_base)
                 now = time.monotonic()
                 task.at = now + (pause_after(now - began) if task.begun else task.every)
+
+    def go_on(self, stored_base: Position) -> bool:
+        """Do a portion of each task that was begun; return whether there is more to do."""
+        for task in self._tasks:
+            task.begun = task.begun and self._done(task, stored_base)
+        return any(task.begun for task in self._tasks)
 
     def _done(self, task: Task, stored_base: Position) -> bool:
         """Do a task; return whether there is more to do. When a task is refused, messages are sent all the same."""

@@ -214,6 +214,12 @@ class PartitionWorker:
         if self._stored.passed is not None:
             self._store(self._stored.passed)
 
+    def tidy(self) -> None:
+        """Go on with the maintenance that has more to do, for a bounded time, and not after a stop."""
+        for _ in range(upkeep.LAST_PORTIONS):
+            if self._batch_handler.stops or not self._maintenance.go_on(self._stored.progress.base):
+                return
+
     def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         messages = self._left(batch.messages)
         if not messages:

@@ -361,7 +361,8 @@ class SubscriptionWorker:
             pace=pace,
         )
         finished = _finished_of(connection.channel, subscription)
-        tasks = tasks_of(connection.channel, partition, brief=connection.until != "stopped")
+        brief = connection.until != "stopped"
+        tasks = tasks_of(connection.channel, partition, brief=brief, momentary=policy.momentary)
         tasks += _other_tasks(connection.channel, subscription, None if number else self.job.keep)
         if isinstance(finished, Acks):
             finds = partial(finished.prune, held.lease)

@@ -41,6 +41,9 @@ class Steps(Protocol):
     def settle_all(self) -> None:
         """Store everything that was handled or passed, and is not stored yet."""
 
+    def tidy(self) -> None:
+        """Delete rows that are no longer needed, at the end of a run that does not go on."""
+
     def close(self) -> None:
         """End the work at any point."""
 
@@ -149,6 +152,8 @@ class Turn:
                 self.finished = True
                 break
         self._work.settle_all()
+        if self.finished:
+            self._work.tidy()
 
     def _look_again(self, found: int) -> Wait:
         """Return how long to wait for a hint: for a short time at first, for longer when nothing comes."""

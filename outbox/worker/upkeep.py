@@ -19,6 +19,8 @@ RENEW_ERRORS = 60.0
 PURGE = 60.0
 #: After a portion when there is more to delete, so that messages are handled between the portions.
 PRUNE_AGAIN = 0.1
+#: At the end of a run that does not go on, at most so many portions are deleted; the next run deletes the rest.
+LAST_PORTIONS = 100
 #: The log gets a line about the messages that were sent so often.
 LOG_ACTIVITY = 60.0
 #: The subscription of messages that writers have left behind is looked for so often, until it is there.

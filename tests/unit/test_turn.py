@@ -49,6 +49,10 @@ class Script:
         """Note it."""
         self.done.append("settle")
 
+    def tidy(self) -> None:
+        """Note it."""
+        self.done.append("tidy")
+
     def close(self) -> None:
         """Note it."""
         self.done.append("close")
@@ -147,7 +151,7 @@ def test_it_is_finished_when_nothing_is_left_or_after_one_batch(until, done):
     turn = turn_of(work, until)
     steps(turn)
 
-    assert (turn.finished, work.done) == (True, [*["step"] * done, "settle"])
+    assert (turn.finished, work.done) == (True, [*["step"] * done, "settle", "tidy"])
 
 
 def test_it_is_not_finished_while_messages_wait_for_their_grace():
