@@ -52,15 +52,15 @@ test-timed: .venv/.dev
 test-unit: .venv/.dev
 	$(BIN)/python -m pytest --tier quick tests/unit tests/model/test_explorer.py tests/model/test_worlds.py $(ARGS)
 
-# Some tests at full scale want the machine for themselves: they count seconds, or fill the disk with gigabytes.
+# Some tests want the machine for themselves: they count seconds, or fill the disk with gigabytes at full scale.
 # The others keep two cores busy with three workers: one that has finished takes tests over, since a file may take long.
 # pytest ends with 5 where an area has no tests of a kind.
 AREAS = $(wildcard $(AREA:%=tests/%) $(AREA:%=tests/scenarios/%))
 
 test-full: .venv/.dev
 	@test -z '$(AREA)' -o -n '$(AREAS)' || { echo 'there is no tests/$(AREA), and no tests/scenarios/$(AREA)' >&2; exit 1; }
-	$(BIN)/python -m pytest --full -m alone $(AREAS) $(ARGS) || test $$? -eq 5
-	$(BIN)/python -m pytest -n 3 --dist worksteal --full -m 'not alone' $(AREAS) $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest --full -m 'alone or timed' $(AREAS) $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -n 3 --dist worksteal --full -m 'not alone and not timed' $(AREAS) $(ARGS) || test $$? -eq 5
 
 model: .venv/.dev
 	$(BIN)/python -m tests.model $(ARGS)
