@@ -7,7 +7,7 @@ from uuid import UUID
 
 import click
 
-from outbox.cli.options import Target, about_a_database, as_json, by_whom, option
+from outbox.cli.options import KEY, Target, about_a_database, as_json, by_whom, option
 from outbox.cli.output import counted, say, show_json
 
 _STAY = ("stays", "stay")
@@ -15,7 +15,7 @@ _STAY = ("stays", "stay")
 
 @click.command()
 @about_a_database
-@option("--key", "keys", multiple=True, help="Messages with this key. May be given several times.")
+@option("--key", "keys", type=KEY, multiple=True, help="Messages with this key. May be given several times.")
 @option("--message-id", "message_ids", type=click.UUID, multiple=True, help="This message. May be given several times.")
 @option("--dry-run", is_flag=True, help="Count the messages, and delete nothing.")
 @by_whom

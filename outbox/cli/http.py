@@ -185,7 +185,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> Answer:
         routes = self.server.routes
-        path = urlsplit(self.path).path
+        try:
+            path = urlsplit(self.path).path
+        except ValueError:
+            return _text(400, f"no address; try {' '.join(routes)}")
         route = routes.get(path)
         if route is None:
             return _text(404, f"try {' '.join(routes)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.groups import Group
-from outbox.cli.options import ID, Target, about_a_database, as_json, option
+from outbox.cli.options import ID, KEY, Target, about_a_database, as_json, option
 from outbox.cli.output import moment, say, show_json, show_table
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def log() -> None:
 @log.command()
 @about_a_database
 @option("--topic", help="Only of a topic.")
-@option("--key", help="Only with a key.")
+@option("--key", type=KEY, help="Only with a key.")
 @option("--limit", type=click.IntRange(1, 10_000), default=20, help="Show at most so many.")
 @as_json
 def tail(*, target: Target, topic: str | None, key: str | None, limit: int, json: bool) -> None:

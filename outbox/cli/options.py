@@ -168,6 +168,24 @@ class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versi
 DURATION, RATE, START, MOMENT, NAMES, URLS = Duration(), Rate(), StartAt(), Moment(), Names(), Urls()
 
 
+class Key(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A key of messages, the unit of order."""
+
+    name = "key"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return a key that a message can have."""
+        from outbox.errors import InvalidMessageError
+        from outbox.model.limits import checked_key
+
+        if not value:
+            self.fail("a key is not empty; for messages without a key leave the option out", param, ctx)
+        try:
+            return checked_key(value)
+        except InvalidMessageError as error:
+            self.fail(str(error), param, ctx)
+
+
 class MessageId(click.IntRange):
     """The id of a message: the number in the log, or the UUID that `send` returned."""
 
@@ -178,6 +196,7 @@ class MessageId(click.IntRange):
         return super().convert(value, param, ctx)
 
 
+KEY = Key()
 #: The id of a message.
 ID = MessageId(1, 2**63 - 1)
 

@@ -12,6 +12,7 @@ import click
 from outbox.cli.groups import Group
 from outbox.cli.options import (
     ID,
+    KEY,
     MOMENT,
     NAMES,
     Target,
@@ -63,7 +64,7 @@ _filtered = together(
     _name,
     option("--state", type=NAMES, help="Only of these states: waiting,retry,blocked,delayed,dead."),
     option("--topic", help="Only of a topic."),
-    option("--key", help="Only with a key."),
+    option("--key", type=KEY, help="Only with a key."),
     option("--error-like", metavar="TEXT", help="Only with this text in the error, in capitals or not."),
     option("--before", type=MOMENT, help="Only parked before this time."),
     as_value("chosen", Filter),

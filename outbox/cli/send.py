@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import loads
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
+from outbox.cli.options import DURATION, KEY, Target, about_a_database, as_json, option
 from outbox.cli.output import tell
 
 if TYPE_CHECKING:
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 @about_a_database
 @click.argument("topic")
 @click.argument("body")
-@option("--key", help="The unit of order.")
+@option("--key", type=KEY, help="The unit of order.")
 @option("--tags", help="One tag.")
 @option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. May be given several times.")
-@option("--content-type", help="Of the body.  [text/plain]")
+@option("--content-type", help="Of the body.  [text/plain; for JSON application/json]")
 @option("--delay", type=DURATION, help="Time until the message may be sent.")
 @as_json
 def send(*, target: Target, topic: str, body: str, headers: tuple[str, ...], json: bool, **fields: Any) -> None:
     """Write a message to the log, in a transaction of its own, for a first try.
 
-    BODY is text; - reads the bytes of standard input. An application writes its messages in its own transactions
-    instead, so that messages and data are committed together.
+    BODY is text, or an object or a list in JSON; - reads the bytes of standard input. An application writes its
+    messages in its own transactions instead, so that messages and data are committed together.
     """
     from outbox.cli.connection import open_channel_of, open_database
     from outbox.outbox import Outbox
@@ -39,6 +40,8 @@ def send(*, target: Target, topic: str, body: str, headers: tuple[str, ...], jso
     if wrong := [name for name, separator, _ in pairs if not separator]:
         raise click.UsageError(f"--header {wrong[0]}: write NAME=VALUE")
     content = sys.stdin.buffer.read() if body == "-" else body
+    if fields["content_type"] is None and isinstance(content, str) and _is_json(content):
+        fields["content_type"] = "application/json"
     with open_database(target.url, target.schema, target.where) as database, _refused(database), database.explained():
         with open_channel_of(database):
             outbox = Outbox(database.engine, schema=target.schema, slots=database.slots)
@@ -67,3 +70,11 @@ def _refused(database: Database) -> Iterator[None]:
             meta = database.names["meta"]
             fix = f"a command also reads how many slots the tables have: GRANT SELECT ON {meta} TO ROLE"
         raise Failure(f"the database refused: {fact}; {fix}", FAILURE) from None
+
+
+def _is_json(body: str) -> bool:
+    """Return whether a body is an object or a list in JSON; a number or a word is text as well."""
+    try:
+        return isinstance(loads(body), dict | list)
+    except ValueError:
+        return False

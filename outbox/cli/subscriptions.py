@@ -12,6 +12,7 @@ import click
 from outbox.cli.groups import Group
 from outbox.cli.options import (
     DURATION,
+    KEY,
     NAMES,
     RATE,
     START,
@@ -163,7 +164,7 @@ def split(
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
-@option("--key", help="Hold back only the messages of this key.")
+@option("--key", type=KEY, help="Hold back only the messages of this key.")
 @option("--rate", type=RATE, help="Hand over at most so many messages, as 500/s, 30/m or 10/h.")
 @option("--reason", help="Why; outbox status shows the reason.")
 @as_json
@@ -187,7 +188,7 @@ def pause(*, target: Target, name: str, key: str | None, rate: float | None, rea
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
-@option("--key", help="Only the messages of this key go on.")
+@option("--key", type=KEY, help="Only the messages of this key go on.")
 @as_json
 def resume(*, target: Target, name: str, key: str | None, json: bool) -> None:
     """Let the workers of a paused or slowed-down subscription go on.

@@ -38,8 +38,8 @@ class Writes(Protocol):
 class DefaultMQProducer:
     """Sends messages in the caller's transaction: `outbox.send` in RocketMQ's shape, with its limits.
 
-    Nothing has to be started or shut down. `group` is checked, and means nothing else, because no transaction is asked
-    about.
+    Nothing has to be started or shut down: `start` and `shutdown` are there for code that calls them. `group` is
+    checked, and means nothing else, because no transaction is asked about.
 
     Raises:
         MQClientError: RocketMQ would refuse the name of the group.
@@ -48,6 +48,12 @@ class DefaultMQProducer:
     def __init__(self, group: str, outbox: Writes) -> None:
         self.group = checked_group(group)
         self._outbox = outbox
+
+    def start(self) -> None:
+        """Do nothing: messages go with the caller's transaction."""
+
+    def shutdown(self) -> None:
+        """Do nothing; the producer can still send."""
 
     def send(
         self, message: Message, selector: Selector | None = None, arg: Any = None, *, session: Handle | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from outbox.errors import MQClientError
+from outbox.errors import FilterError, MQClientError
 from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
 from outbox.model.subscription import Selection
@@ -63,8 +64,21 @@ def selection_of(subscribed: Mapping[str, MessageSelector]) -> Selection:
     if len(choices) == 1:
         (choice,) = choices
         return Selection(topics=topics, tags=choice.tags, filter=choice.filter)
-    joined = " OR ".join(_of_topic(topic, subscribed[topic]) for topic in topics)
-    return Selection(topics=topics, filter=chosen_filter(joined))
+    parts = {topic: _of_topic(topic, subscribed[topic]) for topic in topics}
+    for topic, part in parts.items():
+        # Beside the topic a condition is deeper and longer than alone.
+        with _named(f"topic {topic}"):
+            chosen_filter(part)
+    with _named(f"the conditions of {', '.join(topics)} together"):
+        return Selection(topics=topics, filter=chosen_filter(" OR ".join(parts.values())))
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FilterError as error:
+        raise FilterError(f"{what}: {error}") from None
 
 
 def _of_topic(topic: str, choice: MessageSelector) -> str:

@@ -115,8 +115,9 @@ class Capture:
             return found[0]
         if count is not None and len(found) == count:
             return found
-        number = "no message was" if not found else f"{_counted(len(found))}"
-        unlike = "" if count is None else f", not {count},"
+        none = "no message was" if count is None or count < 2 else f"none of {count} messages was"
+        number = none if not found else f"{_counted(len(found))}"
+        unlike = "" if count is None or not found else f", not {count},"
         raise AssertionError(f"{number} sent{unlike} {wanted}\n{self._told(wanted)}")
 
     def assert_nothing_sent(self, topic: str | None = None) -> None:

@@ -31,7 +31,7 @@ def test_a_message_is_sent_and_shown_with_all_that_it_carries(engine):
     [
         (("or ders", "1"), "topic"),
         (("orders", "1", "--header", "X-Trace"), "--header X-Trace: write NAME=VALUE"),
-        (("orders", "1", "--key", ""), "key"),
+        (("orders", "1", "--key", ""), "'--key': a key is not empty"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_written(sqlite_engine, arguments, said):
@@ -96,3 +96,38 @@ def test_a_body_that_is_no_text_is_shown_in_base64_and_called_so(sqlite_engine):
         Outbox(sqlite_engine).send(session, "orders", b"\x01\xff")
 
     assert outbox(sqlite_engine, "log", "show", "1").out.splitlines()[-2:] == ["body         2 bytes in base64", "Af8="]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("subscriptions", "pause", "relay", "--key", ""),
+        ("subscriptions", "resume", "relay", "--key", ""),
+        ("erase", "--key", ""),
+        ("parked", "list", "--key", ""),
+        ("log", "tail", "--key", ""),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_key_is_refused_in_the_words_of_the_command_line(sqlite_engine, arguments):
+    ended = outbox(sqlite_engine, *arguments)
+
+    said = "Error: Invalid value for '--key': a key is not empty; for messages without a key leave the option out"
+    assert (ended.code, ended.err.splitlines()[-1]) == (2, said)
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "stored"),
+    [
+        ('{"id": 7}', (), "application/json"),
+        ("[7]", (), "application/json"),
+        ("7", (), "text/plain"),
+        ("{no", (), "text/plain"),
+        ('{"id": 7}', ("--content-type", "text/x-log"), "text/x-log"),
+    ],
+)
+def test_json_is_sent_as_json(sqlite_engine, body, options, stored):
+    outbox(sqlite_engine, "send", "orders", body, *options)
+
+    shown = outbox(sqlite_engine, "log", "show", "1", "--json").json
+    assert (shown["body"], shown["content_type"]) == (body, stored)

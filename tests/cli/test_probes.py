@@ -121,6 +121,14 @@ def test_a_route_that_fails_answers_with_one_line(caplog):
     assert "/readyz failed" in caplog.text
 
 
+def test_a_request_without_an_address_is_answered(serve):
+    with socket.create_connection(("127.0.0.1", int(serve(Telling("well", BEAT)).rpartition(":")[2])), 60) as client:
+        client.sendall(b"GET http://[bad HTTP/1.0\r\n\r\n")
+        answer = client.makefile("rb").read()
+
+    assert answer.startswith(b"HTTP/1.0 400 ")
+
+
 def test_before_the_works_begin_the_process_lives_and_is_not_ready():
     with serving("127.0.0.1", 0, Supervisor([Telling("well", BEAT)]), Looks({})) as port:
         url = f"http://127.0.0.1:{port}"

@@ -260,3 +260,12 @@ def test_a_batch_is_split_as_by_the_splitter_of_rocketmqs_examples():
     assert [[len(each.body) for each in batch] for batch in split_batch(messages, 100)] == [[24, 24], [200], [75], [1]]
     assert [len(batch) for batch in split_batch([Message("orders", b"1" * 499_974)] * 5)] == [2, 2, 1]
     assert list(split_batch([])) == []
+
+
+def test_it_may_be_started_and_shut_down(producer, outbox, engine):
+    producer.start()
+    with outbox.begin():
+        producer.send(Message("orders", "1"))
+    producer.shutdown()
+
+    assert len(rows(engine)) == 1

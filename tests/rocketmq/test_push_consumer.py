@@ -25,6 +25,7 @@ from outbox.rocketmq import (
     dead_letters,
 )
 from outbox.rocketmq.consuming import ListenerCalls
+from outbox.rocketmq.expressions import selection_of
 from tests.support.parked import states
 from tests.support.refusals import refusal
 from tests.support.waiting import eventually
@@ -459,3 +460,24 @@ def test_a_consumer_starts_while_its_database_is_away(tmp_path):
 
     with consumer, pytest.raises(MQClientError, match="has begun"):
         consumer.subscribe("users")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "named"),
+    [
+        ({"orders": "a = 1", "users": "(" * 14 + "a = 1" + ")" * 14}, "topic users: "),
+        (
+            {"orders": f"a = '{'x' * 2_500}'", "users": f"a = '{'y' * 2_500}'"},
+            "the conditions of orders, users ",
+        ),
+    ],
+    ids=["deep", "long"],
+)
+def test_conditions_that_cannot_be_joined_are_refused_with_their_topics(conditions, named):
+    """Each is taken alone."""
+    subscribed = {topic: MessageSelector.by_sql(each) for topic, each in conditions.items()}
+
+    with pytest.raises(FilterError) as raised:
+        selection_of(subscribed)
+
+    assert str(raised.value).startswith(named)

@@ -64,7 +64,7 @@ what was rolled back:
         ),
         (
             {"topic": "mails", "body": "Dear Bob", "count": 2},
-            """no message was sent, not 2, to 'mails' with body='Dear Bob'
+            """none of 2 messages was sent to 'mails' with body='Dear Bob'
 what was sent:
   'mails' body=Dear Ann   (not the same: body)
   'orders' key='order-1' tags='placed' headers={'a': '1'} body={"id":1,"total":42}
