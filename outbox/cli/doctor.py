@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.db import inbox_only_option, record_only_option, require_one
-from outbox.cli.options import Target, about_a_database, as_json, option
+from outbox.cli.options import Target, about_a_database, as_json, option, to_a_destination
 from outbox.cli.output import printable, say, show_json
 from outbox.cli.roles import by_roles
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @record_only_option
 @inbox_only_option
 @by_roles
+@to_a_destination
 @as_json
 def doctor(
     *,
@@ -32,6 +33,7 @@ def doctor(
     record_only: bool,
     inbox_only: bool,
     roles: Sequence[tuple[str, tuple[str, ...]]],
+    to: str | None,
     json: bool,
 ) -> None:
     """Check the database, and say what to do about each finding; exit code 1 when there is any.
@@ -39,7 +41,8 @@ def doctor(
     The tables are compared with the needs of this version. Of the server are checked: version, clock, pooler, standby,
     copy, settings, connections in use, and transactions that keep dead rows from being removed. A role sees the
     sessions of other roles only with pg_read_all_stats. With roles, the rights of each are compared with those that
-    outbox db grants prints.
+    outbox db grants prints. With --to, the settings of the destination are asked for under which messages are dropped
+    or refused: Redis, and Kafka for the topics of the newest 10000 messages.
 
     In a database with no other table than an inbox, the inbox is checked alone.
     """
@@ -47,6 +50,7 @@ def doctor(
     alone = record_only or inbox_only
     found = _findings_of_one(target, inbox=inbox_only) if alone else _findings(target, slots)
     found += _findings_of_roles(target, roles)
+    found += [] if to is None else _findings_of_destination(target, to)
     if json:
         names = ("where", "problem", "evidence", "fix")
         show_json({"findings": [{name: getattr(each, name) for name in names} for each in found]})
@@ -104,3 +108,20 @@ def _findings_of_roles(target: Target, roles: Sequence[tuple[str, tuple[str, ...
             raise click.UsageError("an SQLite file has no roles")
         with database.engine.connect() as connection:
             return [each for role, tasks in roles for each in check_rights(connection, target.schema, role, tasks)]
+
+
+def _findings_of_destination(target: Target, to: str) -> list[Finding]:
+    from outbox.senders.connection_log import reason_of
+    from outbox.senders.opening import open_sender
+    from outbox.senders.port import Stored
+    from outbox.store.dialects.finding import Finding
+    from outbox.store.operations.check import newest_topics
+
+    with target.open_outbox() as channel:
+        topics = {topic: Stored(*found) for topic, found in newest_topics(channel).items()}
+    sender = open_sender(to)
+    with closing(sender):
+        try:
+            return [Finding(*each) for each in sender.doubts(topics)]
+        except Exception as error:
+            return [Finding(sender.destination, f"does not tell its settings: {reason_of(error)}", "see why")]

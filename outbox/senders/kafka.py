@@ -35,13 +35,14 @@ from outbox.senders.address import Address
 from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import read_headers, wire_headers
 from outbox.senders.key_order import Chains, send_again
-from outbox.senders.port import destination_of
+from outbox.senders.port import Doubt, Stored, destination_of
 
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
     from confluent_kafka import Message as Record
     from confluent_kafka.admin import ClusterMetadata
 
+    from outbox.senders.kafka_doubts import doubts_about
     from outbox.senders.kafka_refusals import (
         CLIENT_ERRORS,
         CLIENT_LOG,
@@ -140,6 +141,11 @@ class KafkaSender:
             )
         finally:
             self._turn.release()
+
+    def doubts(self, topics: Mapping[str, Stored]) -> list[Doubt]:
+        """Return the doubts about the topics that the cluster has; see `Sender`."""
+        stored = {f"{self._prefix}{topic}": each for topic, each in topics.items()}
+        return doubts_about(dict(self._settings.connecting()), stored, self._seconds)
 
     def close(self) -> None:
         """End the producer; a call that is under way gives up."""

@@ -70,6 +70,8 @@ def verdict_of_record(topic: str, error: KafkaError) -> Verdict | None:
         return TOO_LARGE
     if error.code() in NO_SUCH_TOPIC:
         return no_topic(topic)
+    if error.code() == KafkaError.INVALID_RECORD:
+        return Reject(f"{text}; a topic with cleanup.policy=compact takes no message without a key")
     if error.code() in ONE_OF_A_BATCH or error.code() == KafkaError.TOPIC_EXCEPTION:
         return Reject(text)
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:

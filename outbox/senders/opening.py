@@ -16,7 +16,7 @@ from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender, 
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.form import Form
 from outbox.senders.function import FunctionSender
-from outbox.senders.port import Sender, concurrency_of, deadline_of, destination_of
+from outbox.senders.port import Doubt, Sender, Stored, concurrency_of, deadline_of, destination_of
 from outbox.senders.urls import perhaps_meant, split_url
 from outbox.senders.webhook_url import secrets_of_endpoint
 
@@ -83,6 +83,11 @@ class OpenedSender:
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send messages in their form; return a verdict for each, in their order."""
         return self._sender.send(messages) if self._form is None else self._form.send(self._sender, messages)
+
+    def doubts(self, topics: Mapping[str, Stored]) -> list[Doubt]:
+        """Return what the destination tells of settings that may drop or refuse messages; see `Sender`."""
+        find = getattr(self._sender, "doubts", None)
+        return [] if find is None else find(topics)
 
     def close(self) -> None:
         """Close connections and end threads. Closing twice does no harm."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outbox.model.message import Message
 from outbox.model.verdict import Verdict
@@ -15,13 +15,29 @@ from outbox.senders.urls import destination_of_url
 DEADLINE = timedelta(seconds=5)
 
 
+class Doubt(NamedTuple):
+    """A setting of a destination that may drop or refuse messages: the place, the problem and the fix."""
+
+    where: str
+    problem: str
+    fix: str
+
+
+class Stored(NamedTuple):
+    """The newest messages of a topic in the log: the bytes of the largest body, and the number without a key."""
+
+    largest: int
+    keyless: int
+
+
 class Sender(Protocol):
     """A destination, with two methods. One call is made at a time, but a call past its deadline may overlap the next.
 
-    Three attributes are optional, also on a function:
+    Four attributes are optional, also on a function:
 
     - `concurrency`, a number: the calls that a relay may make at once, for different keys; by default 1.
     - `destination`, a text: the destination as a subscription stores it; see `destination_of`.
+    - `doubts`, a method: given `Stored` by topic, returns a list of `Doubt`; `outbox doctor --to` shows them.
     - `deadline`, a `timedelta`: the longest time of one call of `send`; by default 5 s. A relay waits for so long
       unless given another limit. A direct send begins no call that might still run when the relay sends the rest.
     """

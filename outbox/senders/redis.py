@@ -34,7 +34,7 @@ from outbox.senders.address import Address
 from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import read_headers, wire_headers
 from outbox.senders.key_order import Chains, Order, send_again
-from outbox.senders.port import destination_of
+from outbox.senders.port import Doubt, Stored, destination_of
 from outbox.senders.tls import TLS_OPTIONS
 
 try:
@@ -131,6 +131,11 @@ class RedisSender:
         finally:
             if self._is_closed:
                 self._topology.close()  # the call may have opened connections since
+
+    def doubts(self, _topics: Mapping[str, Stored]) -> list[Doubt]:
+        """Return the doubts about one server; of a cluster, about one node. See `Sender`."""
+        end_of_call.set(time.monotonic() + self._seconds)
+        return self._topology.server_of(f"{self._prefix}doctor").doubts()
 
     def close(self) -> None:
         """Close the connections; those in use at the end of their calls."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,6 +19,7 @@ from redis.exceptions import AskError, ClusterDownError, ExecAbortError, RedisEr
 from redis.retry import Retry
 
 from outbox.runtime.text import one_line
+from outbox.senders.port import Doubt
 from outbox.senders.tls import Tls
 
 # Its own types know tuples of one element only.
@@ -115,6 +116,24 @@ class Server:
             is_alone=known.get("redis_mode", known.get("server_mode")) == "standalone",
         )
         return self.abilities
+
+    def doubts(self) -> list[Doubt]:
+        """Return the settings under which the server drops what it has accepted, as far as the user may read them."""
+        found: dict[str, Any] = {**self.client.info("memory"), **self.client.info("persistence")}
+        with suppress(RedisError):  # hosted servers have no CONFIG
+            found.update(cast("dict[str, Any]", self.client.config_get("appendfsync")))
+        doubts = []
+        policy, flush = str(found.get("maxmemory_policy")), found.get("appendfsync")
+        if policy.startswith("allkeys") and found.get("maxmemory"):
+            problem = f"maxmemory-policy {policy} evicts streams with their messages and groups when memory is full"
+            doubts.append(Doubt(self.where, problem, "run there: CONFIG SET maxmemory-policy noeviction"))
+        if not found.get("aof_enabled"):
+            problem = "appendonly is off: a crash loses all messages since the last snapshot"
+            doubts.append(Doubt(self.where, problem, "run there: CONFIG SET appendonly yes"))
+        elif flush in ("no", "everysec"):
+            problem = f"appendfsync {flush}: a crash of the machine loses the messages of the last seconds"
+            doubts.append(Doubt(self.where, problem, "run there: CONFIG SET appendfsync always; or wait for replicas"))
+        return doubts
 
     def leave(self) -> None:
         """Close the connections; those in use at the end of their calls.

@@ -25,6 +25,7 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from outbox.errors import DatabaseError
+from outbox.model.limits import HALF_TOPIC
 from outbox.model.slots import slot_of
 from outbox.schema import VERSION, Tables, tables
 from outbox.store.database import Channel, Database
@@ -439,3 +440,17 @@ def _plain(expression: str) -> str:
 
 def _listed(names: list[Any]) -> str:
     return ", ".join(map(str, names))
+
+
+#: So many of the newest messages are looked at.
+_NEWEST = 10_000
+_TOPICS = f"""
+    SELECT topic, max(length(body)), sum(CASE WHEN key IS NULL THEN 1 ELSE 0 END)
+    FROM (SELECT topic, key, body FROM {{message}} ORDER BY id DESC LIMIT {_NEWEST}) AS newest
+    WHERE topic <> '{HALF_TOPIC}' GROUP BY topic ORDER BY topic
+"""
+
+
+def newest_topics(channel: Channel) -> dict[str, tuple[int, int]]:
+    """Return the topics of the newest messages, each with its largest body in bytes and its number without a key."""
+    return {topic: (int(largest), int(keyless)) for topic, largest, keyless in channel.rows(_TOPICS)}
