@@ -69,6 +69,10 @@ class Holder:
     noticed_at: datetime | None = None
     wanted: bool = False
 
+    def leaves_to(self, owner: str) -> bool:
+        """Return whether the lease was given back, or is this owner's."""
+        return self.lease_until is None or self.owner == owner
+
     @property
     def is_command(self) -> bool:
         """True when a command has borrowed the lease."""

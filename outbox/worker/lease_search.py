@@ -81,7 +81,9 @@ class LeaseSearch:
         for partition in wanted:
             holder, before = self._holders[partition], clock()
             claim = self._claims[partition]
-            lease = None if holder.wanted else leases.acquire(partition, owner, self._length, claim)
+            # A lease in other hands is not tried, because that would be a write at each look.
+            is_open = not holder.wanted and (claim is not None or holder.leaves_to(owner))
+            lease = leases.acquire(partition, owner, self._length, claim) if is_open else None
             if lease is None:
                 self._say_that_it_stands_by(holder)
                 continue

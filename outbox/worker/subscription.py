@@ -96,6 +96,8 @@ class SubscriptionWorker:
         self._paces = Paces()
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
+        #: True when the subscription was not there when it was last declared on this connection.
+        self._awaited = False
 
     @property
     def known(self) -> bool:
@@ -268,7 +270,7 @@ class SubscriptionWorker:
         self._search.leave(connection.channel, connection.owner)
         for partition in list(self.turns):
             self._end(connection, partition)
-        self._stored, self.look_at = None, 0.0
+        self._stored, self._awaited, self.look_at = None, False, 0.0
 
     def note(self, line: str) -> None:
         """Write why the worker does not work to where `outbox status` reads it."""
@@ -300,8 +302,12 @@ class SubscriptionWorker:
     # The beginning of a turn
 
     def _declare(self, connection: Connection) -> Subscription | None:
+        if self._awaited and Subscriptions(connection.channel).find(self.job.declared.name) is None:
+            return None
         ensure_outbox(connection.channel)
-        return self._declaring.declare(connection.channel, connection.owner)
+        declared = self._declaring.declare(connection.channel, connection.owner)
+        self._awaited = declared is None
+        return declared
 
     def _begin(self, connection: Connection, lease: Lease, taken: float) -> Turn:
         """Begin the turn of a partition whose lease was taken; `taken`: a moment before."""

@@ -12,8 +12,12 @@ from sqlalchemy import Engine
 
 from outbox import Outbox, Relay
 from outbox.model.lease import Holder, Lease, Partition
+from outbox.store import identity
+from outbox.store.database import Channel
 from outbox.store.log.log import Limits
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker import upkeep
 from outbox.worker.calls import Call, Handler
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, fill, relay_to
@@ -115,6 +119,48 @@ def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[t
 
 
 @pytest.mark.storm
+def test_a_worker_that_stands_by_looks_at_the_lease_and_does_not_try_to_take_it(engine, looks, monkeypatch):
+    """A lease in other hands cannot be taken, and ten workers that try write thirty times a second."""
+    tried, acquire = list[str](), Leases.acquire
+
+    def noted(leases: Leases, partition: Partition, owner: str, *more: Any) -> Lease | None:
+        tried.append(owner)
+        return acquire(leases, partition, owner, *more)
+
+    monkeypatch.setattr(Leases, "acquire", noted)
+    with two_at_work(engine, settings(60, 20), settings(60, 20)):
+        assert eventually(lambda: len(looks) > 4)
+        before = len(tried)
+
+    # The other one takes over when the first gives the lease back.
+    assert before == 1
+
+
+def test_a_worker_that_waits_for_a_subscription_asks_for_nothing_else(pg_engine, monkeypatch):
+    """Every relay waits for its compensation and its backfill, which most never have."""
+    monkeypatch.setattr(upkeep, "FIND_COMPENSATION", 0.01)
+    verified, found = list[Channel](), list[str]()
+    verify, find = identity.verify, Subscriptions.find
+
+    def noted(channel: Channel) -> None:
+        verified.append(channel)
+        verify(channel)
+
+    def sought(subscriptions: Subscriptions, name: str) -> Any:
+        found.append(name)
+        return find(subscriptions, name)
+
+    monkeypatch.setattr(identity, "verify", noted)
+    monkeypatch.setattr(Subscriptions, "find", sought)
+    with Outbox(pg_engine).running(lambda message: None):
+        assert eventually(lambda: found.count("relay:backfill") > 2)
+        before = len(verified)
+        assert eventually(lambda: found.count("relay:backfill") > 6)
+        after = len(verified)
+
+    assert after == before
+
+
 def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog, looks):
     """A roll-out that changes the length has both at the same time; the log says so once."""
     outbox = Outbox(engine)
