@@ -47,6 +47,16 @@ def noted(outbox) -> tuple[bool, int]:
         return at is not None, keep
 
 
+def test_a_relay_that_runs_for_a_moment_deletes_more_than_one_batch(outbox):
+    """Run from cron, a batch at each run would not keep up with the writers."""
+    fill(outbox, 5_000)
+    relay_to(Destination(), outbox).until_empty()
+
+    relay_to(Destination(), outbox, keep=MOMENT).until_empty()
+
+    assert rows(outbox) == 0
+
+
 @pytest.mark.usefixtures("often")
 def test_a_relay_deletes_what_every_subscription_has_passed(outbox):
     """The slow reader holds the second half back until its subscription is dropped."""
