@@ -291,7 +291,7 @@ def test_a_call_of_others_waits_for_a_thread(monkeypatch):
     """A look gives the turn of a call that hangs to the next one, which is of another partition."""
     handler = Held()
     caller = Caller()
-    hangs, waits = asked(caller, handler, 2, deadline=0.0)
+    hangs, waits = asked(caller, handler, 2, deadline=0.05)
     failed = without_a_thread(monkeypatch, 1)
     assert eventually(lambda: hangs.over and bool(caller.look(hangs)) and bool(failed))
     waiting = waits.started is None
