@@ -90,10 +90,14 @@ class _Round:
     refused: dict[str, str | None] = field(default_factory=dict)
 
 
-def carry_out(requests: Sequence[Request], parked: Parked) -> None:
-    """Carry out the requests of people on parked messages, inside a transaction that holds the lease."""
-    parked.discard([request.id for request in requests if request.verb == "discard"])
+def carry_out(requests: Sequence[Request], parked: Parked, *, waits: bool = True) -> list[Request]:
+    """Carry out the requests of people on parked messages, inside a transaction that holds the lease.
+
+    `waits`: as in `Parked.discard`. Return the requests that are carried out.
+    """
+    left = parked.discard([request.id for request in requests if request.verb == "discard"], waits=waits)
     parked.replay([request.id for request in requests if request.verb == "replay"])
+    return [request for request in requests if request.id not in left]
 
 
 def log_carried_out(subscription: str, requests: Iterable[Request]) -> None:
@@ -262,7 +266,8 @@ class ParkedQueue:
             # Before the requests are written, because the answer to that may be lost as well.
             self._hung.known.forget({request.id for request in requests})
             with self._settlement.held():
-                carry_out(requests, self._parked)
+                # One writer must not hold up the partition for as long as its transaction takes.
+                requests = carry_out(requests, self._parked, waits=False)
             log_carried_out(self._parked.subscription, requests)
             replayed = [request for request in requests if request.verb == "replay"]
             if replayed:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from operator import methodcaller as ask
 from typing import Any
@@ -25,6 +26,7 @@ from outbox import (
 from outbox.admin import commands
 from outbox.admin.borrowing import borrowed
 from outbox.model.lease import Holder
+from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import MOST_REQUESTS
 from tests.support.command_line import outbox as run
@@ -359,6 +361,27 @@ def test_a_discarded_message_gives_its_dedup_key_back(engine):
     with engine.connect() as connection:
         kept = connection.scalars(text("SELECT dedup_key FROM outbox_dedup ORDER BY dedup_key")).all()
     assert kept == ["job-1", "job-2"]
+
+
+def test_a_discard_beside_a_writer_that_repeats_the_dedup_key_holds_up_no_message(pg_engine):
+    """The writer has a lock on the key until its transaction ends, which may be long; only the discard waits."""
+    outbox, destination = Outbox(pg_engine), Destination()
+    with outbox.begin() as session:
+        outbox.send(session, "dead", b"1", dedup_key="job-1")
+    Relay(outbox, destination).until_empty()
+    with closing(outbox.database.open()) as channel:
+        ParkedMessages(channel, "relay").request(DEAD, "discard", "ops@host", None)
+    with outbox.begin() as session:
+        outbox.send(session, "fine", b"2", key="a")
+
+    with outbox.begin() as session:
+        outbox.send(session, "fine", b"again", dedup_key="job-1")
+        Relay(outbox, destination).until_empty()
+        beside = (list(destination.got), states(outbox.admin))
+    Relay(outbox, destination).until_empty()
+
+    assert (beside, states(outbox.admin)) == (([("fine", "a")], [("dead", None, None)]), [])
+    assert sent_again(outbox) == ("again", True)
 
 
 def test_an_erased_message_gives_its_dedup_key_back(engine):

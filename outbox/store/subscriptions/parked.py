@@ -64,7 +64,14 @@ _DISCARDED = "FROM {parked} WHERE subscription = :subscription AND {id_in_ids} A
 _DISCARD = f"DELETE {_DISCARDED}"
 #: Else the next message with the dedup key would not be written. No index has the message ids: people discard rarely,
 #: and writers would have to pay for the index.
-_FREE_KEYS = f"DELETE FROM {{dedup}} WHERE message_id IN (SELECT message_id {_DISCARDED})"
+_KEYS_OF_DISCARDED = """
+    SELECT p.id, d.dedup_key FROM {parked} AS p JOIN {dedup} AS d ON d.message_id = p.message_id
+    WHERE p.subscription = :subscription AND {chosen} AND p.request = 'discard'
+"""
+#: By primary key. A key that was claimed anew meanwhile is that of another message, and stays.
+_THEIRS = "FROM {dedup} WHERE {among_keys} AND message_id IN (SELECT message_id {discarded})"
+_FREE_KEYS = "DELETE FROM {dedup} WHERE dedup_key IN (SELECT dedup_key {theirs} {skip})"
+_KEPT = "SELECT dedup_key {theirs}"
 #: Messages stop blocking, which releases those behind them; by the partial index of rows that block others.
 _UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state {in_states}"
 #: Keys with a message that blocks others and is not blocked itself; a key may come more than once. The limit bounds
@@ -425,10 +432,31 @@ class Parked:
         """Return at most `limit` requests of people."""
         return [Request(*row) for row in self._rows(_REQUESTS, limit=limit)]
 
-    def discard(self, ids: Collection[int]) -> None:
-        """Delete messages whose discard a person has requested, and free their dedup keys."""
-        self._run(_FREE_KEYS, ids)
-        self._run(_DISCARD, ids)
+    def discard(self, ids: Collection[int], *, waits: bool = True) -> set[int]:
+        """Delete messages whose discard a person has requested, and free their dedup keys.
+
+        A transaction that sends with such a key again has a lock on the key until it ends. `waits`: wait for the end;
+        else leave the message for later. Return the ids of the messages that are left.
+        """
+        left = self._free_keys(ids, waits=waits) if ids else set[int]()
+        self._run(_DISCARD, [id for id in ids if id not in left])
+        return left
+
+    def _free_keys(self, ids: Collection[int], *, waits: bool) -> set[int]:
+        """Free the dedup keys of messages to discard; return the ids of the messages whose keys are locked."""
+        database = self._database
+        chosen = database.among("p.id", numbers="ids")
+        bound = {**self._common, "ids": database.bind(ids)}
+        found = self._channel.rows(database.sql(_KEYS_OF_DISCARDED, chosen=chosen), **bound)
+        if not found:
+            return set()
+        bound["keys"] = database.bind(key for _, key in found)
+        among_keys, discarded = database.among("dedup_key", texts="keys"), database.sql(_DISCARDED)
+        theirs = database.sql(_THEIRS, among_keys=among_keys, discarded=discarded)
+        skip = "" if waits else database.dialect.locks.skip_locked
+        self._channel.run(database.sql(_FREE_KEYS, theirs=theirs, skip=skip), **bound)
+        kept = {key for (key,) in self._channel.rows(database.sql(_KEPT, theirs=theirs), **bound)}
+        return {id for id, key in found if key in kept}
 
     def replay(self, ids: Collection[int]) -> None:
         """Make messages due now whose replay a person has requested; attempts begin at 0 again."""
