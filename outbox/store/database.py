@@ -169,7 +169,7 @@ class Database:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn the driver's error about missing tables, or a failed transaction, into an error with the fix."""
+        """Turn the driver's error about missing tables or columns, or a failed transaction, into one with the fix."""
         try:
             yield
         except Exception as error:
@@ -190,6 +190,10 @@ class Database:
             command = replace(self.commands, where=named).line("db", "upgrade", *self._only)
             # The cause is left out, because it shows the statement's parameters: bodies, keys.
             raise SchemaError(f"{self._needed} not there{where}; run: {command}") from None
+        if self.dialect.errors.missing_column(cause):
+            # The stored version does not tell: earlier programs go on with tables that a later one has upgraded.
+            lacking = str(cause).partition("\n")[0]
+            raise SchemaError(f"{lacking}: the tables are of an earlier version; run: {self.upgrade_command}") from None
         if self.dialect.errors.lacks_right(cause):
             note_missing_right(cause, self.commands)
             error.add_note(fix_of_writer(cause, self.commands))

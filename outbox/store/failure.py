@@ -5,8 +5,8 @@ from __future__ import annotations
 from outbox.errors import OutboxError
 from outbox.model.command import OF_ENVIRONMENT, Commands
 
-#: The SQLSTATE of a missing right.
-_NO_RIGHT = "42501"
+#: The SQLSTATE of a missing right, and of a missing column.
+_NO_RIGHT, _NO_COLUMN = "42501", "42703"
 #: The name of what is noted on an error.
 _ABOUT = "outbox_commands"
 _OF_A_DRIVER = ("DatabaseError", "InterfaceError")
@@ -34,9 +34,12 @@ def note_missing_right(error: Exception, commands: Commands) -> None:
 
 
 def with_fix(text: str, error: Exception, commands: Commands) -> str:
-    """Return the text of a driver's error, with the fix where a role lacks a right."""
-    about = getattr(error, _ABOUT, None)
-    lacks = about is not None or getattr(error, "sqlstate", None) == _NO_RIGHT
+    """Return the text of a driver's error, with the fix where a role lacks a right, or a table a column."""
+    about, state = getattr(error, _ABOUT, None), getattr(error, "sqlstate", None)
+    if state == _NO_COLUMN:
+        # The version of the tables does not tell: earlier programs go on with the tables that a later one has upgraded.
+        return f"{text}; for tables of an earlier version, run: {commands.line('db', 'upgrade')}"
+    lacks = about is not None or state == _NO_RIGHT
     return f"{text}; {_fix(about or commands, '--relay', 'ROLE')}" if lacks else text
 
 

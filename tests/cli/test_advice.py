@@ -220,6 +220,18 @@ def test_a_missing_right_is_advised_for_the_schema_that_lacks_it(pg_engine, wher
     assert (told.strip().endswith(advice), in_one_line(raised.value)[0].endswith(advice)) == (True, True)
 
 
+def test_tables_of_an_earlier_version_are_upgraded_by_the_advice(pg_engine, where):
+    """Else a deployment in the wrong order says only that a column does not exist."""
+    with pg_engine.begin() as connection:
+        connection.execute(text(f"ALTER TABLE {SCHEMA}.outbox_message DROP CONSTRAINT outbox_message_slot"))
+        connection.execute(text(f"ALTER TABLE {SCHEMA}.outbox_progress DROP COLUMN highest_id"))
+        connection.execute(text(f"UPDATE {SCHEMA}.outbox_alembic_version SET version_num = '0001'"))
+    refused = [run(None, *words, *where) for words in (["status"], ["relay", "--to", "stdout:", "--until-empty"])]
+
+    assert [followed(each.err, where) for each in refused] == [[0], [0]]
+    assert [run(None, "doctor", *where).code, run(None, "status", *where).code] == [0, 0]
+
+
 def test_a_refused_consumer_of_an_application_is_altered_in_its_schema(pg_engine, where):
     """The environment of the shell names the database of an application."""
     outbox = Outbox(pg_engine, schema=SCHEMA)

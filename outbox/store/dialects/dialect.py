@@ -288,6 +288,7 @@ class Errors:
     locked: Callable[[Exception], bool]
     #: Our tables are not there.
     missing_table: Callable[[Exception], bool]
+    missing_column: Callable[[Exception], bool]
     #: The role lacks a right.
     lacks_right: Callable[[Exception], bool]
     #: An earlier statement of the transaction has failed.

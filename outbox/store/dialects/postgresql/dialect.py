@@ -274,6 +274,7 @@ DIALECT = Dialect(
         transient=_transient,
         locked=lambda error: drivers.state_of(error) == "55P03",
         missing_table=lambda error: drivers.state_of(error) in ("42P01", "3F000"),
+        missing_column=lambda error: drivers.state_of(error) == "42703",
         lacks_right=lambda error: drivers.state_of(error) == "42501",
         already_there=lambda error: drivers.state_of(error) in ("42P07", "42701"),
         in_failed_transaction=lambda error: drivers.state_of(error) == "25P02",

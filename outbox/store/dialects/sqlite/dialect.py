@@ -257,6 +257,7 @@ DIALECT = Dialect(
         transient=_transient,
         locked=is_busy,
         missing_table=lambda error: "no such table" in str(error),
+        missing_column=lambda error: "no such column" in str(error),
         lacks_right=lambda _error: False,
         already_there=lambda error: any(words in str(error) for words in (" already ", "duplicate column")),
         in_failed_transaction=lambda _error: False,
