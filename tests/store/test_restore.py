@@ -128,28 +128,30 @@ def test_no_clock_decides_what_was_written_on_the_copy(outbox, pg_engine):
 
 def test_a_sequence_that_was_left_behind_is_mended_before_a_restore(outbox, pg_engine):
     """A logical copy has it at its beginning, and ids below those of the log are drawn until somebody sets it."""
-    send(outbox, b"purged", b"sent")
+    send(outbox, b"purged", b"purged", b"sent")
     Relay(outbox, Collected()).until_empty()
     pretend_copy(pg_engine)
     with pg_engine.begin() as connection:
         connection.execute(text("UPDATE outbox_progress SET settled_at = settled_at + interval '1 hour'"))
-        connection.execute(text("DELETE FROM outbox_message WHERE id = 1"))
+        connection.execute(text("DELETE FROM outbox_message WHERE id < 3"))
         connection.execute(text("ALTER TABLE outbox_message ALTER id RESTART WITH 1"))
     send(outbox, b"before the sequence was set")
+    with outbox.begin() as session, session.begin_nested():
+        outbox.send(session, "orders", b"in a savepoint")
     destination = Collected()
 
     with closing(outbox.database.open()) as channel:
-        with pytest.raises(DatabaseError, match=r"has drawn ids up to 1, but outbox_message\.id has 2") as refused:
+        with pytest.raises(DatabaseError, match=r"has drawn ids up to 2, but outbox_message\.id has 3") as refused:
             restore(channel)
         with pytest.raises(DatabaseError, match=re.escape(str(refused.value))):
             rehearse(channel)
         with pg_engine.begin() as connection:
-            connection.execute(text("ALTER TABLE outbox_message ALTER id RESTART WITH 3"))
+            connection.execute(text("ALTER TABLE outbox_message ALTER id RESTART WITH 4"))
         restore(channel)
     Relay(outbox, destination).until_empty()
 
-    assert "run: ALTER TABLE outbox_message ALTER id RESTART WITH 3" in str(refused.value)
-    assert destination.bodies == [b"before the sequence was set"]
+    assert "run: ALTER TABLE outbox_message ALTER id RESTART WITH 4" in str(refused.value)
+    assert destination.bodies == [b"before the sequence was set", b"in a savepoint"]
 
 
 def test_positions_that_a_copy_does_not_tell_are_in_doubt_and_read_again(outbox, pg_engine):

@@ -15,11 +15,15 @@ _STANDS = """
     ORDER BY subscription, partition, epoch DESC, n DESC"""
 #: The row `m` belongs to the partition with the progress `p`.
 _OWN = "m.slot % p.partitions = p.partition"
+_XMIN = "CAST(CAST({row}xmin AS text) AS bigint)"
 #: The row `m` was written here, by the transaction whose id it has, after the log came from another server. Inside of a
-#: savepoint a row has another id; and where the files of a server were copied, each row looks as if written here.
-_WRITTEN_HERE = """
-    CAST(CAST(m.xmin AS text) AS bigint) = m.xact_id % 4294967296
-    AND (SELECT system_identifier FROM {meta}) IS DISTINCT FROM (
+#: savepoint a row has a later id of the server's than its transaction, and that began after the subscriptions came.
+#: Where the files of a server were copied, each row looks as if written here.
+_WRITTEN_HERE = f"""
+    ({_XMIN.format(row="m.")} = m.xact_id % 4294967296
+     OR m.xact_id % 4294967296 BETWEEN (SELECT min({_XMIN.format(row="")}) FROM {{subscription}})
+                               AND {_XMIN.format(row="m.")})
+    AND (SELECT system_identifier FROM {{meta}}) IS DISTINCT FROM (
         SELECT CAST(system_identifier AS text) FROM pg_control_system())"""
 #: The progress `p` has not passed the row `m`.
 #: Rows that were written on the copy have ids above all that was passed, or were written here while the sequence was
