@@ -43,7 +43,8 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
     Tables of a later version of this library stay as they are, if this version may use them.
 
     Complete tables without a revision (from an application's own Alembic, or `create_all`) are taken over. All changes
-    are one transaction. A connection that is in a transaction already is joined, and the caller commits.
+    are one transaction. A connection that is in a transaction already is joined, and the caller commits. On PostgreSQL
+    the transaction waits for locks for three seconds at most, unless the session has a `lock_timeout`.
 
     Args:
         bind: the database for the tables.
@@ -53,7 +54,7 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, spreads over several servers, or has no schemas.
         SchemaError: this version cannot use the tables, which a newer one has made; or the tables have no revision, and
-            differ from those of this version. Nothing was changed.
+            differ from those of this version; or another transaction keeps a lock on a table. Nothing was changed.
     """
     if not isinstance(bind, Engine | Connection):
         raise TypeError(f"upgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
@@ -247,11 +248,16 @@ def _stamp(connection: Connection | MockConnection, schema: str | None) -> None:
 
 @contextmanager
 def _explained(connection: Connection) -> Iterator[None]:
-    """Turn the driver's error about a table that is there already into an error with the fix."""
+    """Turn the driver's error about a table that is there already, or is locked, into an error with the fix."""
     try:
         yield
     except DBAPIError as error:
         errors = part_of(connection.dialect.name, Dialect).errors
+        if isinstance(error.orig, Exception) and errors.locked(error.orig):
+            raise SchemaError(
+                "another transaction has one of the tables, and writers would wait behind the upgrade; nothing was"
+                " changed: run it again when that transaction has ended"
+            ) from error
         if not isinstance(error.orig, Exception) or not errors.already_there(error.orig):
             raise
         raise SchemaError(

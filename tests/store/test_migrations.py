@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 
 from outbox import Outbox, Relay, migrate, schema
 from outbox.errors import DatabaseError, SchemaError
+from outbox.store.dialects.postgresql import dialect
 from outbox.testing.servers import PostgresServer
 from tests.support.destination import Destination
 from tests.support.revisions import add_revision
@@ -322,6 +323,24 @@ def test_an_upgrade_of_a_log_with_messages_reads_none_of_them(empty_pg):
     with empty_pg.connect() as connection:
         check = text("SELECT convalidated FROM pg_constraint WHERE conname = 'outbox_message_slot'")
         assert connection.scalar(check) is False
+
+
+def test_an_upgrade_gives_up_behind_a_long_transaction_so_that_no_writer_waits(pg_engine, monkeypatch):
+    """A change of the log waits for all who write to it, and later writers wait behind the change."""
+    with pg_engine.begin() as connection:
+        connection.execute(text("ALTER TABLE outbox_message DROP CONSTRAINT outbox_message_slot"))
+        connection.execute(text("UPDATE outbox_alembic_version SET version_num = '0002'"))
+    monkeypatch.setattr(dialect, "UPGRADE_PATIENCE", "50ms")
+    outbox = Outbox(pg_engine)
+
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b"1")
+        with pytest.raises(SchemaError, match="nothing was changed: run it again when that transaction has ended"):
+            migrate.upgrade(pg_engine)
+    refused = migrate.current_revision(pg_engine)
+    migrate.upgrade(pg_engine)
+
+    assert (refused, migrate.current_revision(pg_engine)) == ("0002", migrate.head_revision())
 
 
 def test_an_upgrade_runs_the_revisions_that_are_missing(empty, tmp_path, monkeypatch):

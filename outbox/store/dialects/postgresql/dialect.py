@@ -177,8 +177,14 @@ def _like(pattern: str) -> str:
     return pattern.replace("%", r"\%").replace("_", r"\_").replace(ANYTHING, "%")
 
 
+#: For so long an upgrade waits for another transaction, unless the session has a limit: all writers wait behind it.
+UPGRADE_PATIENCE = "3s"
+
+
 def _serialize_upgrades(connection: Connection, name: str) -> None:
     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": name})
+    limit = "SELECT set_config('lock_timeout', :patience, true) WHERE current_setting('lock_timeout') = '0'"
+    connection.execute(text(limit), {"patience": UPGRADE_PATIENCE})
 
 
 DIALECT = Dialect(
