@@ -82,3 +82,19 @@ def test_a_file_has_an_incarnation_of_its_own(sqlite_engine: Engine, other):
             found.append(Log().now(channel).incarnation)
 
     assert (found[0] == found[1], found[0] == found[2]) == (True, False)
+
+
+def test_nothing_is_made_in_the_place_of_a_file_that_was_moved_away(sqlite_engine: Engine):
+    """An empty file would take the write-ahead log that is left there, and with it the commits of the other file."""
+    outbox, path = Outbox(sqlite_engine), Path(sqlite_engine.url.database or "")
+    away = path.with_name("away")
+    with closing(outbox.database.open()):
+        path.rename(away)
+    with pytest.raises(Exception, match="is not there any more") as refused:
+        outbox.database.open()
+    found = path.exists()
+    away.rename(path)
+    with closing(outbox.database.open()) as channel:
+        back = Log().last(channel)
+
+    assert (outbox.database.transient(refused.value), found, back) == (True, False, 0)

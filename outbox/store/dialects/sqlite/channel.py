@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Engine
 
@@ -31,6 +31,8 @@ _connecting = threading.RLock()
 #: The locks that each fork in progress holds; a signal handler may fork in the middle of another fork.
 _held: list[list[threading.RLock]] = []
 _inherited: list[SqliteChannel] = []
+#: The file that was opened for an engine.
+_files: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
 
 
 def _before_fork() -> None:
@@ -84,7 +86,10 @@ class SqliteChannel:
         self.lock = threading.RLock()
         with _connecting:
             disown_inherited()
-            self._file = _file_of(engine)
+            # SQLite would make an empty file, and take the write-ahead log that the other one has left behind.
+            if engine in _files and not _place_of(_files[engine]):
+                raise _FileReplacedError(f"the file {_files[engine]} is not there any more")
+            self._file = _files[engine] = _file_of(engine)
             self._driver = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False)
             prepare(self._driver)
             self._opened, self._look_at = _place_of(self._file), time.monotonic() + LOOK_SECONDS
