@@ -111,6 +111,7 @@ def gauge(text: str, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(re.findall(r'(?<!database)="([^"]*)"', labels)): float(value) for labels, value in found}
 
 
+@pytest.mark.storm
 def test_all_of_them_say_the_same(engine: Engine):
     outbox = Outbox(engine)
     outbox.admin.drop("relay")

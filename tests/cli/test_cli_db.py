@@ -311,6 +311,7 @@ def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlit
     assert re.fullmatch(stopped + re.escape(told), idle)
 
 
+@pytest.mark.storm
 def test_status_is_watched_until_interrupted(engine):
     """Also over the loss of nothing at all: one line of JSON a look."""
     environment = {**os.environ, "OUTBOX_DATABASE": engine.url.render_as_string(hide_password=False)}

@@ -111,6 +111,7 @@ def test_every_schema_of_every_database_is_served(postgres, tmp_path):
             assert process.ended(signal.SIGINT) == 0
 
 
+@pytest.mark.storm
 def test_another_process_takes_over_all_that_a_killed_one_served(two, tmp_path):
     out, urls = tmp_path / "out", [url_of(engine) for engine in two]
     with (

@@ -151,6 +151,7 @@ def test_writers_that_know_of_one_more_host_than_the_relay_send_directly(engine,
         assert settled(outbox, wider, [b"1"])
 
 
+@pytest.mark.storm
 def test_writers_to_another_destination_than_the_relays_leave_all_to_it(engine, destination, caplog):
     """It is said once, and nothing is lost or late."""
     caplog.set_level(logging.WARNING, "outbox")

@@ -82,7 +82,9 @@ def ends_by_itself(line: str) -> bool:
     """
     arguments = shlex.split(line)[1:]
     runs_on = "--watch" in arguments or (arguments[0] == "relay" and "--until-empty" not in arguments)
-    needs_more = not {"--archive", "--writer"}.isdisjoint(arguments)
+    needs_more = not {"--archive", "--writer"}.isdisjoint(arguments) or (
+        arguments[0] == "doctor" and "--to" in arguments
+    )
     return not (runs_on or needs_more or arguments[0] in ("consume", "extract", "report", "demo"))
 
 

@@ -295,6 +295,7 @@ def test_a_destination_that_hangs_ends_no_relay_and_the_others_hear_nothing_of_i
     assert {line.partition(": ")[0] for line in said} == {label_of(pg_engine.url)}
 
 
+@pytest.mark.storm
 def test_a_stop_drains_what_answers_and_leaves_behind_what_does_not(postgres, pg_template, caplog):
     destination = Destination()
     with ExitStack() as stack:

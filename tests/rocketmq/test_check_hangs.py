@@ -216,6 +216,7 @@ def test_a_question_that_hangs_holds_up_no_other(outbox, producer, let_go):
     assert (all_asked, decided) == (True, True)
 
 
+@pytest.mark.storm
 def test_while_four_questions_hang_transactions_of_other_ways_go_on(engine, outbox, let_go):
     producer = producer_of(outbox, Listener())
     for number in range(4):

@@ -294,6 +294,7 @@ def holder(url: str, point: str | None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("point", "times"),
     [("worker.before_settle", 0), ("worker.after_park", 0), ("worker.after_settle", 1), (None, 1)],
@@ -333,6 +334,7 @@ def test_who_slept_too_long_gets_nothing_that_another_has_received(engine, outbo
     assert (found.read_text(), mine.reconsume_times, states(engine)) == ("0", 0, {})
 
 
+@pytest.mark.storm
 def test_a_connection_that_is_lost_before_the_message_is_stored_costs_nothing(pg_engine):
     """It is handed out by the next call, for the first time."""
     outbox, lost = Outbox(pg_engine), threading.Event()

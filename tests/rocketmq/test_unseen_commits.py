@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
-from outbox.errors import DatabaseError
+from outbox.errors import DatabaseError, SchemaError
 from outbox.rocketmq import TransactionMQProducer, TransactionResolution
 from outbox.store.dialects.statements import Sql, Telling
 from outbox.store.half_messages.op import Ops
@@ -262,7 +262,7 @@ def test_a_restoring_that_fails_when_the_block_is_left_leaves_it_to_check_back(e
         joined(producer, session, transaction, by_driver)
     with monkeypatch.context() as broken:
         broken.setattr(producer._broker.ops, "_restore", Telling(Sql("SELECT no_column_of_this_name")))
-        with pytest.raises(DatabaseError, match="no_column_of_this_name"), transaction:
+        with pytest.raises(SchemaError, match="no_column_of_this_name"), transaction:
             pass
     check_back(outbox)
 

@@ -143,6 +143,7 @@ def test_without_a_token_everything_waits_and_the_reason_is_told(token, text, op
     assert SECRET not in caplog.text
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("option", ["", "&transactional.id=relay"])
 def test_a_function_that_hangs_holds_up_no_call_and_is_not_called_again(option):
     """Its late token is for the next call."""

@@ -198,6 +198,7 @@ def all_read(client: driver.Redis) -> bool:
     return (group["pending"], group["lag"]) == (0, 0)
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("name", "scheme", "function"),
     [

@@ -70,6 +70,7 @@ def test_a_late_batch_of_a_relay_that_was_replaced_is_not_stored(topics, to, nam
     assert sorted(each.value() for each in topics.committed("alpha")) == [b"early", b"new", b"newer"]
 
 
+@pytest.mark.storm
 def test_a_sender_that_was_replaced_stays_away_for_a_while(topics, to, name, monkeypatch):
     """Otherwise two of them would take the name from each other by turns."""
     monkeypatch.setattr(kafka_transactions, "STAY_AWAY", 2.0)
@@ -150,6 +151,7 @@ def test_a_topic_that_is_made_later_is_found(topics, to, name):
     check_eventually_done(sender, [a_message("later", 2)])
 
 
+@pytest.mark.storm
 def test_a_call_that_runs_out_of_time_stores_nothing_and_the_next_one_does(topics, to, name):
     """Nothing of it, once its time is over: the producer that follows has aborted it."""
     sender = to(name, seconds=2)

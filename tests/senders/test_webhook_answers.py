@@ -328,6 +328,7 @@ def test_one_answer_a_request_needs_one_connection(to_webhook, is_safe):
     assert (verdicts, babbler.connections) == ([DONE] * len(said), 1)
 
 
+@pytest.mark.storm
 @pytest.mark.usefixtures("patient")
 def test_an_answer_that_comes_too_slowly_is_unavailable(to_webhook):
     with Parrot(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", *[b"x"] * 100, pause=1) as parrot:
@@ -407,6 +408,7 @@ def test_what_is_under_way_when_the_endpoint_asks_for_a_pause_may_still_be_done(
     assert len(endpoint.asked) == 2
 
 
+@pytest.mark.storm
 @pytest.mark.usefixtures("patient")
 def test_a_refusal_of_the_whole_endpoint_counts_also_if_another_answer_never_comes(endpoint, to_webhook):
     """What was not sent is known to be refused, although the call ends by its time."""

@@ -260,6 +260,7 @@ def test_until_empty_waits_for_nothing_when_there_is_nothing(engine):
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.storm
 def test_an_idle_worker_sleeps(engine, monkeypatch):
     """It captures now and then, and looks for nothing in between."""
     database, statements = Database(engine), []

@@ -153,7 +153,7 @@ def test_open_questions_stay_with_the_parent():
     """Their threads do: in the child nobody would answer them. It may ask about the same transaction."""
     let_go = threading.Event()
     row = Message("half", b"", key="transaction")
-    respondent = Respondent(lambda _row: let_go.wait(60), threads=1, seconds=0)
+    respondent = Respondent(lambda _row: let_go.wait(60), threads=1, seconds=3600)
     respondent._lock.acquire()
     child_asks = partial(in_a_child, lambda: respondent.begin(row, SimpleQueue()) is None)
     while_locked = child_asks()

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from sqlalchemy import text
 
 from outbox import Message, Outbox, Unavailable, Verdict
@@ -40,6 +41,7 @@ def test_what_expires_while_it_is_read_ahead_is_a_dead_letter(engine):
     assert {int(body) for body in handler.bodies} <= set(range(3))
 
 
+@pytest.mark.storm
 def test_what_expires_while_the_destination_is_away_is_a_dead_letter(engine):
     """However many came together: the batch is in the worker's hands all the time."""
     outbox, destination = Outbox(engine), Destination(lambda _: Unavailable("away"))

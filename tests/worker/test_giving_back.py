@@ -337,6 +337,7 @@ with closing(Outbox(create_engine(sys.argv[1])).database.open()) as channel:
 """
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("engine", "point", "policy"),
     [

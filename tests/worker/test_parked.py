@@ -95,6 +95,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outbox.worker.partition.MAX_WAITING", 20)
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("keyed", [True, False])
 def test_the_room_for_waiting_messages_is_shared_by_all_batches(engine, little_room, keyed):
     """Each batch holds five messages of the missing topic; the fifth batch finds no room, and the partition pauses."""

@@ -131,6 +131,7 @@ def test_a_worker_with_a_lease_is_in_the_way_of_a_reset_that_asks_nobody(outbox,
     assert destination.bodies == [str(n).encode() for n in range(20)]
 
 
+@pytest.mark.storm
 def test_a_worker_whose_call_hangs_keeps_its_lease_also_from_a_forced_reset(engine, outbox, channel):
     """What hangs may still arrive; nothing is changed."""
     destination, release = Destination(), threading.Event()

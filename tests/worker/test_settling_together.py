@@ -285,6 +285,7 @@ def test_a_lost_connection_repeats_none_of_them(engine, outbox):
     assert (texts(handler.messages), left(outbox)) == (["1", "2", "3"], [])
 
 
+@pytest.mark.storm
 def test_nor_do_they_expire_when_a_connection_is_lost(engine, outbox):
     """They have arrived in time, and are not settled when their time is over."""
     handler, moment = Handler(), datetime.now(UTC) + timedelta(seconds=2)

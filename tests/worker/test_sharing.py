@@ -262,6 +262,7 @@ def test_a_command_that_renews_a_lease_counts_as_no_other_worker(engine, channel
     assert (stands_by, works, "the lease of the other worker" in caplog.text) == (True, True, False)
 
 
+@pytest.mark.storm
 def test_a_change_that_was_ordered_is_carried_out_by_the_workers(engine, channel, shop, destination):
     """The command is gone; one partition has to catch up, and the other one waits for it."""
     Subscriptions(channel).declare(declared())

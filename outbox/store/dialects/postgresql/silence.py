@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -81,6 +80,8 @@ class Watch:
 
     def _begin_anew(self) -> None:
         self._lock = threading.Lock()
+        # No `time.sleep`, which tests of an application may replace: a watch without pauses would give up at once.
+        self._pause = threading.Event()
         self._all: weakref.WeakSet[RoundTrips] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
 
@@ -102,7 +103,7 @@ class Watch:
 
     def _look_for_ever(self) -> None:
         while True:
-            time.sleep(_LOOK_SECONDS)
+            self._pause.wait(_LOOK_SECONDS)
             self.look()
 
 
