@@ -71,8 +71,8 @@ def test_partitions_that_stand_apart_meet_first(engine, channel, shop, relay):
     machine = outbox(engine, "subscriptions", "alter", "relay", "--partitions", "3", "--wait", "0s", "--json")
 
     assert plain.err.endswith(
-        "2 partitions; 1 partition as soon as its relays have handled each up to where the foremost is, which outbox"
-        " status shows\n"
+        "2 partitions; 1 partition as soon as its relays have handled each up to where the foremost is; to look, run:"
+        " outbox status\n"
     )
     assert (machine.json["subscription"]["partitions"], machine.json["subscription"]["next_partitions"]) == (2, 3)
     assert stored(channel) == (2, 3, 2)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+from outbox.model.command import Commands
 from outbox.model.position import Progress
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.log import Limits, Log
@@ -35,6 +36,7 @@ _DATABASE: Any = SimpleNamespace(
     ),
     sql=lambda statement, **_: statement,
     moment=lambda moment: moment,
+    commands=Commands(),
 )
 
 
