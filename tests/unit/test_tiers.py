@@ -20,10 +20,10 @@ LAST_RUN = TOP / "build" / "quick.xml"
 #: Seconds that the call of a test may take, unless it says by `smoke` why it takes more.
 LONGEST = 2.0
 #: Calls of `sleep` in what the quick tier runs, and deadlines and leases below a second. Both may become fewer.
-SLEEPS = 116
-SHORT_DEADLINES = 19
+SLEEPS = 111
+SHORT_DEADLINES = 6
 #: Arguments that end or lose something when their time is over.
-_DEADLINES = {"deadline", "timeout", "lease", "check_timeout", "drain", "settle_within", "renew_every"}
+_DEADLINES = {"deadline", "timeout", "lease", "check_timeout", "drain", "settle_within"}
 _ELSEWHERE = re.compile(r"\bmark\.(?:storm|timed|jvm|large|full)\b")
 
 
