@@ -131,6 +131,7 @@ def test_another_process_takes_over_all_that_a_killed_one_served(two, tmp_path):
         assert second.ended(signal.SIGTERM) == 0
 
 
+@pytest.mark.storm
 def test_a_database_that_is_away_delays_no_other_and_is_served_when_it_is_back(two, postgres, tmp_path):
     """From the start on, and again in the middle; the process stays the same.
 

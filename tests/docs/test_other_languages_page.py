@@ -186,6 +186,7 @@ def listening(pg_engine: Engine) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
+@pytest.mark.storm
 def test_a_commit_wakes_relays_and_a_rollback_does_not(pg_engine, listening):
     migrate.upgrade(pg_engine, "Shop")
     make(pg_engine)

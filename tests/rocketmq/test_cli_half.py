@@ -351,6 +351,7 @@ def test_the_opposite_verdict_is_refused_with_the_one_that_stands(engine):
     assert bodies(engine) == []
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
 def test_a_business_transaction_that_is_deciding_is_waited_for_briefly(engine, verb):
     """It has the op's key; on SQLite it has the whole database."""

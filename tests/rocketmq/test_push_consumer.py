@@ -216,6 +216,7 @@ class Noted:
         return self.answer(messages[0])
 
 
+@pytest.mark.storm
 def test_a_message_is_delivered_max_reconsume_times_and_once_more(engine, outbox):
     """Then it is a dead letter of the group, under RocketMQ's name, and holds nothing back."""
     noted = Noted(lambda each: LATER if each.body == b"bad" else SUCCESS)

@@ -3,11 +3,14 @@
 import json
 from contextlib import closing
 
+import pytest
+
 from outbox.senders.opening import open_sender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done
 from tests.support.kafka_topics import Topics
 
 
+@pytest.mark.storm
 def test_kafka_has_debeziums_topic_key_and_headers(kafka):
     topics = Topics(kafka)
     topics.make("outbox.event.orders")

@@ -115,6 +115,7 @@ def test_messages_arrive_also_after_the_server_has_begun_anew(guarded, caplog):
     assert [record.getMessage() for record in caplog.records if not record.name.startswith("outbox")] == []
 
 
+@pytest.mark.storm
 def test_what_the_server_refuses_is_unavailable_with_the_reason_and_no_secret(guarded, caplog):
     caplog.set_level(logging.DEBUG)
     for query, reason in guarded.refused.items():

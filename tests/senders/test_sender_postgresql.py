@@ -231,6 +231,7 @@ def test_an_inbox_with_the_name_of_the_sender_takes_everything_for_handled(other
 # Who reads it there
 
 
+@pytest.mark.storm
 def test_a_relay_there_sends_it_on_at_once(other, sender):
     """Its hint comes with the commit: the relay looks by itself only after ten minutes."""
     from outbox.worker.settings import Settings

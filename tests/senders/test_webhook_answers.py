@@ -375,6 +375,7 @@ def test_no_request_goes_out_before_the_time_of_retry_after_is_over(endpoint, to
     assert time.monotonic() - began < 100
 
 
+@pytest.mark.storm
 def test_after_the_time_of_retry_after_requests_go_out_again(endpoint, to_webhook):
     """The endpoint asks for a pause, which outlives the connections."""
     endpoint.judge = lambda received: Answer(429, headers={"Retry-After": "2"})
@@ -389,6 +390,7 @@ def test_after_the_time_of_retry_after_requests_go_out_again(endpoint, to_webhoo
     assert (time.monotonic() - began >= 2, len(endpoint.asked)) == (True, 2)
 
 
+@pytest.mark.storm
 def test_what_is_under_way_when_the_endpoint_asks_for_a_pause_may_still_be_done(endpoint, to_webhook):
     """And nothing else is sent."""
     both_here = threading.Barrier(2, timeout=60)

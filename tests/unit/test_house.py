@@ -106,6 +106,7 @@ def test_the_longest_way_down_does_not_grow(imports, capsys):
     assert len(way) <= LONGEST
 
 
+@pytest.mark.smoke("parses every file of the package")
 def test_no_file_takes_what_is_private_to_another():
     assert list(private_imports()) == []
 

@@ -247,6 +247,7 @@ def test_a_call_past_its_deadline_is_cancelled_and_the_next_one_works():
     sender.close()
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("cleanup", [0.05, 3600], ids=["soon", "too late"])
 def test_what_was_cancelled_is_over_when_the_answer_comes(number, cleanup, monkeypatch):

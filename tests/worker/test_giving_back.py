@@ -168,6 +168,7 @@ def test_without_a_wait_nobody_is_asked(outbox, channel):
         alter(outbox, on_dead="continue", wait=timedelta(0))
 
 
+@pytest.mark.storm
 def test_the_lease_of_a_worker_that_died_is_taken_when_it_has_expired(outbox, channel):
     relay_to(Destination(), outbox).until_empty()
     assert Leases(channel).acquire(PARTITION, "dead", 2 * SECOND)
@@ -175,6 +176,7 @@ def test_the_lease_of_a_worker_that_died_is_taken_when_it_has_expired(outbox, ch
     assert alter(outbox, on_dead="continue").on_dead == "continue"
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("wait", [timedelta(0), SECOND], ids=["not asked", "asked"])
 def test_a_step_of_the_clock_takes_no_lease_from_a_worker_that_is_well(engine, outbox, channel, wait):
     """For the database it has expired, until its worker renews it; the command sees that, and is refused."""

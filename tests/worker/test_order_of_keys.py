@@ -222,6 +222,7 @@ def test_order_that_is_altered_again_and_again_under_load_loses_and_repeats_noth
 # A suspended queue
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("second", ["k", "other", None])
 def test_a_suspended_queue_waits_for_the_failed_message_whatever_the_keys(engine, second):
     send(engine, "a")
@@ -268,6 +269,7 @@ def test_a_queue_is_still_suspended_for_the_next_worker(engine):
 SUSPENDS = HandlerPolicy(retry=LATER.retry, portion=1, suspend=True)
 
 
+@pytest.mark.storm
 def test_a_suspended_queue_hands_over_nothing_else_that_is_parked(engine):
     """A message falls due, and a person releases what a dead letter holds back."""
     send(engine, *"dx", key="other")
