@@ -215,7 +215,8 @@ class Checker:
 
     def _found(self, channel: Channel, half: Half, answer: Answer | Unasked | None, until: float) -> Verdict:
         """Write the verdict on a transaction if it is found; else return when to look again."""
-        if answer is Unasked.HANGS:
+        # Only a listener is at fault itself: a database that hangs uses no try of its transactions up.
+        if answer is Unasked.HANGS and half.way == "listener":
             return self._unknown(answer.value)
         if isinstance(answer, Unasked):
             return self._later(answer.value, _AGAIN if answer is Unasked.NO_TIME else None)

@@ -117,6 +117,28 @@ def test_while_a_business_database_hangs_transactions_of_other_ways_go_on(outbox
 
 
 @ONE_DATABASE
+def test_a_business_database_that_hangs_uses_no_question_up(outbox, business, looks, let_go):
+    """A listener that hangs is at fault itself; a database that hangs is away, and its transactions wait."""
+    producer = producer_of(outbox, business=business)
+    begun(producer, "record", "1")
+    producer.shutdown()
+    service = service_of(outbox, None, business=business, check_timeout=SHORT, check_interval=SOON, settings=QUICK)
+    service.start()
+    hangs = text("SELECT count(*) FROM outbox_parked WHERE error LIKE '%its last question hangs%'")
+
+    def is_found_hanging() -> bool:
+        with outbox.engine.connect() as connection:
+            return bool(connection.execute(hangs).scalar_one())
+
+    found = eventually(is_found_hanging)
+    counted = parked(outbox.engine)
+    let_go.set()
+    end(service)
+
+    assert (found, counted) == (True, [("retry", 0)])
+
+
+@ONE_DATABASE
 def test_a_business_database_that_hangs_is_warned_of(outbox, business, looks, let_go, caplog):
     producer = producer_of(outbox, business=business)
     transaction = begun(producer, "record", "1")
