@@ -178,6 +178,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.smoke("takes two seconds")
 def test_what_is_refused_is_told_why_and_decides_nothing(shop):
     before = decided(shop.admin)
 

@@ -155,6 +155,7 @@ def test_no_help_is_cut(path):
     assert "..." not in shown.replace("[ARGS]...", "")
 
 
+@pytest.mark.storm
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_told_in_a_line(sqlite_engine):
     """And a pipe that is not read to its end, in none."""

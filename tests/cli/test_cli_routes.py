@@ -100,6 +100,7 @@ def test_a_file_has_the_routes(shop, tmp_path):
     ]
 
 
+@pytest.mark.storm
 def test_a_process_goes_on_with_one_route_while_the_other_is_down(pg_engine, tmp_path):
     rest, log = tmp_path / "rest", tmp_path / "log"
     arguments = ["--route", "orders.*=nats://127.0.0.1:1", "--route", f"*=file://{rest}", *QUICK]
@@ -114,6 +115,7 @@ def test_a_process_goes_on_with_one_route_while_the_other_is_down(pg_engine, tmp
     assert process.said[-2:] == ["relay:orders.*: stopped; 0 sent", "relay: stopped; 2 sent"]
 
 
+@pytest.mark.storm
 def test_a_process_whose_routes_cannot_begin_is_told_by_status_and_names_each_route_once(shop, tmp_path):
     """It tries again until somebody splits what is stored; each line says the name of its route once."""
     rest, log = tmp_path / "rest", tmp_path / "log"

@@ -57,6 +57,7 @@ def bodies_by_key(*destinations: Destination) -> dict[str | None, list[int]]:
     return found
 
 
+@pytest.mark.storm
 def test_under_load_nothing_is_lost_doubled_or_reordered(engine, messages):
     """A relay is at work, the next ones wait for their topics, and writers write on."""
     outbox, writers, is_split = Outbox(engine), 3, threading.Event()

@@ -65,6 +65,7 @@ def test_what_follows_a_refused_message_of_its_key_is_not_stored_before_it(topic
     assert sorted(stored) == sorted(sent[n].body for n, verdict in enumerate(verdicts) if verdict == DONE)
 
 
+@pytest.mark.storm
 def test_a_refused_batch_beside_a_silent_partition_makes_no_dead_letters(monkeypatch):
     """One of a batch is too large, which one is not known yet, and then time runs out for another partition."""
     made: list[str] = []

@@ -183,6 +183,7 @@ def test_nothing_is_early_lost_twice_or_out_of_order_under_writers(engine):
     assert min(waits.values()) >= grace.total_seconds(), waits
 
 
+@pytest.mark.storm
 def test_the_next_owner_waits_for_the_grace_again(engine):
     """Its list of positions went with the lease."""
     database, first, second = Database(engine), Timed(), Timed()

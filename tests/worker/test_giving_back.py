@@ -222,6 +222,7 @@ def test_two_commands_at_once_undo_nothing_of_each_other(outbox):
     assert (found.on_dead, found.topics, found.destination) == ("continue", ("topic0",), "test")
 
 
+@pytest.mark.storm
 def test_a_wish_whose_command_died_ends_by_itself(outbox, channel, monkeypatch):
     monkeypatch.setattr(leases, "BID_SECONDS", 1.0)
     destination = Destination()

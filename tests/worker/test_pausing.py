@@ -235,6 +235,7 @@ def test_what_cannot_be_paused_is_refused(outbox):
         pausing.pause(channel, "other", by="ops@host")
 
 
+@pytest.mark.storm
 def test_a_slowed_down_relay_sends_at_most_its_rate(outbox):
     """Of 30 messages at 20 a second the last one comes after 1.4 s at the earliest: two may go at once."""
     destination = Destination()
@@ -261,6 +262,7 @@ def test_the_pace_goes_on_from_turn_to_turn(outbox):
     assert (len(destination.messages), time.monotonic() - began >= 0.35) == (10, True)
 
 
+@pytest.mark.storm
 def test_requests_of_people_do_not_wait_for_the_backlog_of_a_slowed_down_relay(outbox):
     """A batch is as large as what is sent in a second, and requests are carried out between two batches."""
     destination = Destination(lambda message: Reject("no") if message.body == b"0" else DONE)

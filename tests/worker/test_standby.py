@@ -161,6 +161,7 @@ def test_a_worker_that_waits_for_a_subscription_asks_for_nothing_else(pg_engine,
     assert after == before
 
 
+@pytest.mark.storm
 def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog, looks):
     """A roll-out that changes the length has both at the same time; the log says so once."""
     outbox = Outbox(engine)

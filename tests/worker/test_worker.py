@@ -257,6 +257,7 @@ def test_a_lease_is_given_back_when_there_is_no_connection_for_its_renewals(pg_e
     assert (failures, arrived) == ([], True)
 
 
+@pytest.mark.storm
 def test_a_worker_sits_out_a_failover_but_does_not_begin_on_a_standby(engine, monkeypatch):
     """The address may lead to a standby for a while, until that is promoted."""
     outbox, destination = Outbox(engine), Destination()

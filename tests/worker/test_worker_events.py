@@ -172,6 +172,7 @@ def test_a_worker_beats_while_a_call_hangs(sqlite_engine):
     assert before == []
 
 
+@pytest.mark.storm
 def test_a_destination_that_is_away_is_told_again_and_again_and_its_return_once(engine):
     outbox = Outbox(engine)
     told = listening(outbox)
