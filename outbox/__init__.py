@@ -12,14 +12,10 @@ if TYPE_CHECKING:
         Finding,
         Look,
         ParkedDetail,
-        PartitionStatus,
         Removal,
         SplitResult,
-        Status,
         SubscriptionDetails,
         Thresholds,
-        TransactionsStatus,
-        TroubleStatus,
     )
     from outbox.consumer.consumer import Consumer
     from outbox.consumer.inbox import Inbox
@@ -41,6 +37,7 @@ if TYPE_CHECKING:
     )
     from outbox.model.message import Message
     from outbox.model.retry import RetryPolicy
+    from outbox.model.status import PartitionStatus, Status, TransactionsStatus, TroubleStatus
     from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
     from outbox.outbox import Outbox
     from outbox.relay.relay import Relay, routes
@@ -83,7 +80,7 @@ _HOMES = {
     "routes": "outbox.relay.relay",
     **dict.fromkeys(("Decision", "Finding", "Look", "ParkedDetail", "Removal", "SplitResult"), "outbox.admin.results"),
     **dict.fromkeys(("SubscriptionDetails", "Thresholds"), "outbox.admin.results"),
-    **dict.fromkeys((name for name in __all__ if name.endswith("Status")), "outbox.admin.results"),
+    **dict.fromkeys((name for name in __all__ if name.endswith("Status")), "outbox.model.status"),
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "outbox.errors"),

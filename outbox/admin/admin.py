@@ -23,16 +23,14 @@ from outbox.admin.results import (
     ParkedDetail,
     Removal,
     SplitResult,
-    Status,
     SubscriptionDetails,
     Thresholds,
-    TransactionsStatus,
 )
 from outbox.admin.split import split
-from outbox.admin.statuses import rounded, status_of
 from outbox.admin.subscriptions import Properties
 from outbox.model.limits import checked_key, require_flags, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
+from outbox.model.status import Count, Status
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
@@ -40,11 +38,10 @@ from outbox.store.dialects.finding import Finding as Defect
 from outbox.store.operations import tail
 from outbox.store.operations.check import findings
 from outbox.store.operations.erasure import Erased
-from outbox.store.operations.half_status import HalfStatus, half_standings
+from outbox.store.operations.half_status import transactions
 from outbox.store.operations.log_status import log_status
-from outbox.store.operations.parked_status import Count
 from outbox.store.operations.purge import Purge, Purged
-from outbox.store.operations.status import standings, unread
+from outbox.store.operations.status import statuses, unread
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.parked_messages import ParkedMessage
@@ -108,7 +105,7 @@ class Admin:
         """
         with self._channel() as channel:
             meant = None if name is None else Subscriptions(channel).get_all(name)
-            return tuple(map(status_of, standings(channel, meant)[1]))
+            return tuple(statuses(channel, meant)[1])
 
     def diagnosis(self, thresholds: Thresholds = _DEFAULT) -> tuple[Finding, ...]:
         """Return the problems, each with its begin, evidence and the next command; empty: all is well."""
@@ -481,49 +478,21 @@ def _look(channel: Channel, thresholds: Thresholds) -> Look:
     for name in thresholds.named:
         # A name that is not there is an error; a backfill ends by itself, and the limit of a monitor stays.
         Subscriptions(channel).get_all(subscription_of(name) or name)
-    now, found = standings(channel)
+    now, found = statuses(channel)
     facts = Facts(
         now=now,
-        standings=found,
+        statuses=found,
         refused=refused_workers(channel),
         unread=unread(channel, found),
         log=log_status(channel, now),
         commands=channel.database.commands,
     )
-    halves = half_standings(channel, now, found)
+    halves, latencies = transactions(channel, now, found)
     return Look(
         at=now,
         findings=tuple(findings_of(facts, thresholds)),
-        subscriptions=tuple(map(status_of, found)),
-        transactions=tuple(map(_of_transactions, halves)),
+        subscriptions=tuple(found),
+        transactions=halves,
         log=facts.log,
-        latencies=_latencies(halves),
+        latencies=latencies,
     )
-
-
-def _of_transactions(half: HalfStatus) -> TransactionsStatus:
-    counts = {
-        "half": half.pending, "given_up": half.given_up, "committed": half.committed, "rolled_back": half.rolled_back,
-    }  # fmt: skip
-    return TransactionsStatus(
-        group=half.group,
-        topic=half.topic,
-        half=half.pending.number,
-        given_up=half.given_up.number,
-        committed=half.committed.number,
-        rolled_back=half.rolled_back.number,
-        estimates=tuple(name for name, count in counts.items() if count.about),
-        oldest_seconds=rounded(half.oldest),
-        last_verdict_seconds=rounded(half.decided),
-    )
-
-
-def _latencies(halves: Sequence[HalfStatus]) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for each in halves:
-        if each.latency is not None:
-            known = found.setdefault(each.topic, {"count": 0, "sum": 0.0, "max": 0.0})
-            known["count"] += each.latency.count
-            known["sum"] = round(known["sum"] + each.latency.sum, 3)
-            known["max"] = round(max(known["max"], each.latency.max), 3)
-    return found

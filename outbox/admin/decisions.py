@@ -13,13 +13,13 @@ from outbox.admin.results import Decision, ParkedDetail
 from outbox.errors import SubscriptionError
 from outbox.model.limits import require_flags, require_notes, require_numbers
 from outbox.model.parking import STATES, State
+from outbox.model.status import Count
 from outbox.model.subscription import Subscription
 from outbox.runtime.keywords import require_known
 from outbox.runtime.process import user_and_host
 from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.operations import tail
-from outbox.store.operations.parked_status import Count
 from outbox.store.operations.status import unread_by
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages, Verb
 from outbox.store.subscriptions.subscriptions import Subscriptions

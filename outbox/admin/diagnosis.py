@@ -10,13 +10,10 @@ from typing import Literal
 from outbox.admin.results import Finding, Thresholds
 from outbox.model.command import Commands
 from outbox.model.filter.tags import tag_expression
-from outbox.model.log_status import LogStatus
 from outbox.model.parking import State
-from outbox.model.subscription import Subscription, base_of, place_of
+from outbox.model.status import Count, LogStatus, Status, TroubleStatus
+from outbox.model.subscription import base_of, place_of
 from outbox.runtime.text import age, counted, without_server
-from outbox.store.operations.parked_status import Count, Trouble
-from outbox.store.operations.status import SubscriptionStatus
-from outbox.store.subscriptions.holds import Hold
 from outbox.store.subscriptions.notices import Refused
 
 #: A subscription that nobody runs, and messages that fail, cause a finding after so many seconds; less is a restart.
@@ -37,7 +34,7 @@ class Facts:
     """
 
     now: datetime
-    standings: Sequence[SubscriptionStatus]
+    statuses: Sequence[Status]
     refused: Sequence[Refused]
     unread: Count
     log: LogStatus
@@ -66,10 +63,10 @@ class _Diagnosis:
                 next_command=self._command("relay", "--to", "URL"),
             )
         yield from self._of_log(self.facts.log)
-        known = {each.subscription.name for each in self.facts.standings}
+        known = {each.name for each in self.facts.statuses}
         yield from (self._of_refused(each) for each in self.facts.refused if each.name not in known)
-        for standing in self.facts.standings:
-            yield from self._of_subscription(standing)
+        for status in self.facts.statuses:
+            yield from self._of_subscription(status)
 
     def _of_log(self, log: LogStatus) -> Iterator[Finding]:
         """Yield that nothing purges a log with old messages, and for whom a purge keeps more than its retention."""
@@ -101,23 +98,23 @@ class _Diagnosis:
                 next_command=self._command("subscriptions", "list"),
             )
 
-    def _of_subscription(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+    def _of_subscription(self, status: Status) -> Iterator[Finding]:
         told = [
-            *self._of_workers(standing),
-            *self._of_unsent(standing, "waiting"),
-            *self._of_unsent(standing, "retry"),
-            *self._of_dead(standing),
+            *self._of_workers(status),
+            *self._of_unsent(status, "waiting"),
+            *self._of_unsent(status, "retry"),
+            *self._of_dead(status),
         ]
         has_cause = any(each.kind in ("waiting", "failing", "dead", "given_up") for each in told)
-        told += self._of_blocked(standing) if has_cause else ()
-        told += self._of_nobody(standing)
+        told += self._of_blocked(status) if has_cause else ()
+        told += self._of_nobody(status)
         yield from told
         # Messages that wait for a known reason exceed no limit besides.
-        is_known = has_cause or any(each.key is not None for each in standing.subscription.pauses)
-        if is_known and standing.is_held:
+        is_known = has_cause or any(each.key is not None for each in status.pauses)
+        if is_known and status.all_blocked:
             return
         if all(each.kind in ("dead", "given_up", "blocked") for each in told):
-            yield from self._of_limits(standing)
+            yield from self._of_limits(status)
 
     def _seconds(self, moment: datetime) -> float:
         return max(0.0, (self.facts.now - moment).total_seconds())
@@ -137,39 +134,37 @@ class _Diagnosis:
 
     def _is_refused(self, name: str) -> bool:
         """Return whether a worker of a subscription, or of a route below it, cannot begin."""
-        known = [each.subscription for each in self.facts.standings]
-        return any(name in (each.name, base_of(each.name, known)) for each in self.facts.refused)
+        return any(name in (each.name, base_of(each.name, self.facts.statuses)) for each in self.facts.refused)
 
-    def _of_workers(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+    def _of_workers(self, status: Status) -> Iterator[Finding]:
         """Yield the reasons of workers for not working."""
-        name, holder = standing.subscription.name, standing.holder
-        yield from (self._of_refused(each) for each in self.facts.refused if each.name == name)
-        if holder is not None and holder.notice is not None and not standing.subscription.is_paused:
+        yield from (self._of_refused(each) for each in self.facts.refused if each.name == status.name)
+        if status.notice is not None and not status.is_paused:
             yield Finding(
                 kind="stuck",
-                subscription=name,
+                subscription=status.name,
                 what="the worker does not get on",
-                since=holder.noticed_at,
-                seconds=None if holder.noticed_at is None else self._seconds(holder.noticed_at),
-                evidence=holder.notice,
+                since=status.noticed_at,
+                seconds=None if status.noticed_at is None else self._seconds(status.noticed_at),
+                evidence=status.notice,
                 advice="to see whether the worker goes on, run",
                 next_command=self._command("status", "--watch"),
             )
 
-    def _of_unsent(self, standing: SubscriptionStatus, state: Literal["waiting", "retry"]) -> Iterator[Finding]:
+    def _of_unsent(self, status: Status, state: Literal["waiting", "retry"]) -> Iterator[Finding]:
         """Yield that messages wait for their destination, or fail and are tried again."""
-        troubles = [each for each in standing.troubles if each.state == state]
-        if not troubles or standing.subscription.is_paused:
+        troubles = [each for each in status.troubles if each.state == state]
+        if not troubles or status.is_paused:
             return
-        subscription, since = standing.subscription, min(each.since for each in troubles)
-        is_check, number = subscription.kind == "check", standing.parked[state]
-        place = "an answer" if is_check else place_of(subscription, "their destination")
+        since = min(each.since for each in troubles)
+        is_check, number = status.kind == "check", status.count(state)
+        place = "an answer" if is_check else place_of(status, "their destination")
         if state == "retry" and (is_check or self._seconds(since) < _IDLE_SECONDS):
             return
         waits = f"{counted(number, 'message', _WAITS)} for {place}"
         yield Finding(
             kind="waiting" if state == "waiting" else "failing",
-            subscription=subscription.name,
+            subscription=status.name,
             what=waits
             if state == "waiting"
             else counted(number, "message", ("failed and is", "failed and are")) + " tried again",
@@ -177,20 +172,20 @@ class _Diagnosis:
             seconds=self._seconds(since),
             evidence=_errors(troubles, place),
             advice=None if is_check else "to see them, run",
-            next_command=None if is_check else self._list_of(subscription.name, state),
+            next_command=None if is_check else self._list_of(status.name, state),
         )
 
-    def _of_dead(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+    def _of_dead(self, status: Status) -> Iterator[Finding]:
         """Yield that there are dead letters; of each transaction the first half message alone is dead."""
-        troubles = [each for each in standing.troubles if each.state == "dead"]
-        number, subscription = standing.parked["dead"], standing.subscription
-        if not troubles or number.number <= self.limits.of(subscription.name).max_dead:
+        troubles = [each for each in status.troubles if each.state == "dead"]
+        number = status.count("dead")
+        if not troubles or number.number <= self.limits.of(status.name).max_dead:
             return
-        since, is_check = min(each.since for each in troubles), subscription.kind == "check"
+        since, is_check = min(each.since for each in troubles), status.kind == "check"
         common = len(troubles) == 1 or _share(troubles[0], troubles) >= _COMMON_SHARE
         yield Finding(
             kind="given_up" if is_check else "dead",
-            subscription=subscription.name,
+            subscription=status.name,
             what=counted(number, "transaction", ("was given up", "were given up"))
             if is_check
             else counted(number, "dead letter"),
@@ -200,15 +195,15 @@ class _Diagnosis:
             advice="do not replay yet, mend the common cause first; to look, run"
             if common and number.number >= _MANY and not is_check
             else "to decide, run",
-            next_command=self._command("half", "list", "--given-up", *_group_option(subscription))
+            next_command=self._command("half", "list", "--given-up", *_group_option(status))
             if is_check
-            else self._list_of(subscription.name, "dead"),
+            else self._list_of(status.name, "dead"),
         )
 
-    def _of_blocked(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+    def _of_blocked(self, status: Status) -> Iterator[Finding]:
         """Yield how many more messages a trouble holds back; the trouble counts the first of each key."""
-        blocked, name = standing.parked["blocked"], standing.subscription.name
-        if standing.subscription.kind != "check" and blocked.number:
+        blocked, name = status.count("blocked"), status.name
+        if status.kind != "check" and blocked.number:
             yield Finding(
                 kind="blocked",
                 subscription=name,
@@ -217,44 +212,43 @@ class _Diagnosis:
                 next_command=self._list_of(name, "blocked"),
             )
 
-    def _of_limits(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+    def _of_limits(self, status: Status) -> Iterator[Finding]:
         """Yield the limits that a healthy subscription exceeds: more messages come than are handled."""
         # An extract reads when a person starts it, and has a limit of its own; a person has slowed a paused one down.
-        if standing.hold is not None or standing.subscription.pause is not None:
+        if status.held_since is not None or status.pause is not None:
             return
-        exceeded, limits = list[str](), self.limits.of(standing.subscription.name)
-        if standing.behind > limits.max_lag:
-            oldest = age(standing.behind.total_seconds())
-            exceeded.append(f"the oldest for {oldest}, which is more than {age(limits.max_lag.total_seconds())}")
-        if limits.max_backlog is not None and standing.unsent.number > limits.max_backlog:
+        exceeded, limits = list[str](), self.limits.of(status.name)
+        lag = 0.0 if status.lag_is_estimate else max(0.0, round(status.lag_seconds - status.grace_seconds, 3))
+        if lag > limits.max_lag.total_seconds():
+            exceeded.append(f"the oldest for {age(lag)}, which is more than {age(limits.max_lag.total_seconds())}")
+        if limits.max_backlog is not None and status.unsent.number > limits.max_backlog:
             exceeded.append(f"more than {limits.max_backlog} messages")
         if exceeded:
-            place = standing.subscription.destination or "their turn"
+            place = status.destination or "their turn"
             yield Finding(
                 kind="behind",
-                subscription=standing.subscription.name,
-                what=f"{counted(standing.unsent, 'message', _WAITS)} for {place}",
-                since=self.facts.now - standing.behind,
-                seconds=standing.behind.total_seconds(),
+                subscription=status.name,
+                what=f"{counted(status.unsent, 'message', _WAITS)} for {place}",
+                since=self.facts.now - timedelta(seconds=lag),
+                seconds=lag,
                 evidence="; ".join(exceeded),
                 advice="to see whether the worker catches up, run",
                 next_command=self._command("status", "--watch"),
             )
 
-    def _of_nobody(self, standing: SubscriptionStatus) -> Iterator[Finding]:
+    def _of_nobody(self, status: Status) -> Iterator[Finding]:
         """Yield that a subscription has no worker, since when, and how to start a worker."""
-        subscription, holder = standing.subscription, standing.holder
-        name = subscription.name
-        if standing.hold is not None:
-            yield from self._of_extract(name, standing.hold, standing.idle or 0.0)
+        name = status.name
+        if status.held_since is not None and status.held_until is not None:
+            yield from self._of_extract(status, status.held_since, status.held_until)
             return
-        if standing.is_run or subscription.is_paused:
+        if status.live or status.is_paused:
             return
-        if not subscription.is_used:
+        if not status.is_used:
             first: tuple[str | None, str | None] = None, None
             if not self._is_refused(name) and self._others_are_used(name):
                 first = "if no worker is to, run", self._command("subscriptions", "drop", name)
-            elif not self._is_refused(name) and subscription.kind == "relay":
+            elif not self._is_refused(name) and status.kind == "relay":
                 first = "to begin, run", self._command("relay", "--name", name, "--to", "URL")
             yield Finding(
                 kind="not_run",
@@ -265,25 +259,24 @@ class _Diagnosis:
                 next_command=first[1],
             )
             return
-        seconds, grounds = standing.idle, list[str]()
-        if holder is not None and holder.lease_until is not None:
+        seconds, grounds = status.idle_seconds, list[str]()
+        if status.lease_until is not None:
             # A worker that stops gives its lease back; a worker with a lease was killed, or hangs.
-            seconds = self._seconds(holder.lease_until)
+            seconds = self._seconds(status.lease_until)
             grounds.append("the worker ended without giving the lease back")
-        elif standing.idle is not None and standing.idle < _IDLE_SECONDS:
+        elif status.idle_seconds is not None and status.idle_seconds < _IDLE_SECONDS:
             return
-        if standing.backlog.number:
-            grounds.append(counted(standing.backlog, "message", _WAITS))
-        numbers = ", ".join(str(each.number) for each in sorted(standing.unowned, key=lambda each: each.number))
-        which = f" for partition {numbers}" if standing.owners else ""
+        if status.backlog:
+            grounds.append(counted(status.unsettled, "message", _WAITS))
+        which = f" for partition {', '.join(map(str, status.unowned))}" if status.workers else ""
         # A refusal names what to do; the options of before are the old ones.
-        has_advice = subscription.follows is not None or self._is_refused(name)
-        advice, command = (None, None) if has_advice else self._start(standing)
+        has_advice = status.follows is not None or self._is_refused(name)
+        advice, command = (None, None) if has_advice else self._start(status)
         yield Finding(
             kind="not_run",
             subscription=name,
-            what=f"no worker checks back on group {subscription.tags[0]}"
-            if subscription.tags and subscription.kind == "check"
+            what=f"no worker checks back on group {status.tags[0]}"
+            if status.tags and status.kind == "check"
             else f"no worker runs{which}",
             since=None if seconds is None else self.facts.now - timedelta(seconds=seconds),
             seconds=seconds,
@@ -292,48 +285,47 @@ class _Diagnosis:
             next_command=command,
         )
 
-    def _of_extract(self, name: str, hold: Hold, idle: float) -> Iterator[Finding]:
-        until = f"{hold.until:%Y-%m-%d %H:%M:%S} UTC"
-        if hold.released:
-            evidence = f"the hold ended at {until}, and later messages may be purged"
-        elif idle >= (hold.until - hold.since).total_seconds() / 2:
-            evidence = f"after {until} purge no longer waits"
+    def _of_extract(self, status: Status, since: datetime, until: datetime) -> Iterator[Finding]:
+        end = f"{until:%Y-%m-%d %H:%M:%S} UTC"
+        if status.released:
+            evidence = f"the hold ended at {end}, and later messages may be purged"
+        elif (status.idle_seconds or 0.0) >= (until - since).total_seconds() / 2:
+            evidence = f"after {end} purge no longer waits"
         else:
             return
         yield Finding(
-            kind="released" if hold.released else "held",
-            subscription=name,
-            what="the extract is released" if hold.released else "the extract makes no progress",
-            since=hold.since,
-            seconds=self._seconds(hold.since),
+            kind="released" if status.released else "held",
+            subscription=status.name,
+            what="the extract is released" if status.released else "the extract makes no progress",
+            since=since,
+            seconds=self._seconds(since),
             evidence=evidence,
             advice="start the extract again; or, to give the archive up, run",
-            next_command=self._command("subscriptions", "drop", name),
+            next_command=self._command("subscriptions", "drop", status.name),
         )
 
     def _others_are_used(self, name: str) -> bool:
         """Return whether another subscription is in use, besides those that follow this one."""
-        others = [each.subscription for each in self.facts.standings if each.subscription.name != name]
+        others = [each for each in self.facts.statuses if each.name != name]
         return any(each.is_used and each.follows != name for each in others if each.kind != "check")
 
-    def _start(self, standing: SubscriptionStatus) -> tuple[str, str | None]:
+    def _start(self, status: Status) -> tuple[str, str | None]:
         """Return how to start the worker of a subscription; a worker that sends to a function is in an application."""
-        subscription = standing.subscription
-        if subscription.kind == "check":
+        if status.kind == "check":
             return (
                 "start a producer of the group, or a check of the group; for the command of a check, run",
-                self._command("half", "list", *_group_option(subscription)),
+                self._command("half", "list", *_group_option(status)),
             )
-        if subscription.kind in ("consumer", "broadcast"):
+        if status.kind in ("consumer", "broadcast"):
             return "start the application of the consumer, or run", self._command("consume", "MODULE:NAME")
-        destination = subscription.destination or ""
+        destination = status.destination or ""
         if "://" not in destination and destination != "stdout:":
             return "start the application with the relay", None
         options: tuple[str, ...] = ()
-        options += () if subscription.topics is None else ("--topics", ",".join(subscription.topics))
-        options += () if subscription.tags is None else ("--tags", tag_expression(subscription.tags))
-        options += () if subscription.filter is None else ("--filter", subscription.filter)
-        run = self._command("relay", "--name", subscription.name, *options, "--to", destination)
+        options += () if status.topics is None else ("--topics", ",".join(status.topics))
+        options += () if status.tags is None else ("--tags", tag_expression(status.tags))
+        options += () if status.filter is None else ("--filter", status.filter)
+        run = self._command("relay", "--name", status.name, *options, "--to", destination)
         stored = "" if destination == "stdout:" else " and the options of its URL that are not stored"
         return f"start the relay with the same options as before{stored}", run
 
@@ -344,15 +336,15 @@ class _Diagnosis:
         return self.facts.commands.line(*words)
 
 
-def _group_option(subscription: Subscription) -> tuple[str, ...]:
-    return ("--group", subscription.tags[0]) if subscription.tags else ()
+def _group_option(status: Status) -> tuple[str, ...]:
+    return ("--group", status.tags[0]) if status.tags else ()
 
 
-def _share(trouble: Trouble, troubles: Sequence[Trouble]) -> float:
-    return trouble.messages.number / max(1, sum(each.messages.number for each in troubles))
+def _share(trouble: TroubleStatus, troubles: Sequence[TroubleStatus]) -> float:
+    return trouble.messages / max(1, sum(each.messages for each in troubles))
 
 
-def _errors(troubles: Sequence[Trouble], place: str = "") -> str:
+def _errors(troubles: Sequence[TroubleStatus], place: str = "") -> str:
     """Return the errors of messages, the most frequent first, each with its share if there are several."""
     said = [without_server(each.error or "no reason given", place) for each in troubles]
     if len(said) == 1:

@@ -49,7 +49,7 @@ class Looks:
         return found
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the values of all gauges; none of a database that does not answer."""
+        """Yield the values of all gauges; a database without an answer has none."""
         for label, look in self.all().items():
             if isinstance(look, Look):
                 yield from _samples(label, look)
@@ -68,8 +68,5 @@ def _samples(database: str, look: Look) -> Iterator[Sample]:
         yield Sample(LOG_BYTES, look.log.bytes, (database,))
         oldest = look.log.oldest or look.at
         yield Sample(LOG_AGE, max(0.0, (look.at - oldest).total_seconds()), (database,))
-    for metric, field in ((HALF, "half"), (HALF_COMMITTED, "committed"), (HALF_ROLLED_BACK, "rolled_back")):
-        topics = Counter[str]()
-        for transactions in look.transactions:
-            topics[transactions.topic] += getattr(transactions, field)
-        yield from (Sample(metric, number, (database, topic)) for topic, number in topics.items())
+    for metric, name in ((HALF, "half"), (HALF_COMMITTED, "committed"), (HALF_ROLLED_BACK, "rolled_back")):
+        yield from (Sample(metric, number, (database, topic)) for topic, number in look.by_topic(name).items())

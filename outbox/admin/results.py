@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from outbox.model.log_status import LogStatus
 from outbox.model.message import Message
-from outbox.model.pausing import Pauses
+from outbox.model.status import LogStatus, Status, StoredProperties, TransactionsStatus
 from outbox.runtime.text import age, labelled
 from outbox.store.subscriptions.parked_messages import ParkedMessage
 
@@ -44,7 +43,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem that a person has to know about; `str(finding)` is all of it in one line.
+    """A problem for a person; `str(finding)` is the whole text in one line.
 
     Attributes:
         kind: a stable name for programs. `unread`: no subscription reads the log. `refused`: a worker cannot begin.
@@ -82,135 +81,6 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionStatus:
-    """The status of one partition; the fields mean for the partition what they mean in `Status` for all.
-
-    `lag_seconds` leaves parked messages out.
-    """
-
-    number: int
-    backlog: int
-    backlog_is_estimate: bool
-    lag_seconds: float
-    lag_is_estimate: bool
-    idle_seconds: float | None
-    worker: str | None
-    lease_until: datetime | None
-    arrived: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TroubleStatus:
-    """Parked messages without success: the state, the error, the number, and when the first of them was parked.
-
-    `messages_is_minimum`: there are more. Errors that differ in numbers alone count as one error.
-    """
-
-    state: str
-    messages: int
-    messages_is_minimum: bool
-    since: datetime
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredProperties:
-    """The properties of a subscription that `Status` and `SubscriptionDetails` share.
-
-    Attributes:
-        name, kind: `relay`, `compensation`, `check`, `consumer`, `broadcast`, `backfill` or `extract`.
-        topics, tags, filter: the selection; None: all.
-        destination: None: nobody has run the subscription yet, or a consumer.
-        next_partitions: the future number of partitions, if another one was ordered.
-        pauses: what people hold back, since when, by whom and why.
-        held_since, held_until, released: of an extract: its last progress, until when retention waits, and whether the
-            wait is over.
-    """
-
-    name: str
-    kind: str
-    topics: tuple[str, ...] | None
-    tags: tuple[str, ...] | None
-    filter: str | None
-    destination: str | None
-    next_partitions: int | None
-    pauses: Pauses
-    held_since: datetime | None
-    held_until: datetime | None
-    released: bool | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status(StoredProperties):
-    """The status of one subscription, beside its `StoredProperties`.
-
-    Attributes:
-        backlog: messages of the log that are not settled; of a check-back, messages without a verdict.
-        lag_seconds: for how long the oldest unsent message, parked ones included, could have been sent; at most that if
-            `lag_is_estimate`. A delayed message counts from its due moment; dead letters do not count.
-        idle_seconds: since the last settle.
-        worker: the holder of the lease; of several partitions the first holder, if each has a holder.
-        live: each partition has a worker.
-        partitions: in the order of their numbers.
-        lease_until, lease_seconds: the end and the length of the lease; also of a worker that was killed.
-        notice, noticed_at: why a worker does not work, in its own words, and since when.
-        parked: numbers of parked messages by state; there are more of the states in `parked_is_minimum`.
-        troubles: messages without success, by state and error, the most frequent error first.
-    """
-
-    backlog: int
-    backlog_is_estimate: bool
-    lag_seconds: float
-    lag_is_estimate: bool
-    idle_seconds: float | None
-    worker: str | None
-    partitions: tuple[PartitionStatus, ...]
-    live: bool
-    lease_until: datetime | None
-    lease_seconds: float | None
-    notice: str | None
-    noticed_at: datetime | None
-    parked: Mapping[str, int]
-    parked_is_minimum: tuple[str, ...]
-    troubles: tuple[TroubleStatus, ...]
-
-    @property
-    def paused(self) -> bool:
-        """True while no message is handed over, by order of a person."""
-        return any(each.key is None and each.rate is None for each in self.pauses)
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """The workers of all partitions, sorted."""
-        return tuple(sorted({each.worker for each in self.partitions if each.worker is not None}))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionsStatus:
-    """The half messages of one producer group with one real topic.
-
-    Attributes:
-        group, topic: of the producer, and of the messages after a commit.
-        half: without a verdict, and not given up.
-        given_up: a person has to decide.
-        committed, rolled_back: with a verdict, as far as the log reaches back.
-        estimates: the names of the numbers above that are estimates.
-        oldest_seconds: the age of the oldest without a verdict.
-        last_verdict_seconds: since the newest verdict.
-    """
-
-    group: str
-    topic: str
-    half: int
-    given_up: int
-    committed: int
-    rolled_back: int
-    estimates: tuple[str, ...]
-    oldest_seconds: float | None
-    last_verdict_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """All of a database at one moment: the results of `statuses` and of `diagnosis`, which agree with each other.
 
@@ -230,6 +100,13 @@ class Look:
     log: LogStatus | None = None
     latencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
+    def by_topic(self, name: str) -> Counter[str]:
+        """Return a number of `TransactionsStatus` by its name, added up over the producer groups, by real topic."""
+        found = Counter[str]()
+        for each in self.transactions:
+            found[each.topic] += each.count(name).number
+        return found
+
     def document(self) -> dict[str, object]:
         """Return all fields for JSON, with RocketMQ's metrics where there are half messages."""
         shown = asdict(self)
@@ -244,19 +121,11 @@ class Look:
 
         The latency is in seconds, as in RocketMQ: the number of messages, the sum of the latencies, the longest.
         """
-        half, committed, rolled_back = Counter[str](), Counter[str](), Counter[str]()
-        for each in self.transactions:
-            half[each.topic] += each.half
-            committed[each.topic] += each.committed
-            rolled_back[each.topic] += each.rolled_back
         return {
-            "rocketmq_half_messages": half,
-            "rocketmq_commit_messages_total": committed,
-            "rocketmq_rollback_messages_total": rolled_back,
-            "rocketmq_finish_message_latency": {
-                "unit": "seconds",
-                "topics": self.latencies,
-            },
+            "rocketmq_half_messages": self.by_topic("half"),
+            "rocketmq_commit_messages_total": self.by_topic("committed"),
+            "rocketmq_rollback_messages_total": self.by_topic("rolled_back"),
+            "rocketmq_finish_message_latency": {"unit": "seconds", "topics": self.latencies},
             "rocketmq_send_to_dlq_messages_total": {
                 each.name: each.parked["dead"] for each in self.subscriptions if each.kind not in _NO_LETTERS
             },
@@ -291,11 +160,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDetails(StoredProperties):
-    """All properties of a subscription, and its workers; the first of them in `StoredProperties`.
+    """All properties of a subscription, and the workers; see also `StoredProperties`.
 
     Attributes:
         on_dead: `block`: a dead letter holds back its key; `continue`. None: no worker has declared it yet.
-        grace_seconds: from the commit until a message may be read.
         partitions: their number.
         ordered: a message waits for earlier messages of its key.
         compact: only the newest of a key's waiting messages is handled.
@@ -306,7 +174,6 @@ class SubscriptionDetails(StoredProperties):
     """
 
     on_dead: str | None
-    grace_seconds: float
     partitions: int
     ordered: bool
     compact: bool
@@ -327,9 +194,9 @@ class SplitResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """The result of a reset or a drop: names of the subscriptions, and by state the parked messages that go.
+    """The result of a reset or a drop: names of the subscriptions, and by state the parked messages to be deleted.
 
-    `kind`: of the subscription that was named. Before the change the numbers are counted up to 10 000.
+    `kind`: of the named subscription. Before the change the numbers are counted up to 10 000.
     """
 
     kind: str

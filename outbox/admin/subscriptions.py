@@ -11,12 +11,12 @@ from outbox.admin import commands
 from outbox.admin.earlier import tell_passed
 from outbox.admin.repartition import repartition
 from outbox.admin.results import SubscriptionDetails
-from outbox.admin.statuses import properties_of
 from outbox.errors import SubscriptionError
 from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
 from outbox.model.limits import require_wait
 from outbox.model.parking import STATES
+from outbox.model.status import Count
 from outbox.model.subscription import (
     Declaration,
     OnDead,
@@ -32,8 +32,8 @@ from outbox.runtime.keywords import require_known
 from outbox.senders.opening import is_offered, open_sender
 from outbox.senders.port import destination_of
 from outbox.store.database import Channel
-from outbox.store.operations.parked_status import Count, parked_counts
-from outbox.store.subscriptions.holds import hold_of
+from outbox.store.operations.parked_status import parked_counts
+from outbox.store.operations.status import properties_of
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -162,14 +162,13 @@ def _require_grace(wanted: Properties) -> None:
 
 
 def _details(channel: Channel, stored: Subscription) -> SubscriptionDetails:
-    holders, hold = Leases(channel).look_all(stored.all_partitions()), hold_of(channel, stored)
+    holders = Leases(channel).look_all(stored.all_partitions())
     owners = tuple(
         holders[each].owner if each in holders and holders[each].live else None for each in stored.all_partitions()
     )
     return SubscriptionDetails(
-        **properties_of(stored, hold),
+        **properties_of(channel, stored),
         on_dead=stored.on_dead,
-        grace_seconds=stored.grace.total_seconds(),
         partitions=stored.partitions,
         ordered=stored.ordered,
         compact=stored.compact,

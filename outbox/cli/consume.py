@@ -9,7 +9,7 @@ import click
 from outbox.cli.options import logged, option
 from outbox.cli.output import say
 from outbox.cli.probes import Probes, probed, run_probed
-from outbox.cli.standings import selected
+from outbox.cli.statuses import selected
 from outbox.runtime.garbage import collect_rarely
 from outbox.runtime.text import counted
 

@@ -11,11 +11,11 @@ import click
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json
 from outbox.cli.output import show_json
-from outbox.cli.standings import show_statuses
+from outbox.cli.statuses import show_statuses
 from outbox.cli.subscriptions import drop, reset
 
 if TYPE_CHECKING:
-    from outbox.admin.results import Status
+    from outbox.model.status import Status
 
 _KINDS = ("consumer", "broadcast")
 

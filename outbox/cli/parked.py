@@ -26,7 +26,7 @@ from outbox.cli.options import (
     together,
 )
 from outbox.cli.output import counted, fail, moment, say, say_the_end, show_json, show_table
-from outbox.cli.standings import say_pauses
+from outbox.cli.statuses import say_pauses
 from outbox.cli.tables import Alarm
 
 if TYPE_CHECKING:

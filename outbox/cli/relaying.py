@@ -18,7 +18,7 @@ from outbox.cli.failures import UNFINISHED, report_failure
 from outbox.cli.options import Target
 from outbox.cli.output import age, fail, say
 from outbox.cli.probes import Probes, run_probed
-from outbox.cli.standings import selected
+from outbox.cli.statuses import selected
 from outbox.errors import DatabaseError
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, Start, compensation_of

@@ -155,16 +155,16 @@ def report() -> None:
 def delivery(*, work: Work, output: Output) -> None:
     """Show how many messages were written, are parked, and are not settled yet."""
     from outbox.spark.reports import delivery as frames
-    from outbox.store.operations.status import standings
+    from outbox.store.operations.status import statuses
 
     with work.begun() as (log, channel):
-        now, found = standings(channel)
+        now, found = statuses(channel)
         per_hour = _rows(frames.messages_per_hour(log.messages(frames.PER_HOUR_COLUMNS)))
         parked = log.table("parked", frames.PARKED_COLUMNS)
         by_age, dead = _rows(frames.parked_by_age(parked, now)), _rows(frames.dead_letters(parked))
     backlog: list[dict[str, Any]] = [
-        {"subscription": each.subscription.name, "messages": each.backlog.number, "estimate": each.backlog.about,
-         "lag_seconds": round(each.lag, 3)}
+        {"subscription": each.name, "messages": each.backlog, "estimate": each.backlog_is_estimate,
+         "lag_seconds": each.lag_seconds}
         for each in found
     ]  # fmt: skip
     if output.plot is not None:

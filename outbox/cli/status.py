@@ -13,12 +13,13 @@ import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import age, moment, printable, say, show_json, show_table, warn
-from outbox.cli.standings import number, say_pauses, show_statuses
+from outbox.cli.statuses import say_pauses, show_statuses
 from outbox.cli.tables import Alarm
 
 if TYPE_CHECKING:
-    from outbox.admin.results import Look, Status, Thresholds, TransactionsStatus
+    from outbox.admin.results import Look, Thresholds
     from outbox.model.command import Commands
+    from outbox.model.status import Status, TransactionsStatus
 
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
 #: Between two looks of --watch.
@@ -177,9 +178,6 @@ def _half_row(each: TransactionsStatus) -> tuple[object, ...]:
     oldest, decided = (
         "-" if seconds is None else age(seconds) for seconds in (each.oldest_seconds, each.last_verdict_seconds)
     )
-    half, given_up, committed, rolled_back = (
-        number(getattr(each, name), about=name in each.estimates)
-        for name in ("half", "given_up", "committed", "rolled_back")
-    )
+    half, given_up, committed, rolled_back = map(each.count, ("half", "given_up", "committed", "rolled_back"))
     alarm = Alarm(given_up) if each.given_up else given_up
     return (each.group, each.topic, half, oldest, alarm, committed, rolled_back, decided)

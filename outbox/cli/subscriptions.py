@@ -25,7 +25,7 @@ from outbox.cli.options import (
     to_a_destination,
 )
 from outbox.cli.output import age, counted, moment, show_json, show_table, tell
-from outbox.cli.standings import say_pauses, selected
+from outbox.cli.statuses import say_pauses, selected
 
 if TYPE_CHECKING:
     from outbox.admin.results import SubscriptionDetails

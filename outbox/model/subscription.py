@@ -157,31 +157,24 @@ class Declaration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
-    """A row of `outbox_subscription`. Destination and policy are None until a first worker declares them.
+class Reader:
+    """A reader of the log: the task, the part of the log, the destination, and what people hold back.
 
-    `hold`: for how long an extract holds retention back after its last progress. `stop_at`: the partitions handle the
-    log up to this position; when all have arrived, their number becomes `next_partitions`. Both are None while no other
-    number is ordered. A backfill has no other number: it ends at `stop_at`. `ordered`, `compact`: as in `Declaration`.
-    `pauses`: what people hold back.
+    Attributes:
+        name, kind: `relay`, `compensation`, `check`, `consumer`, `broadcast`, `backfill` or `extract`.
+        topics, tags, filter: the selection; None: all.
+        destination: None: nobody has run the subscription yet, or a consumer.
+        next_partitions: the future number of partitions, if another one was ordered.
+        pauses: what people hold back, since when, by whom and why.
     """
 
     name: str
-    topics: tuple[str, ...] | None
-    destination: str | None
-    on_dead: OnDead | None
-    partitions: int
-    generation: int
-    created_at: datetime
-    grace: timedelta = timedelta(0)
     kind: Kind = "relay"
+    topics: tuple[str, ...] | None
     tags: tuple[str, ...] | None = None
     filter: str | None = None
-    hold: timedelta | None = None
-    stop_at: Position | None = None
+    destination: str | None
     next_partitions: int | None = None
-    ordered: bool = True
-    compact: bool = False
     pauses: Pauses = ()
 
     @property
@@ -203,6 +196,26 @@ class Subscription:
     def follows(self) -> str | None:
         """The subscription of this compensation or backfill; None for every other kind."""
         return subscription_of(self.name) if self.kind in ("compensation", "backfill") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription(Reader):
+    """A row of `outbox_subscription`. Destination and policy are None until a first worker declares them.
+
+    `hold`: for how long an extract holds retention back after its last progress. `stop_at`: the partitions handle the
+    log up to this position; when all have arrived, their number becomes `next_partitions`. Both are None while no other
+    number is ordered. A backfill has no other number: it ends at `stop_at`. `ordered`, `compact`: as in `Declaration`.
+    """
+
+    on_dead: OnDead | None
+    partitions: int
+    generation: int
+    created_at: datetime
+    grace: timedelta = timedelta(0)
+    hold: timedelta | None = None
+    stop_at: Position | None = None
+    ordered: bool = True
+    compact: bool = False
 
     @property
     def direct(self) -> str | None:
@@ -229,13 +242,13 @@ class Subscription:
         return [self.partition(number) for number in range(self.partitions)]
 
 
-def place_of(each: Declaration | Subscription, whose: str = "its") -> str:
+def place_of(each: Declaration | Reader, whose: str = "its") -> str:
     """Return in words where messages of a subscription go. `whose`: its or their, of the messages."""
     called = each.kind in _CALLED
     return each.destination or f"{whose} {'consumer' if called else 'destination'}"
 
 
-def base_of(name: str, known: Iterable[Subscription]) -> str:
+def base_of(name: str, known: Iterable[Reader]) -> str:
     """Return the relay of a route, such as `relay` for `relay:orders.*`; return any other `name` itself."""
     relays = {each.name for each in known if each.kind == "relay"}
     shorter = (name[:at] for at, letter in enumerate(name) if letter == ":")

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Outbox, Relay
-from outbox.model.log_status import LogStatus
+from outbox.model.status import LogStatus
 from outbox.model.subscription import Declaration
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.subscriptions import Subscriptions

@@ -17,7 +17,7 @@ from outbox.model.verdict import DONE
 from outbox.store.database import Database
 from outbox.store.log.log import Limits
 from outbox.store.operations.purge import Purge
-from outbox.store.operations.status import standings
+from outbox.store.operations.status import statuses
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
@@ -314,9 +314,9 @@ def test_it_stands_in_the_status_with_what_is_its_own(engine):
     write(engine, "3", direct=None)
 
     with closing(Database(engine).open()) as channel:
-        _, found = standings(channel)
+        _, found = statuses(channel)
 
-    assert {each.subscription.name: each.backlog.number for each in found} == {"relay": 1, "relay:compensation": 2}
+    assert {each.name: each.backlog for each in found} == {"relay": 1, "relay:compensation": 2}
 
 
 def test_nothing_is_purged_that_it_has_not_passed(engine):

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, SubscriptionError
+from outbox.model.status import Count, TransactionsStatus
 from outbox.rocketmq import TransactionMQProducer
-from outbox.store.operations.half_status import HalfStatus, half_standings
-from outbox.store.operations.parked_status import Count
-from outbox.store.operations.status import standings
+from outbox.store.operations.half_status import transactions
+from outbox.store.operations.status import statuses
 from tests.rocketmq.halves import ask, begun, fill, producer
 from tests.rocketmq.parts import ONE_DATABASE
 from tests.store.test_status import Explained, looking
@@ -18,19 +18,17 @@ from tests.support.command_line import outbox
 from tests.support.leases import step_clock
 
 
-def halves(engine: Engine) -> dict[tuple[str, str], HalfStatus]:
+def halves(engine: Engine) -> dict[tuple[str, str], TransactionsStatus]:
     """How half messages stand, by group and topic."""
     with looking(engine) as channel:
-        found = half_standings(channel, *standings(channel))
+        found, _ = transactions(channel, *statuses(channel))
     return {(each.group, each.topic): each for each in found}
 
 
-def numbers(found: HalfStatus) -> tuple[int, int, int, int]:
+def numbers(found: TransactionsStatus) -> tuple[int, int, int, int]:
     """Pending, given up, committed, rolled back."""
-    counts = (found.pending, found.given_up, found.committed, found.rolled_back)
-    assert not any(count.about for count in counts)
-    pending, given_up, committed, rolled_back = (count.number for count in counts)
-    return pending, given_up, committed, rolled_back
+    assert found.estimates == ()
+    return found.half, found.given_up, found.committed, found.rolled_back
 
 
 def test_nothing_is_shown_where_there_was_never_a_transaction(engine):
@@ -99,15 +97,12 @@ def test_the_oldest_and_the_latency_are_in_seconds_by_the_clock_of_the_database(
     slow.commit()
     begun(engine, "orders")
 
-    found = halves(engine)["shop", "orders"]
+    look = Outbox(engine).admin.look()
 
-    assert found.latency is not None and found.oldest is not None and found.decided is not None
-    assert (found.latency.count, found.latency.sum == found.latency.max, 300 <= found.latency.max < 360) == (
-        1,
-        True,
-        True,
-    )
-    assert (0 <= found.oldest < 60, 0 <= found.decided < 60) == (True, True)
+    (found,), latency = look.transactions, look.latencies["orders"]
+    assert found.oldest_seconds is not None and found.last_verdict_seconds is not None
+    assert (latency["count"], latency["sum"] == latency["max"], 300 <= latency["max"] < 360) == (1, True, True)
+    assert (0 <= found.oldest_seconds < 60, 0 <= found.last_verdict_seconds < 60) == (True, True)
 
 
 def test_transactions_whose_check_was_dropped_are_shown_all_the_same(engine):
@@ -238,9 +233,9 @@ def test_what_is_beyond_a_bounded_look_is_estimated(engine):
 
     found = halves(engine)["shop", "orders"]
 
-    assert found.pending.about and found.pending.number == pytest.approx(10_000, rel=0.35)
-    assert found.committed.about and found.committed.number == pytest.approx(30_000, rel=0.35)
-    assert found.rolled_back == Count(0)
+    assert found.count("half").about and found.half == pytest.approx(10_000, rel=0.35)
+    assert found.count("committed").about and found.committed == pytest.approx(30_000, rel=0.35)
+    assert found.count("rolled_back") == Count(0)
 
 
 @pytest.mark.storm
@@ -268,7 +263,7 @@ def test_no_statement_reads_more_than_its_bound(pg_engine, plans):
         channel.run(f"SET plan_cache_mode = {plans}")
         explained = Explained(channel)
 
-        half_standings(cast("Any", explained), *standings(cast("Any", explained)))
+        transactions(cast("Any", explained), *statuses(cast("Any", explained)))
 
     most = max(
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]

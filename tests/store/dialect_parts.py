@@ -19,6 +19,7 @@ from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.slots import slot_of
+from outbox.model.status import Count
 from outbox.model.subscription import Declaration, Subscription
 from outbox.outbox import Outbox
 from outbox.schema import record_metadata
@@ -31,10 +32,9 @@ from outbox.store.idempotency import dedup, inbox
 from outbox.store.idempotency.dedup import Dedup
 from outbox.store.idempotency.inbox import InboxRows
 from outbox.store.log.log import Log
-from outbox.store.operations.half_status import half_standings
-from outbox.store.operations.parked_status import Count
+from outbox.store.operations.half_status import transactions
 from outbox.store.operations.purge import Purge, purged_id
-from outbox.store.operations.status import standings
+from outbox.store.operations.status import statuses
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import RefusalNotice, refused_workers
 from outbox.store.subscriptions.parked import EVERYWHERE, Parked
@@ -397,13 +397,12 @@ class UpkeepContract:
         half = Half(transaction="t", group="g", way="listener")
         _alone(outbox, halves.append(half, Message("beta", b"x"), 7, "{}"))
 
-        now, found = standings(channel)
+        now, found = statuses(channel)
 
-        own = next(each for each in found if each.subscription.name == partition.subscription)
-        assert (own.backlog, own.parked["dead"], own.troubles[0].error) == (Count(3), Count(1), "no")
-        assert [(each.group, each.topic, each.pending) for each in half_standings(channel, now, found)] == [
-            ("g", "beta", Count(1))
-        ]
+        own = next(each for each in found if each.name == partition.subscription)
+        assert (own.unsettled, own.count("dead"), own.troubles[0].error) == (Count(3), Count(1), "no")
+        told, _ = transactions(channel, now, found)
+        assert [(each.group, each.topic, each.count("half")) for each in told] == [("g", "beta", Count(1))]
 
 
 def _alone(outbox: Outbox, steps: Script[R]) -> R:

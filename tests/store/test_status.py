@@ -15,11 +15,11 @@ from outbox import Done, Outbox, Reject, Relay
 from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
+from outbox.model.status import Count, Status
 from outbox.model.subscription import Declaration
 from outbox.store.database import Channel, Database
 from outbox.store.log.log import Limits, Log
-from outbox.store.operations.parked_status import Count
-from outbox.store.operations.status import SubscriptionStatus, standings
+from outbox.store.operations.status import statuses
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -52,10 +52,10 @@ def looking(engine: Engine) -> Iterator[Channel]:
         channel.close()
 
 
-def standing(engine: Engine, name: str = "relay") -> SubscriptionStatus:
+def status_of(engine: Engine, name: str = "relay") -> Status:
     with looking(engine) as channel:
-        _, found = standings(channel)
-    return next(each for each in found if each.subscription.name == name)
+        _, found = statuses(channel)
+    return next(each for each in found if each.name == name)
 
 
 def subscribe(engine: Engine, name: str, *topics: str) -> None:
@@ -98,7 +98,7 @@ def test_a_small_backlog_is_counted_by_what_each_subscription_selects(engine):
 
     fill(engine, 3_000)
 
-    assert (standing(engine).backlog, standing(engine, "picky").backlog) == (Count(3_000), Count(3))
+    assert (status_of(engine).unsettled, status_of(engine, "picky").unsettled) == (Count(3_000), Count(3))
 
 
 def test_a_backlog_is_counted_by_patterns_and_exceptions(engine):
@@ -110,16 +110,16 @@ def test_a_backlog_is_counted_by_patterns_and_exceptions(engine):
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE outbox_message SET topic = '{HALF_TOPIC}' WHERE id % 2 = 1"))
 
-    found = {name: standing(engine, name).backlog.number for name in ("some", "others", "halves", "relay")}
+    found = {name: status_of(engine, name).backlog for name in ("some", "others", "halves", "relay")}
 
     # Each rare one has an even id.
     assert found == {"some": 3, "others": 1_497, "halves": 0, "relay": 1_500}
 
 
 def test_an_empty_log_has_neither_backlog_nor_lag(engine):
-    found = standing(engine)
+    found = status_of(engine)
 
-    assert (found.backlog, found.lag, found.lag_about) == (Count(0), 0.0, False)
+    assert (found.unsettled, found.lag_seconds, found.lag_is_estimate) == (Count(0), 0.0, False)
 
 
 def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_settled(engine):
@@ -129,7 +129,7 @@ def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_settled(engine):
     time.sleep(1.1)
     fill(engine, 1)
 
-    lag = standing(engine).lag
+    lag = status_of(engine).lag_seconds
 
     assert 1.1 <= lag < 100
 
@@ -142,7 +142,7 @@ def test_what_is_left_of_a_window_that_is_half_done_is_counted(engine):
 
     settle(engine, Progress(EARLIEST, target, 400))
 
-    assert standing(engine).backlog == Count(107)
+    assert status_of(engine).unsettled == Count(107)
 
 
 def test_a_transaction_that_was_open_at_the_position_counts_when_it_commits(pg_engine):
@@ -150,11 +150,11 @@ def test_a_transaction_that_was_open_at_the_position_counts_when_it_commits(pg_e
         late.execute(text(INSERT["postgresql"]), {"rows": 3, "rare": 10})
         fill(pg_engine, 5)
         settle(pg_engine, Progress(now(pg_engine)))
-        assert standing(pg_engine).backlog == Count(0)
+        assert status_of(pg_engine).unsettled == Count(0)
 
         late.commit()
 
-    assert standing(pg_engine).backlog == Count(3)
+    assert status_of(pg_engine).unsettled == Count(3)
 
 
 @pytest.mark.storm
@@ -166,19 +166,19 @@ def test_a_large_backlog_is_estimated(engine):
     fill(engine, 60_000, rare=200)
 
     settle(engine, Progress(settled))
-    half, picky = standing(engine), standing(engine, "picky")
+    half, picky = status_of(engine), status_of(engine, "picky")
 
-    assert half.backlog.about and half.backlog.number == pytest.approx(60_000, rel=0.1)
-    assert picky.backlog.about and picky.backlog.number == pytest.approx(600, rel=0.4)
+    assert half.backlog_is_estimate and half.backlog == pytest.approx(60_000, rel=0.1)
+    assert picky.backlog_is_estimate and picky.backlog == pytest.approx(600, rel=0.4)
 
 
 def test_the_lag_of_a_topic_that_is_nowhere_near_is_an_upper_bound(engine):
     subscribe(engine, "picky", "nowhere")
     fill(engine, 20_000)
 
-    found = standing(engine, "picky")
+    found = status_of(engine, "picky")
 
-    assert (found.lag_about, found.lag > 0) == (True, True)
+    assert (found.lag_is_estimate, found.lag_seconds > 0) == (True, True)
 
 
 @pytest.mark.storm
@@ -190,7 +190,7 @@ def test_an_estimate_is_not_misled_by_ids_that_are_gone(pg_engine):
         connection.rollback()
     fill(pg_engine, 15_000)
 
-    found = standing(pg_engine).backlog
+    found = status_of(pg_engine).unsettled
 
     assert found.about and found.number == pytest.approx(30_000, rel=0.35)
 
@@ -203,18 +203,16 @@ def test_it_tells_what_is_set_aside_and_who_works(engine):
         outbox.send(session, "good", b"3", delay=timedelta(hours=1))
     Relay(outbox, Sink()).until_empty()
 
-    idle = standing(engine)
+    idle = status_of(engine)
     relay = outbox.start(Sink(), settings=Settings(limits=Limits(rows=10)))
     deadline = time.monotonic() + 20
-    while not standing(engine).is_run and time.monotonic() < deadline:
+    while not status_of(engine).live and time.monotonic() < deadline:
         time.sleep(0.05)
-    running = standing(engine)
+    running = status_of(engine)
     outbox.stop()
 
-    assert {state: count.number for state, count in idle.parked.items()} == {
-        "delayed": 1, "waiting": 0, "retry": 0, "blocked": 1, "dead": 1,
-    }  # fmt: skip
-    assert (idle.is_run, running.is_run, running.holder and running.holder.owner) == (False, True, relay._worker.owner)
+    assert idle.parked == {"delayed": 1, "waiting": 0, "retry": 0, "blocked": 1, "dead": 1}
+    assert (idle.live, running.live, running.worker) == (False, True, relay._worker.owner)
 
 
 class Explained:
@@ -259,7 +257,7 @@ def test_no_statement_reads_more_than_its_bound(pg_engine):
             channel.run(f"SET plan_cache_mode = {plans}")
             explained = Explained(channel)
 
-            _, found = standings(cast("Any", explained))
+            _, found = statuses(cast("Any", explained))
 
         most = max(
             (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
@@ -267,7 +265,7 @@ def test_no_statement_reads_more_than_its_bound(pg_engine):
         )
         scans = {node["Node Type"] for node in explained.nodes() if node.get("Relation Name") == "outbox_message"}
         assert (most <= 10_001, "Seq Scan" in scans) == (True, False), (analysed, plans)
-        assert [each.backlog.about for each in found] == [True, True, True]
+        assert [each.backlog_is_estimate for each in found] == [True, True, True]
 
 
 @pytest.mark.alone
@@ -278,11 +276,11 @@ def test_ten_million_rows_take_no_longer_than_the_eye_notices(pg_engine):
         fill(pg_engine, 1_000_000)
     subscribe(pg_engine, "picky", "rare")
     with looking(pg_engine) as channel:
-        standings(channel)
+        statuses(channel)
         took = []
         for _ in range(5):
             started = time.perf_counter()
-            standings(channel)
+            statuses(channel)
             took.append(time.perf_counter() - started)
 
     assert sorted(took)[2] <= 0.2

@@ -19,7 +19,7 @@ from outbox.model.subscription import Declaration
 from outbox.relay.relay import routes
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from tests.store.test_status import standing
+from tests.store.test_status import status_of
 from tests.support.command_line import outbox
 from tests.support.leases import step_clock
 from tests.support.waiting import eventually
@@ -164,11 +164,11 @@ def test_a_failure_of_a_moment_is_no_warning(engine):
 @pytest.mark.parametrize(("passed", "overdue"), [(0, False), (7200, True)])
 def test_a_delayed_message_is_late_from_when_it_is_due(engine, passed, overdue):
     send(engine, "orders", delay=timedelta(hours=1))
-    assert standing(engine).lag == 0.0
+    assert status_of(engine).lag_seconds == 0.0
     Relay(Outbox(engine), Destination()).until_empty()
     age_by(engine, passed)
 
-    lag = standing(engine).lag
+    lag = status_of(engine).lag_seconds
 
     assert (3600 <= lag < 3700) if overdue else lag == 0.0
 
@@ -177,7 +177,7 @@ def test_a_delayed_message_in_the_log_is_not_late_before_it_is_due(engine):
     send(engine, "orders", delay=timedelta(hours=1))
     time.sleep(0.2)
 
-    assert (standing(engine).backlog.number, standing(engine).lag) == (1, 0.0)
+    assert (status_of(engine).backlog, status_of(engine).lag_seconds) == (1, 0.0)
 
 
 def test_what_waits_behind_a_dead_letter_is_unsent(engine):
@@ -185,7 +185,7 @@ def test_what_waits_behind_a_dead_letter_is_unsent(engine):
     Relay(Outbox(engine), Destination()).until_empty()
     age_by(engine, 300, state="blocked")
 
-    assert 300 <= standing(engine).lag < 400
+    assert 300 <= status_of(engine).lag_seconds < 400
 
 
 def test_what_waits_behind_a_dead_letter_is_not_told_as_behind_besides(engine):
@@ -241,7 +241,7 @@ def test_a_dead_letter_alone_is_not_late(engine):
     Relay(Outbox(engine), Destination()).until_empty()
     age_by(engine, 300)
 
-    assert standing(engine).lag == 0.0
+    assert status_of(engine).lag_seconds == 0.0
 
 
 @pytest.mark.storm

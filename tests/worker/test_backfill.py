@@ -27,7 +27,7 @@ from outbox.model.verdict import DONE, Reject, Retry
 from outbox.store.database import Channel
 from outbox.store.log.log import Limits
 from outbox.store.operations.restore import restore
-from outbox.store.operations.status import standings
+from outbox.store.operations.status import statuses
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
@@ -357,10 +357,10 @@ def test_status_counts_what_is_left_of_it_and_nothing_after_its_end(channel, out
     backfill(channel, "relay", ["topic1"])
     fill(outbox, 30, first=300, topics=3)
 
-    found = {each.subscription.name: each for each in standings(channel)[1]}
+    found = {each.name: each for each in statuses(channel)[1]}
 
-    assert (str(found["relay"].backlog), str(found[NAME].backlog)) == ("30", "100")
-    assert found[NAME].lag > 0
+    assert (str(found["relay"].unsettled), str(found[NAME].unsettled)) == ("30", "100")
+    assert found[NAME].lag_seconds > 0
 
 
 def test_a_partition_that_has_come_to_its_end_needs_no_worker(engine, channel, outbox):
@@ -373,10 +373,10 @@ def test_a_partition_that_has_come_to_its_end_needs_no_worker(engine, channel, o
     backfill(channel, "relay", ["topic1"])
     relay.until_empty()
 
-    (found,) = [each for each in standings(channel)[1] if each.subscription.name == NAME]
+    (found,) = [each for each in statuses(channel)[1] if each.name == NAME]
 
-    assert (str(found.backlog), [each.arrived for each in found.partitions]) == ("0", [True] * 3)
-    assert (found.unowned, found.parked["dead"].number) == ([], 1)
+    assert (str(found.unsettled), [each.arrived for each in found.partitions]) == ("0", [True] * 3)
+    assert (found.unowned, found.parked["dead"]) == ((), 1)
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)

@@ -9,7 +9,7 @@ from outbox import FilterError, Message, Outbox, Relay, Route, SubscriptionError
 from outbox.model.filter.sql92 import Filter
 from outbox.store.log.append import Direct
 from outbox.store.log.log import Limits
-from outbox.store.operations.status import standings
+from outbox.store.operations.status import statuses
 from outbox.worker.settings import Settings
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination
@@ -136,10 +136,10 @@ def test_a_status_counts_what_is_chosen(engine):
     chosen = put(outbox, mixed(80))
 
     channel = outbox.database.open()
-    _, found = standings(channel)
+    _, found = statuses(channel)
     channel.close()
 
-    assert [each.backlog.number for each in found] == [len(chosen)]
+    assert [each.backlog for each in found] == [len(chosen)]
 
 
 def test_a_writer_sends_itself_only_what_is_chosen():

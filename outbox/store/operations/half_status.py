@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.parking import STATES
+from outbox.model.status import MOST_COUNTED, Count, Status, TransactionsStatus
 from outbox.model.subscription import check_of
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import real_topic_of
-from outbox.store.operations.parked_status import MOST_COUNTED, UNDECIDED, Count
-from outbox.store.operations.status import ROWS_A_PLACE, SubscriptionStatus, places
+from outbox.store.operations.parked_status import UNDECIDED
+from outbox.store.operations.status import ROWS_A_PLACE, places, seconds_since, unread_by_topic
 
 #: Messages without a verdict that a check-back has parked, by (subscription, state, id): given up, or not. A blocked
 #: message counts as given up if the first row of its transaction that is not blocked is dead.
@@ -61,112 +62,116 @@ _SAMPLE = f"""
           ORDER BY id LIMIT :limit) AS r
     GROUP BY 1, 2, 3
 """
+_NONE = Count(0)
+#: Seconds from the storing of half messages to their commit, by real topic: `count`, `sum` and `max` of the newest.
+Latencies = dict[str, dict[str, float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """The seconds from the storing of a half message to its commit; of the newest messages only."""
-
-    count: int
-    sum: float
-    max: float
-
-
-NONE = Count(0)
-
-
-@dataclass(slots=True, kw_only=True)
-class HalfStatus:
-    """The status of the half messages of a group with one real topic.
-
-    `pending`: without a verdict, and not given up. `oldest`: the age of the oldest pending message, in seconds.
-    `given_up`: a person has to decide. `committed` and `rolled_back`: with a verdict, as far as the log reaches back.
-    `decided`: seconds since the newest verdict.
-    """
-
-    group: str
-    topic: str
-    pending: Count = NONE
-    oldest: float | None = None
-    given_up: Count = NONE
-    committed: Count = NONE
-    rolled_back: Count = NONE
-    decided: float | None = None
-    latency: Latency | None = None
-
-
-def half_standings(channel: Channel, now: datetime, standings: Sequence[SubscriptionStatus]) -> list[HalfStatus]:
-    """Return the status of half messages, by group and real topic; an empty list if there are none."""
-    tally = _Tally(channel, now)
-    checks = [each for each in standings if each.subscription.kind == "check"]
+def transactions(
+    channel: Channel, now: datetime, found: Sequence[Status]
+) -> tuple[tuple[TransactionsStatus, ...], Latencies]:
+    """Return the status of half messages, by group and real topic, and their latencies; both are empty without any."""
+    tally = _Tally(channel)
+    checks = [each for each in found if each.kind == "check"]
     for each in checks:
         tally.add_unread(each)
         tally.add_parked(each)
     tally.add_decided({_group_of(each): each for each in checks})
-    return [tally.found[place] for place in sorted(tally.found)]
+    return tuple(tally.places[place].status(*place, now) for place in sorted(tally.places)), tally.latencies
 
 
 @dataclass(slots=True)
+class _Place:
+    """The half messages of a group with one real topic, as far as they are added up."""
+
+    half: Count = _NONE
+    given_up: Count = _NONE
+    committed: Count = _NONE
+    rolled_back: Count = _NONE
+    oldest: datetime | None = None
+    last_verdict: datetime | None = None
+
+    def note_half(self, count: Count, oldest: datetime) -> None:
+        """Take `count` as the number of pending messages; `oldest`: the creation of the oldest of them."""
+        self.half = count
+        self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+
+    def status(self, group: str, topic: str, now: datetime) -> TransactionsStatus:
+        """Return the sums."""
+        counts = {name: getattr(self, name) for name in ("half", "given_up", "committed", "rolled_back")}
+        return TransactionsStatus(
+            group=group,
+            topic=topic,
+            **{name: count.number for name, count in counts.items()},
+            estimates=tuple(name for name, count in counts.items() if count.about),
+            oldest_seconds=None if self.oldest is None else seconds_since(self.oldest, now),
+            last_verdict_seconds=None if self.last_verdict is None else seconds_since(self.last_verdict, now),
+        )
+
+
 class _Tally:
     """Adds up the results of several looks."""
 
-    channel: Channel
-    now: datetime
-    found: dict[tuple[str, str], HalfStatus] = field(default_factory=dict)
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._database = channel.database
+        self._real_topic = real_topic_of(channel.database)
+        self.places: dict[tuple[str, str], _Place] = defaultdict(_Place)
+        self.latencies: Latencies = {}
 
-    def add_unread(self, check: SubscriptionStatus) -> None:
+    def add_unread(self, check: Status) -> None:
         """Add the messages that a check-back has not reached yet, as far as they were looked at."""
-        for topic, (number, oldest) in check.unread.items():
-            place = self._at(_group_of(check), topic)
-            place.pending = Count.total([place.pending, Count(number, check.backlog.about)])
-            self._note_oldest(place, oldest)
+        for topic, (number, oldest) in unread_by_topic(self._channel, check.name).items():
+            place = self.places[_group_of(check), topic]
+            place.note_half(Count.total([place.half, Count(number, check.backlog_is_estimate)]), oldest)
 
-    def add_parked(self, check: SubscriptionStatus) -> None:
+    def add_parked(self, check: Status) -> None:
         """Add the messages that a check-back has parked."""
-        given_up = self.channel.database.sql(_BEHIND_DEAD)
-        statement = self.channel.database.sql(_PARKED, real_topic=self._real_topic, given_up=given_up)
-        common = {"subscription": check.subscription.name, "limit": MOST_COUNTED}
+        given_up = self._database.sql(_BEHIND_DEAD)
+        statement = self._database.sql(_PARKED, real_topic=self._real_topic, given_up=given_up)
+        common = {"subscription": check.name, "limit": MOST_COUNTED}
         for state in STATES:
-            about = check.parked[state].about
-            for topic, is_given_up, number, oldest in self.channel.rows(statement, **common, state=state):
-                place = self._at(_group_of(check), topic)
+            about = check.count(state).about
+            for topic, is_given_up, number, oldest in self._channel.rows(statement, **common, state=state):
+                place, count = self.places[_group_of(check), topic], Count(number, about)
                 if is_given_up:
-                    place.given_up = Count.total([place.given_up, Count(number, about)])
+                    place.given_up = Count.total([place.given_up, count])
                 else:
-                    place.pending = Count.total([place.pending, Count(number, about)])
-                    self._note_oldest(place, self.channel.database.moment(oldest))
+                    place.note_half(Count.total([place.half, count]), self._database.moment(oldest))
 
-    def add_decided(self, checks: Mapping[str, SubscriptionStatus]) -> None:
+    def add_decided(self, checks: Mapping[str, Status]) -> None:
         """Add messages with a verdict, and pending ones of a group whose check-back is far behind or was dropped."""
-        latency = self.channel.database.seconds(since="created_at", until="decided_at")
-        statement = self.channel.database.sql(_NEWEST, real_topic=self._real_topic, latency=latency)
-        rows = self.channel.rows(statement, limit=MOST_COUNTED + 1)
+        latency = self._database.seconds(since="created_at", until="decided_at")
+        statement = self._database.sql(_NEWEST, real_topic=self._real_topic, latency=latency)
+        rows = self._channel.rows(statement, limit=MOST_COUNTED + 1)
         cut = sum(row[3] for row in rows) > MOST_COUNTED
         sampled = self._sampled() if cut else {}
         for group, topic, op, number, oldest, decided_at, total, longest in rows:
-            place = self._at(group, topic)
+            place = self.places[group, topic]
             count = Count(max(number, round(sampled.get((group, topic, op), 0))), cut)
             if op is None:
-                if group not in checks or checks[group].backlog.about:
-                    self._add_waiting(place, count, self.channel.database.moment(oldest))
+                if group not in checks or checks[group].backlog_is_estimate:
+                    # Without those that were given up, but no fewer than were found before.
+                    rest = max(count.number - place.given_up.number, place.half.number)
+                    place.note_half(Count(rest, cut), self._database.moment(oldest))
                 continue
+            decided = self._database.moment(decided_at)
+            place.last_verdict = decided if place.last_verdict is None else max(place.last_verdict, decided)
             if op == "commit":
                 place.committed = count
-                place.latency = Latency(count=number, sum=max(0.0, total), max=max(0.0, longest))
+                self._add_latency(topic, number, max(0.0, total), max(0.0, longest))
             else:
                 place.rolled_back = count
-            since = max(0.0, (self.now - self.channel.database.moment(decided_at)).total_seconds())
-            place.decided = since if place.decided is None else min(place.decided, since)
 
-    def _add_waiting(self, place: HalfStatus, count: Count, oldest: datetime) -> None:
-        """Count messages without a verdict: `count` minus those that were given up, but no fewer than found before."""
-        rest = count.number - place.given_up.number
-        place.pending = Count(max(rest, place.pending.number), count.about)
-        self._note_oldest(place, oldest)
+    def _add_latency(self, topic: str, number: int, total: float, longest: float) -> None:
+        known = self.latencies.setdefault(topic, {"count": 0, "sum": 0.0, "max": 0.0})
+        known["count"] += number
+        known["sum"] = round(known["sum"] + total, 3)
+        known["max"] = round(max(known["max"], longest), 3)
 
     def _sampled(self) -> dict[tuple[str, str, str | None], float]:
         """Estimate, from samples of the log, how many half messages there are by group, topic and verdict."""
-        first, last = self.channel.rows(_ENDS)[0]
+        first, last = self._channel.rows(_ENDS)[0]
         sums: dict[tuple[str, str, str | None], float] = defaultdict(float)
         for span in places(first or 0, (last or 0) + 1):
             for place, number in self._sampled_at(*span):
@@ -174,24 +179,14 @@ class _Tally:
         return sums
 
     def _sampled_at(self, first: int, end: int) -> Iterator[tuple[tuple[str, str, str | None], float]]:
-        statement = self.channel.database.sql(_SAMPLE, real_topic=self._real_topic)
-        rows: list[Row] = self.channel.rows(statement, first=first, end=end, limit=ROWS_A_PLACE)
+        statement = self._database.sql(_SAMPLE, real_topic=self._real_topic)
+        rows: list[Row] = self._channel.rows(statement, first=first, end=end, limit=ROWS_A_PLACE)
         number = sum(row[3] for row in rows)
         scale = 1.0 if number < ROWS_A_PLACE else (end - first) / (max(row[4] for row in rows) - first + 1)
         for group, topic, op, count, _ in rows:
             if group is not None:
                 yield (group, topic, op), count * scale
 
-    @property
-    def _real_topic(self) -> str:
-        return real_topic_of(self.channel.database)
 
-    def _at(self, group: str, topic: str) -> HalfStatus:
-        return self.found.setdefault((group, topic), HalfStatus(group=group, topic=topic))
-
-    def _note_oldest(self, place: HalfStatus, created_at: datetime) -> None:
-        place.oldest = max(place.oldest or 0.0, (self.now - created_at).total_seconds())
-
-
-def _group_of(check: SubscriptionStatus) -> str:
-    return check.subscription.name.removeprefix(check_of(""))
+def _group_of(check: Status) -> str:
+    return check.name.removeprefix(check_of(""))

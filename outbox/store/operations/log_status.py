@@ -6,8 +6,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from outbox.errors import SubscriptionError
-from outbox.model.log_status import LogStatus
 from outbox.model.position import Position
+from outbox.model.status import LogStatus
 from outbox.store.database import Channel
 from outbox.store.identity import first_row
 from outbox.store.log.log import ids_before, last_id

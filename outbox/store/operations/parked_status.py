@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from outbox.model.parking import STATES, State
+from outbox.model.status import MOST_COUNTED, UNSENT, Count, TroubleStatus
 from outbox.model.subscription import Subscription
 from outbox.runtime.text import without_numbers
 from outbox.store.database import Channel
 
-#: Rows are counted up to this number; more are estimated.
-MOST_COUNTED = 10_000
-#: States whose messages will be sent without a person, as soon as nothing holds them back.
-UNSENT: tuple[State, ...] = ("waiting", "retry", "blocked")
 #: The states whose messages have an error, in the order in which a person has to know about them.
 _FAILED: tuple[State, ...] = ("waiting", "retry", "dead")
 #: The most errors of one state that are listed, the most that are looked at, and the most characters of each.
 _MOST_TROUBLES, _MOST_ERRORS, _MOST_CHARACTERS = 5, 1_000, 500
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A number of rows: counted, or, if `about`, estimated."""
-
-    number: int
-    about: bool = False
-
-    def __str__(self) -> str:
-        return f"~{self.number}" if self.about else str(self.number)
-
-    @classmethod
-    def upto(cls, number: int, read: int | None = None) -> Count:
-        """Return the count of rows; `read`: the rows that were read, at most `MOST_COUNTED` + 1; None: `number`."""
-        return cls(min(number, MOST_COUNTED), about=(number if read is None else read) > MOST_COUNTED)
-
-    @classmethod
-    def total(cls, counts: Iterable[Count]) -> Count:
-        """Return the sum of counts."""
-        each = list(counts)
-        return cls(sum(count.number for count in each), about=any(count.about for count in each))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Parked messages without success: the number in this `state` with this `error`, and since when."""
-
-    state: str
-    messages: Count
-    since: datetime
-    error: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +29,7 @@ class ParkedStatus:
 
     counts: dict[str, Count]
     unsent_since: datetime | None
-    troubles: tuple[Trouble, ...]
+    troubles: tuple[TroubleStatus, ...]
     some_free: bool
 
 
@@ -143,7 +107,7 @@ def _some_blocked_are_free(channel: Channel, subscription: Subscription) -> bool
     return bool(found)
 
 
-def _by_error(channel: Channel, subscription: str, state: State, meant: str) -> list[Trouble]:
+def _by_error(channel: Channel, subscription: str, state: State, meant: str) -> list[TroubleStatus]:
     """Return the messages of a state by their error, the most frequent first."""
     by_error = channel.database.sql(_BY_ERROR, meant=meant)
     limits = {"limit": MOST_COUNTED + 1, "characters": _MOST_CHARACTERS, "errors": _MOST_ERRORS}
@@ -154,6 +118,8 @@ def _by_error(channel: Channel, subscription: str, state: State, meant: str) -> 
         first, known, oldest = found.get(like, (error, 0, since))
         found[like] = (first, known + int(number), min(oldest, since))
     most = sorted(found.values(), key=lambda each: -each[1])[:_MOST_TROUBLES]
-    return [
-        Trouble(state=state, messages=Count.upto(number), since=since, error=error) for error, number, since in most
-    ]
+    return [_trouble(state, Count.upto(number), since, error) for error, number, since in most]
+
+
+def _trouble(state: str, count: Count, since: datetime, error: str | None) -> TroubleStatus:
+    return TroubleStatus(state=state, messages=count.number, messages_is_minimum=count.about, since=since, error=error)

@@ -3,124 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from outbox.model.barrier import has_arrived
 from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
-from outbox.model.subscription import Subscription
+from outbox.model.status import MOST_COUNTED, UNSENT, Count, PartitionStatus, Status
+from outbox.model.subscription import Reader, Subscription
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import real_topic_of
 from outbox.store.log.log import last_id, selected
-from outbox.store.operations.parked_status import (
-    MOST_COUNTED,
-    UNDECIDED,
-    UNSENT,
-    Count,
-    Trouble,
-    status_of_parked,
-)
-from outbox.store.subscriptions.holds import Hold, hold_of
+from outbox.store.operations.parked_status import UNDECIDED, status_of_parked
+from outbox.store.subscriptions.holds import hold_of
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 #: An estimate reads at so many places of the log, so many rows at each.
 _PLACES, ROWS_A_PLACE = 32, 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionStatus:
-    """The status of one partition of a subscription; see `SubscriptionStatus`.
-
-    `arrived`: the partition of a backfill has come to its end, so nobody needs to run the partition.
-    """
-
-    number: int
-    backlog: Count
-    lag: float
-    lag_about: bool
-    holder: Holder | None
-    idle: float | None
-    arrived: bool = False
-
-    @property
-    def is_run(self) -> bool:
-        """True while a worker holds its lease."""
-        return self.holder is not None and self.holder.live
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionStatus:
-    """The status of one subscription.
-
-    `backlog`: messages of the log that are not settled; for a check-back, messages without a verdict. `lag`: for how
-    many seconds the oldest unsent message, parked ones included, could have been sent; 0 without any. If `lag_about`,
-    the lag is at most that. A delayed message counts from the due moment; dead letters do not count, and for a
-    check-back only the backlog counts. `parked`: numbers by state. `troubles`: messages without success, since when
-    and why. `some_free`: nothing holds back some blocked or delayed message that could have been sent. `idle`:
-    seconds since the last settle. `unread`: for a check-back, the messages of the backlog that were looked at, by
-    real topic: the number, and when the oldest was written. `hold`: for a reader outside of the database, until
-    when retention waits. `partitions`: in the order of their numbers. `holder` and `idle` are those of a partition
-    that nobody runs, if there is one; the lag of a partition leaves parked messages out.
-    """
-
-    subscription: Subscription
-    backlog: Count
-    lag: float
-    lag_about: bool
-    parked: dict[str, Count]
-    partitions: tuple[PartitionStatus, ...]
-    troubles: tuple[Trouble, ...] = ()
-    some_free: bool = False
-    unread: dict[str, tuple[int, datetime]] = field(default_factory=dict)
-    hold: Hold | None = None
-
-    @property
-    def unowned(self) -> list[PartitionStatus]:
-        """The partitions that nobody runs, the longest idle first."""
-        unowned = (each for each in self.partitions if not (each.is_run or each.arrived))
-        return sorted(unowned, key=lambda each: -(each.idle or 0.0))
-
-    @property
-    def is_run(self) -> bool:
-        """True while workers hold the leases of all its partitions."""
-        return not self.unowned
-
-    @property
-    def holder(self) -> Holder | None:
-        """See above."""
-        return (self.unowned or self.partitions)[0].holder
-
-    @property
-    def idle(self) -> float | None:
-        """See above."""
-        return (self.unowned or self.partitions)[0].idle
-
-    @property
-    def owners(self) -> list[str]:
-        """The workers that hold its leases."""
-        return sorted({each.holder.owner or "" for each in self.partitions if each.holder is not None and each.is_run})
-
-    @property
-    def unsent(self) -> Count:
-        """The messages that wait: in the log, and parked without need of a person or a later moment."""
-        return Count.total([self.backlog, *(self.parked[state] for state in UNSENT)])
-
-    @property
-    def is_held(self) -> bool:
-        """True when each message that waits is behind an earlier one of its key, or a person has paused its key."""
-        return self.unsent == Count(self.parked["blocked"].number) and not self.some_free
-
-    @property
-    def behind(self) -> timedelta:
-        """For how long the oldest message could have been sent, without the grace; 0 if not known."""
-        return max(timedelta(0), timedelta(seconds=0.0 if self.lag_about else self.lag) - self.subscription.grace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,20 +74,41 @@ _WRITTEN = """
 """
 
 
-def standings(
-    channel: Channel, subscriptions: Sequence[Subscription] | None = None
-) -> tuple[datetime, list[SubscriptionStatus]]:
+def statuses(channel: Channel, subscriptions: Sequence[Subscription] | None = None) -> tuple[datetime, list[Status]]:
     """Return the database's clock, and the status of these subscriptions; None: of all, sorted by name."""
     now = channel.now()
     meant = Subscriptions(channel).all() if subscriptions is None else subscriptions
-    return now, [_standing(channel, each, now) for each in meant]
+    return now, [_status(channel, each, now) for each in meant]
 
 
-def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
+def properties_of(channel: Channel, subscription: Subscription) -> dict[str, Any]:
+    """Return the fields of `StoredProperties`."""
+    hold = hold_of(channel, subscription)
+    return {
+        **{each.name: getattr(subscription, each.name) for each in fields(Reader)},
+        "grace_seconds": subscription.grace.total_seconds(),
+        "held_since": None if hold is None else hold.since,
+        "held_until": None if hold is None else hold.until,
+        "released": None if hold is None else hold.released,
+    }
+
+
+def seconds_since(moment: datetime, now: datetime) -> float:
+    """Return how many seconds ago a moment was, with milliseconds; 0 for a later one."""
+    return round(max(0.0, (now - moment).total_seconds()), 3)
+
+
+def unread(channel: Channel, found: Sequence[Status]) -> Count:
     """Return the number of messages in a log that no subscription reads, without half messages; 0 if one does."""
-    if any(each.subscription.kind not in ("compensation", "check") for each in found):
+    if any(each.kind not in ("compensation", "check") for each in found):
         return Count(0)
     return Count.upto(channel.rows(_WRITTEN, half=HALF_TOPIC, limit=MOST_COUNTED + 1)[0][0])
+
+
+def unread_by_topic(channel: Channel, check: str) -> dict[str, tuple[int, datetime]]:
+    """Return the half messages before a check-back that a bounded look sees, as `_Unsettled.by_topic` does."""
+    subscription = Subscriptions(channel).get(check)
+    return _Unsettled(channel, subscription, subscription.partition(0)).by_topic()
 
 
 def passed(channel: Channel, subscription: Subscription) -> Count:
@@ -221,40 +148,53 @@ def places(first: int, end: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + width, end)) for start in range(first, end, width))
 
 
-def _standing(channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:
+def _status(channel: Channel, subscription: Subscription, now: datetime) -> Status:
+    holders = Leases(channel).look_all(subscription.all_partitions())
     unsettled = [_Unsettled(channel, subscription, each) for each in subscription.all_partitions()]
-    partitions = tuple(_of_partition(channel, each, now) for each in unsettled)
-    parked = status_of_parked(channel, subscription)
+    partitions = tuple(_of_partition(each, holders.get(each.partition), now) for each in unsettled)
+    unowned = [each for each in partitions if each.worker is None and not each.arrived]
+    # The partition that shows what is wrong, if one does: the longest without a worker.
+    shown = max(unowned, key=lambda each: each.idle_seconds or 0.0, default=partitions[0])
+    holder, parked = holders.get(subscription.partition(shown.number)), status_of_parked(channel, subscription)
+    backlog = Count.total(each.unsettled for each in partitions)
     found = [(moment, about) for moment, about in (each.oldest() for each in unsettled) if moment is not None]
-    oldest, about = min(found, default=(None, False))
     # A parked transaction may have a verdict by now. The pending ones are counted by group, in `half_status`.
-    parked_since = None if subscription.kind == "check" else parked.unsent_since
-    if parked_since is not None and (oldest is None or parked_since <= oldest):
-        oldest, about = parked_since, False
-    return SubscriptionStatus(
-        subscription=subscription,
-        backlog=Count.total(each.backlog for each in partitions),
-        lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
-        lag_about=about,
-        parked=parked.counts,
+    if parked.unsent_since is not None and subscription.kind != "check":
+        found.append((parked.unsent_since, False))
+    oldest, lag_is_estimate = min(found, default=(now, False))
+    waiting = Count.total([backlog, *(parked.counts[state] for state in UNSENT)])
+    return Status(
+        **properties_of(channel, subscription),
+        backlog=backlog.number,
+        backlog_is_estimate=backlog.about,
+        lag_seconds=seconds_since(oldest, now),
+        lag_is_estimate=lag_is_estimate,
+        idle_seconds=shown.idle_seconds,
+        worker=shown.worker,
         partitions=partitions,
+        live=not unowned,
+        lease_until=shown.lease_until,
+        lease_seconds=None if holder is None or holder.length is None else holder.length.total_seconds(),
+        notice=None if holder is None else holder.notice,
+        noticed_at=None if holder is None else holder.noticed_at,
+        parked={state: count.number for state, count in parked.counts.items()},
+        parked_is_minimum=tuple(state for state, count in parked.counts.items() if count.about),
+        all_blocked=0 < waiting.number and waiting == Count(parked.counts["blocked"].number) and not parked.some_free,
         troubles=parked.troubles,
-        some_free=parked.some_free,
-        unread=unsettled[0].by_topic() if subscription.kind == "check" else {},
-        hold=hold_of(channel, subscription),
     )
 
 
-def _of_partition(channel: Channel, unsettled: _Unsettled, now: datetime) -> PartitionStatus:
-    oldest, about = unsettled.oldest()
-    settled = unsettled.settled
+def _of_partition(unsettled: _Unsettled, holder: Holder | None, now: datetime) -> PartitionStatus:
+    (oldest, lag_is_estimate), settled, backlog = unsettled.oldest(), unsettled.settled, unsettled.count()
     return PartitionStatus(
         number=unsettled.partition.partition,
-        backlog=unsettled.count(),
-        lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
-        lag_about=about,
-        holder=Leases(channel).look(unsettled.partition),
-        idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
+        backlog=backlog.number,
+        backlog_is_estimate=backlog.about,
+        lag_seconds=seconds_since(oldest or now, now),
+        lag_is_estimate=lag_is_estimate,
+        idle_seconds=None if settled is None else seconds_since(settled.settled_at, now),
+        worker=holder.owner if holder is not None and holder.live else None,
+        lease_until=None if holder is None else holder.lease_until,
         arrived=unsettled.arrived,
     )
 
@@ -296,7 +236,10 @@ class _Unsettled:
         still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
         self._selected = f"{chosen.sql} AND {still_open} AND {only.sql}"
         self._common = {**chosen.parameters, **only.parameters, "limit": MOST_COUNTED + 1}
-        self._parts = [self._part(*look) for look in self._looks()]
+
+    @cached_property
+    def _parts(self) -> list[_Part]:
+        return [self._part(*look) for look in self._looks()]
 
     def count(self) -> Count:
         """Return how many rows are selected: counted, or estimated if there are many."""

@@ -15,7 +15,7 @@ from tenacity import wait_fixed
 
 from outbox import Message, Outbox, Reject, Retry, RetryPolicy, Verdict, create_engine
 from outbox.model.verdict import DONE
-from outbox.store.operations.status import standings
+from outbox.store.operations.status import statuses
 from outbox.worker import upkeep
 from tests.support.destination import Destination, failing, fill, relay_to
 from tests.support.parked import states
@@ -49,7 +49,7 @@ def epoch(engine: Engine) -> int:
 def unread(engine: Engine) -> int:
     """How many messages of the log are not settled."""
     with closing(Outbox(engine).database.open()) as channel:
-        return standings(channel)[1][0].backlog.number
+        return statuses(channel)[1][0].backlog
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tenacity import wait_fixed
 
 from outbox import Outbox, Reject, Retry, RetryPolicy
 from outbox.model.verdict import DONE
-from outbox.store.operations.status import standings
+from outbox.store.operations.status import statuses
 from outbox.worker import upkeep
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.waiting import eventually
@@ -220,7 +220,7 @@ def unsettled(engine: Engine) -> int:
     """How many messages a subscription has not settled, as `outbox status` counts them."""
     database = Outbox(engine).database
     with closing(database.open()) as channel:
-        return standings(channel)[1][0].backlog.number
+        return statuses(channel)[1][0].backlog
 
 
 def parked(engine: Engine) -> int:

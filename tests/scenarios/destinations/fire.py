@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from outbox.model.message import Message
 from outbox.store.database import Database
-from outbox.store.operations.status import standings
+from outbox.store.operations.status import statuses
 from tests.scenarios.destinations import consumers, relays
 from tests.scenarios.exactness import writers
 from tests.scenarios.exactness.business import facts, set_up
@@ -168,10 +168,10 @@ class Run:
     def _all_sent(self) -> bool:
         channel = Database(self._engine).open()
         try:
-            _, found = standings(channel)
+            _, found = statuses(channel)
         finally:
             channel.close()
-        return not any(count.number for each in found for count in (each.backlog, *each.parked.values()))
+        return not any(number for each in found for number in (each.backlog, *each.parked.values()))
 
     @property
     def _written(self) -> int:

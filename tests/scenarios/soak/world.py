@@ -18,7 +18,7 @@ from sqlalchemy import create_engine as create_plain_engine
 
 from outbox import migrate
 from outbox.store.database import Database
-from outbox.store.operations.status import standings
+from outbox.store.operations.status import statuses
 from outbox.testing.servers import PostgresServer
 from outbox.testing.servers.process import free_port
 from tests.scenarios.destinations import relays
@@ -173,8 +173,8 @@ class World:
     def all_sent(self) -> bool:
         """Whether nothing waits any more."""
         with closing(Database(self.engine).open()) as channel:
-            _, found = standings(channel)
-        return not any(count.number for each in found for count in (each.backlog, *each.parked.values()))
+            _, found = statuses(channel)
+        return not any(number for each in found for number in (each.backlog, *each.parked.values()))
 
     def facts(self) -> list[Fact]:
         """What was committed."""

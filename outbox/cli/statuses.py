@@ -13,8 +13,9 @@ from outbox.runtime import text
 from outbox.runtime.process import host_and_pid
 
 if TYPE_CHECKING:
-    from outbox.admin.results import PartitionStatus, Status, SubscriptionDetails
+    from outbox.admin.results import SubscriptionDetails
     from outbox.model.command import Commands
+    from outbox.model.status import PartitionStatus, Status
     from outbox.model.subscription import Declaration
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
@@ -56,11 +57,6 @@ def selected(subscription: SubscriptionDetails | Declaration) -> str:
     return f"{topics}{tags}{'' if subscription.filter is None else f', {text.one_line(subscription.filter)}'}"
 
 
-def number(count: int, *, about: bool) -> str:
-    """Return a number of rows for people; ~ marks an estimate."""
-    return f"~{count}" if about else str(count)
-
-
 def changed(now: int, before: int | None, seconds: float = 0.0) -> str:
     """Return a mark for a number that has changed, with the change a second if `seconds` have passed."""
     if before is None or now == before:
@@ -71,19 +67,17 @@ def changed(now: int, before: int | None, seconds: float = 0.0) -> str:
 
 def _row(status: Status, before: Status | None, seconds: float) -> tuple[object, ...]:
     worker = ", ".join(map(host_and_pid, status.workers)) or Alarm("nobody")
-    if status.paused:
+    if status.is_paused:
         worker = "paused"
     if status.held_since is not None:
         worker = Alarm("released") if status.released else f"held since {moment(status.held_since)}"
     *parked, dead = (
-        number(each, about=state in status.parked_is_minimum)
-        + changed(each, None if before is None else before.parked[state])
+        f"{status.count(state)}{changed(each, None if before is None else before.parked[state])}"
         for state, each in status.parked.items()
     )
     return (
         status.name,
-        number(status.backlog, about=status.backlog_is_estimate)
-        + changed(status.backlog, None if before is None else before.backlog, seconds),
+        f"{status.unsettled}{changed(status.backlog, None if before is None else before.backlog, seconds)}",
         _lag(status),
         *parked,
         Alarm(dead) if status.parked["dead"] else dead,
@@ -97,7 +91,7 @@ def _partition_rows(status: Status) -> list[tuple[object, ...]]:
         (
             status.name,
             f"{each.number}/{len(status.partitions)}{following}",
-            number(each.backlog, about=each.backlog_is_estimate),
+            each.unsettled,
             _lag(each),
             "-" if each.idle_seconds is None else age(each.idle_seconds),
             host_and_pid(each.worker) if each.worker is not None else "-" if each.arrived else Alarm("nobody"),

@@ -1,0 +1,200 @@
+"""Status as frozen values: of a subscription, a partition, transactions, the log. Every output prints their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from outbox.model.parking import State
+from outbox.model.subscription import Reader
+
+#: Rows are counted up to this number; more are estimated.
+MOST_COUNTED = 10_000
+#: States whose messages will be sent without a person, as soon as nothing holds them back.
+UNSENT: tuple[State, ...] = ("waiting", "retry", "blocked")
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of rows: counted, or, if `about`, estimated."""
+
+    number: int
+    about: bool = False
+
+    def __str__(self) -> str:
+        return f"~{self.number}" if self.about else str(self.number)
+
+    @classmethod
+    def upto(cls, number: int, read: int | None = None) -> Count:
+        """Return the count of rows; `read`: the rows that were read, at most `MOST_COUNTED` + 1; None: `number`."""
+        return cls(min(number, MOST_COUNTED), about=(number if read is None else read) > MOST_COUNTED)
+
+    @classmethod
+    def total(cls, counts: Iterable[Count]) -> Count:
+        """Return the sum of counts."""
+        each = list(counts)
+        return cls(sum(count.number for count in each), about=any(count.about for count in each))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatus:
+    """The status of one partition; the fields mean for the partition what they mean in `Status` for all.
+
+    `lag_seconds` leaves parked messages out. `arrived`: the partition of a backfill has come to its end, so nobody
+    needs to run the partition.
+    """
+
+    number: int
+    backlog: int
+    backlog_is_estimate: bool
+    lag_seconds: float
+    lag_is_estimate: bool
+    idle_seconds: float | None
+    worker: str | None
+    lease_until: datetime | None
+    arrived: bool
+
+    @property
+    def unsettled(self) -> Count:
+        """The backlog with the mark of an estimate."""
+        return Count(self.backlog, about=self.backlog_is_estimate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleStatus:
+    """Parked messages without success: the state, the error, the number, and when the first of them was parked.
+
+    `messages_is_minimum`: there are more. Errors that differ in numbers alone count as one error.
+    """
+
+    state: str
+    messages: int
+    messages_is_minimum: bool
+    since: datetime
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProperties(Reader):
+    """The properties of a subscription that `Status` and `SubscriptionDetails` share, beside those of `Reader`.
+
+    Attributes:
+        grace_seconds: from the commit until a message may be read.
+        held_since, held_until, released: of an extract: its last progress, until when retention waits, and whether the
+            wait is over.
+    """
+
+    grace_seconds: float
+    held_since: datetime | None
+    held_until: datetime | None
+    released: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status(StoredProperties):
+    """The status of one subscription, beside its `StoredProperties`.
+
+    Attributes:
+        backlog: messages of the log that are not settled; of a check-back, messages without a verdict.
+        lag_seconds: for how long the oldest unsent message, parked ones included, could have been sent; at most that if
+            `lag_is_estimate`. A delayed message counts from its due moment; dead letters do not count. Of a check-back
+            only the backlog counts.
+        idle_seconds: since the last settle; of several partitions that of one without a worker, if there is one.
+        worker: the holder of the lease; of several partitions the first holder, if each has a holder.
+        partitions: in the order of their numbers.
+        live: each partition has a worker.
+        lease_until, lease_seconds: the end and the length of the lease; also of a worker that was killed.
+        notice, noticed_at: why a worker does not work, in its own words, and since when.
+        parked: numbers of parked messages by state; there are more of the states in `parked_is_minimum`.
+        all_blocked: every message that waits is blocked, behind an earlier message of its key or by a paused key.
+        troubles: messages without success, by state and error, the most frequent error first.
+    """
+
+    backlog: int
+    backlog_is_estimate: bool
+    lag_seconds: float
+    lag_is_estimate: bool
+    idle_seconds: float | None
+    worker: str | None
+    partitions: tuple[PartitionStatus, ...]
+    live: bool
+    lease_until: datetime | None
+    lease_seconds: float | None
+    notice: str | None
+    noticed_at: datetime | None
+    parked: Mapping[str, int]
+    parked_is_minimum: tuple[str, ...]
+    all_blocked: bool
+    troubles: tuple[TroubleStatus, ...]
+
+    def count(self, state: str) -> Count:
+        """Return the number of parked messages in a state."""
+        return Count(self.parked[state], about=state in self.parked_is_minimum)
+
+    @property
+    def unsettled(self) -> Count:
+        """The backlog with the mark of an estimate."""
+        return Count(self.backlog, about=self.backlog_is_estimate)
+
+    @property
+    def unsent(self) -> Count:
+        """The messages that wait: in the log, and parked without need of a person or a later moment."""
+        return Count.total([self.unsettled, *map(self.count, UNSENT)])
+
+    @property
+    def unowned(self) -> tuple[int, ...]:
+        """The numbers of the partitions that nobody runs and that have not come to their end."""
+        return tuple(each.number for each in self.partitions if each.worker is None and not each.arrived)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers of all partitions, sorted."""
+        return tuple(sorted({each.worker for each in self.partitions if each.worker is not None}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionsStatus:
+    """The half messages of one producer group with one real topic.
+
+    Attributes:
+        group, topic: of the producer, and of the messages after a commit.
+        half: without a verdict, and not given up.
+        given_up: a person has to decide.
+        committed, rolled_back: with a verdict, as far as the log reaches back.
+        estimates: the names of the numbers above that are estimates.
+        oldest_seconds: the age of the oldest without a verdict.
+        last_verdict_seconds: since the newest verdict.
+    """
+
+    group: str
+    topic: str
+    half: int
+    given_up: int
+    committed: int
+    rolled_back: int
+    estimates: tuple[str, ...]
+    oldest_seconds: float | None
+    last_verdict_seconds: float | None
+
+    def count(self, name: str) -> Count:
+        """Return one of the numbers by its name."""
+        return Count(getattr(self, name), about=name in self.estimates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStatus:
+    """The status of the log.
+
+    `rows`: how many ids lie between the first and the last message, so at least as many as messages. `bytes`: with
+    indexes; on SQLite of the whole file. `oldest`: when the first message was written. `purged_at`: the end of the last
+    purge, with a retention of `keep_seconds`. `held_back`: about how many messages past this retention are kept for a
+    subscription, by name.
+    """
+
+    rows: int
+    bytes: int
+    oldest: datetime | None
+    purged_at: datetime | None
+    keep_seconds: float | None
+    held_back: Mapping[str, int] = field(default_factory=dict)
