@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -109,12 +109,9 @@ class Look:
 
     def document(self) -> dict[str, object]:
         """Return all fields for JSON, with RocketMQ's metrics where there are half messages."""
-        shown = asdict(self)
-        del shown["latencies"]
-        if not self.transactions:
-            del shown["transactions"]
-            return shown
-        return shown | self._metrics()
+        halves = ("transactions",) if self.transactions else ()
+        shown = {name: getattr(self, name) for name in ("at", "findings", "subscriptions", *halves, "log")}
+        return shown | self._metrics() if self.transactions else shown
 
     def _metrics(self) -> dict[str, object]:
         """Return RocketMQ's metrics by RocketMQ's names and by real topic; dead letters by subscription.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -67,6 +66,6 @@ consumers.add_command(drop)
 def _show(found: Sequence[Status], *, least: int = 2, json: bool) -> None:
     """Show the status of subscriptions, with partitions where there are at least so many."""
     if json:
-        show_json({"consumers": [asdict(each) for each in found]})
+        show_json({"consumers": found})
     else:
         show_statuses(found, least=least)

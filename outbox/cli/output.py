@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -83,7 +84,10 @@ def tell(text: str, document: Mapping[str, object], *, json: bool) -> None:
 
 
 def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
-    """Write one line of JSON, ASCII only: an object with its version, and with `more`: whether there is more."""
+    """Write one line of JSON, ASCII only: an object with its version, and with `more`: whether there is more.
+
+    Frozen values are printed by field.
+    """
     click.echo(json_text(value, more=more))
 
 
@@ -118,6 +122,8 @@ def terminal_width() -> int | None:
 
 
 def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, timedelta):

@@ -95,7 +95,7 @@ def list_(*, target: Target, chosen: Filter, limit: int, json: bool) -> None:
         names = {each.subscription for each in found if each.state == "blocked" and each.blocked_by is None}
         paused = [each for each in Admin(channel).subscriptions() if each.name in names] if names else []
     if json:
-        show_json({"parked": [asdict(each) for each in found[:limit]]}, more=len(found) > limit)
+        show_json({"parked": found[:limit]}, more=len(found) > limit)
         return
     if found:
         show_table(_HEADERS, map(_row, found[:limit]), numbers=("ID", "BLOCKED BY", "ATTEMPTS"))
@@ -206,7 +206,7 @@ def _decide(target: Target, verb: Verb, chosen: Filter, decided: Decided, reason
         done: tuple[Decision, ...] = order(*decided.ids, **what)
         unread = Admin(channel).unread(name=chosen.name, topic=chosen.topic, key=chosen.key) if unread_too else {}
     if decided.json:
-        show_json({"decision": verb, "subscriptions": [asdict(each) for each in done], "unread": unread})
+        show_json({"decision": verb, "subscriptions": done, "unread": unread})
         click.get_current_context().exit(1 if unread else 0)
     here = "will be sent by the next worker" if verb == "replay" else "discarded"
     for each in done:

@@ -65,7 +65,7 @@ def purge(
                 plots.archive(plot, [{**asdict(each), "same": each.same} for each in compared.ranges])
             done, ranges = purge_archived(channel, older_than, compared, rehearsal=dry_run), compared.ranges
     if json:
-        proven = {} if archive is None else {"ranges": [asdict(each) for each in ranges]}
+        proven = {} if archive is None else {"ranges": ranges}
         show_json({"rows": done.rows, "before": done.before, "held_by": done.held_by, "dry_run": dry_run, **proven})
         return
     if ranges:

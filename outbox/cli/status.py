@@ -107,7 +107,7 @@ def status(*, target: Target, json: bool, watch: bool, check: bool, **limits: Se
         say(str(error))
         look = Look(at=datetime.now(UTC))
     if json:
-        _show_json(look)
+        show_json(look.document())
     else:
         _show_table(look, target.commands)
     if check and look.findings:
@@ -131,7 +131,7 @@ def _watch(target: Target, thresholds: Thresholds, *, json: bool) -> None:
                     found = Admin(channel).look(thresholds)
                     reached = True
                     if json:
-                        _show_json(found)
+                        show_json(found.document())
                     else:
                         if sys.stdout.isatty():
                             click.clear()
@@ -168,10 +168,6 @@ def _show_table(look: Look, commands: Commands, *, before: Sequence[Status] = ()
     say_pauses(look.subscriptions, commands)
     for finding in look.findings:
         warn(str(finding))
-
-
-def _show_json(look: Look) -> None:
-    show_json(look.document())
 
 
 def _half_row(each: TransactionsStatus) -> tuple[object, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,7 @@ def list_(*, target: Target, json: bool) -> None:
     with target.open_outbox() as channel:
         found = Admin(channel).subscriptions()
     if json:
-        show_json({"subscriptions": [asdict(each) for each in found]})
+        show_json({"subscriptions": found})
     else:
         show_table(_HEADERS, map(_row, found))
         say_pauses(found, target.commands)
@@ -120,7 +119,7 @@ def alter(*, target: Target, name: str, to: str | None, wait: timedelta, json: b
             f"; {counted(altered.next_partitions, 'partition')} as soon as its relays have handled each up to where the"
             f" foremost is; to look, run: {target.commands.line('status')}"
         )
-    tell(told, {"subscription": asdict(altered)}, json=json)
+    tell(told, {"subscription": altered}, json=json)
 
 
 @subscriptions.command()
@@ -158,7 +157,7 @@ def split(
         done = Admin(channel).split(name, topics, destination=to, as_name=as_name, wait=wait)
     parked = f", with {counted(done.moved, 'parked message')}" if done.moved else ""
     told = f"{_described(done.made)}, from where {done.split.name} stands{parked}; {_described(done.split)}"
-    tell(told, asdict(done), json=json)
+    tell(told, {"split": done.split, "made": done.made, "moved": done.moved}, json=json)
 
 
 @subscriptions.command()
@@ -205,7 +204,7 @@ def resume(*, target: Target, name: str, key: str | None, json: bool) -> None:
 def _tell_pauses(found: Sequence[SubscriptionDetails], before: str = "", *, json: bool) -> None:
     names, pauses = " and ".join(each.name for each in found), found[0].pauses
     paused = "; ".join(each.in_words() for each in pauses)
-    told = {"subscriptions": [each.name for each in found], "pauses": [asdict(each) for each in pauses]}
+    told = {"subscriptions": [each.name for each in found], "pauses": pauses}
     tell(f"{names}: {before}{paused}", told, json=json)
 
 
@@ -282,7 +281,7 @@ def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start
         made = Admin(channel).backfill(name, topics, start=start)
     at = start if isinstance(start, str) else moment(start)
     told = f"{_described(made)}, from {at} up to now; {target.commands.line('status')} shows it until its end"
-    tell(told, {"subscription": asdict(made)}, json=json)
+    tell(told, {"subscription": made}, json=json)
 
 
 @subscriptions.command()
