@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.async_write import async_write, async_write_asyncpg
-from benchmarks.business import business_1, business_5, business_direct, write_4_connections
+from benchmarks.business import business_1, business_5, write_4_connections
 from benchmarks.consume import consume_8_vs_1, consume_inbox, consume_vs_relay, filter_pushdown, filter_pushdown_number
 from benchmarks.consumers import latency_kafka, latency_nats
 from benchmarks.destinations import kafka_vs_raw, nats_vs_raw, rabbitmq_vs_raw, redis_vs_raw, webhook_vs_raw
@@ -22,7 +22,7 @@ from benchmarks.flat_writer import flat_writer
 from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
 from benchmarks.keep import keep_vs_drain
-from benchmarks.latency import direct_latency, embedded_latency, latency, latency_random
+from benchmarks.latency import embedded_latency, latency, latency_random
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.partitions import drain_8_partitions, scale_4_processes
 from benchmarks.site import Site
@@ -45,7 +45,6 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("metrics_cost",): metrics_cost,
     ("business_1",): business_1,
     ("business_5",): business_5,
-    ("business_direct",): business_direct,
     ("drain_vs_claim",): drain_vs_claim,
     ("drain_vs_fetch",): drain_vs_fetch,
     ("drain_pinned_vs_claim",): drain_pinned_vs_claim,
@@ -61,7 +60,6 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
         (f"latency_random_{a_second}_p50", f"latency_random_{a_second}_p99"): partial(latency_random, a_second=a_second)
         for a_second in (50, 200, 600)
     },
-    ("direct_latency_p50",): direct_latency,
     ("embedded_latency_p50",): embedded_latency,
     ("keep_vs_drain",): keep_vs_drain,
     ("flat_backlog",): flat_backlog,

@@ -67,11 +67,9 @@ class Scale:
     #: Of those that take a minute or more for each.
     long_rounds: int = 3
     transactions: int = 2_500
-    #: How often it is each side's turn, and for how long; longer where a turn ends with what it left to be sent.
+    #: How often it is each side's turn, and for how long.
     business_turns: int = 12
     business_seconds: float = 0.3
-    direct_turns: int = 3
-    direct_seconds: float = 2.0
     warm_up_seconds: float = 0.3
     imports: int = 5
     #: So many that the time to connect does not count. Beside a held snapshot fewer: the other side is slow there.
@@ -79,7 +77,6 @@ class Scale:
     drained_pinned: int = 200_000
     passed: int = 300_000
     latency_messages: int = 1_000
-    direct_messages: int = 500
     random_seconds: float = 15.0
     writer_seconds: float = 120.0
     flat_drained: int = 100_000
@@ -117,15 +114,12 @@ QUICK = Scale(
     transactions=50,
     business_turns=1,
     business_seconds=0.1,
-    direct_turns=1,
-    direct_seconds=0.1,
     warm_up_seconds=0.05,
     imports=1,
     drained=3_000,
     drained_pinned=3_000,
     passed=3_000,
     latency_messages=25,
-    direct_messages=25,
     random_seconds=0.5,
     writer_seconds=5.0,
     flat_drained=2_000,

@@ -166,7 +166,7 @@ def _write_by_arrow(url: str, first: int, end: int, folder: str) -> None:
 
     query = f"""
         SELECT id, xact_id, message_id::text, topic, key, slot, tags, headers, content_type, body, created_at,
-               deliver_at, expires_at, direct
+               deliver_at, expires_at
         FROM outbox_message WHERE id >= {first} AND id < {end} ORDER BY id
     """
     with dbapi.connect(url.replace("+psycopg", "")) as connection, connection.cursor() as cursor:

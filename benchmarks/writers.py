@@ -16,8 +16,7 @@ from sqlalchemy import Column, Connection, Identity, Integer, MetaData, Table, T
 from sqlalchemy.engine import Engine
 
 from benchmarks.site import PROCESSES
-from outbox import Message, Outbox, Verdict, create_engine
-from outbox.model.verdict import DONE
+from outbox import Message, Outbox, create_engine
 from outbox.rocketmq import Transaction, TransactionMQProducer
 from outbox.store.operations.check import tables_of
 
@@ -33,8 +32,6 @@ BODY = b'{"customer": "c-1", "total": 42, "note": "' + b"x" * 256 + b'"}'
 #: Processes, with a connection each.
 WRITERS = 4
 _PATIENCE = 60.0
-#: Whoever sends directly and was not called for so long has nothing left.
-_QUIET_SECONDS = 0.2
 
 
 def row_by_hand() -> dict[str, Any]:
@@ -53,47 +50,27 @@ def row_by_hand() -> dict[str, Any]:
     }
 
 
-class Counting:
-    """A sender that does nothing, and notes how many messages it was given and when it was called last."""
-
-    destination = "sender:counting"
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.called_at = 0.0
-
-    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """All of them are done."""
-        self.count += len(messages)
-        self.called_at = time.perf_counter()
-        return [DONE] * len(messages)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of writing messages into a transaction; `sender` if they are sent by whoever wrote them.
+    """A way of writing messages into a transaction.
 
     `prepare`: what is done for so many messages before their transaction begins.
     """
 
     engine: Engine
     append: Callable[[Connection, int], None]
-    sender: Counting | None = None
     prepare: Callable[[int], None] | None = None
 
 
-def send_all(url: str, sender: Counting | None = None) -> Way:
-    """With this library; with direct sends, if there is a sender."""
+def send_all(url: str) -> Way:
+    """With this library."""
     engine = create_engine(url)
-    outbox = Outbox(engine) if sender is None else Outbox(engine, sender=sender, direct="relay")
+    outbox = Outbox(engine)
 
     def append(connection: Connection, messages: int) -> None:
         outbox.send_all(connection, [Message("orders", BODY) for _ in range(messages)])
 
-    return Way(engine, append, sender)
+    return Way(engine, append)
 
 
 def send_one(url: str) -> Way:
@@ -126,19 +103,6 @@ def co_located(url: str) -> Way:
     return Way(engine, append, prepare=prepare)
 
 
-def send_directly(url: str) -> Way:
-    """With this library, and a thread of each writer that sends what is committed."""
-    way = send_all(url, Counting())
-    assert way.sender is not None
-    until = time.monotonic() + _PATIENCE
-    # The first ones are the relay's, until the thread has made sure that somebody looks after what it leaves behind.
-    while way.sender.count == 0:
-        transactions(way, 1, 0.01)
-        if time.monotonic() > until:
-            raise RuntimeError("nothing is sent directly")
-    return way
-
-
 def insert_by_hand(url: str) -> Way:
     """With SQLAlchemy Core."""
     engine = create_engine(url)
@@ -152,12 +116,8 @@ def insert_by_hand(url: str) -> Way:
     return Way(engine, append)
 
 
-def transactions(way: Way, messages: int, seconds: float) -> tuple[float, float]:
-    """Write one order and its messages, again and again: transactions a second, and the messages sent meanwhile.
-
-    What is sent directly counts until it is sent.
-    """
-    sent = way.sender.count if way.sender else 0
+def transactions(way: Way, messages: int, seconds: float) -> float:
+    """Write one order and its messages, again and again: transactions a second."""
     written, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         if way.prepare is not None:
@@ -166,13 +126,7 @@ def transactions(way: Way, messages: int, seconds: float) -> tuple[float, float]
             connection.execute(insert(ORDERS), {"customer": "c-1", "total": written})
             way.append(connection, messages)
         written += 1
-    ended = time.perf_counter()
-    if way.sender is None:
-        return written / (ended - started), 0.0
-    while time.perf_counter() - max(ended, way.sender.called_at) < _QUIET_SECONDS:
-        time.sleep(_QUIET_SECONDS / 10)
-    ended = max(ended, way.sender.called_at)
-    return written / (ended - started), (way.sender.count - sent) / (ended - started)
+    return written / (time.perf_counter() - started)
 
 
 Make = Callable[[str], Way]
@@ -184,16 +138,16 @@ class Team:
     def __init__(self, pipes: Sequence[Pipe]) -> None:
         self._pipes = pipes
 
-    def write(self, make: Make, messages: int, seconds: float) -> tuple[float, float]:
-        """Transactions a second of all together, and messages sent."""
+    def write(self, make: Make, messages: int, seconds: float) -> float:
+        """Transactions a second of all together."""
         for pipe in self._pipes:
             pipe.send((make, messages, seconds))
-        found: list[tuple[float, float]] = []
+        found: list[float] = []
         for pipe in self._pipes:
             if not pipe.poll(seconds + _PATIENCE):
                 raise RuntimeError("a writer does not answer")
             found.append(pipe.recv())
-        return sum(rate for rate, _ in found), sum(rate for _, rate in found)
+        return sum(found)
 
 
 @contextmanager

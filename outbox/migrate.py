@@ -130,11 +130,13 @@ def seed(bind: Connection | MockConnection, schema: str | None = None, slots: in
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
-        SchemaError: the tables are not there.
+        SchemaError: the tables are not there; or only `upgrade` keeps what writers of an earlier version left behind.
     """
     if not isinstance(bind, Connection | MockConnection):
         raise TypeError(f"seed takes a Connection that blocks, as op.get_bind() is one, not {type(bind).__name__}")
     _require_support(bind.dialect.name, schema)
+    if isinstance(bind, Connection):
+        _require_nothing_left_behind(bind, schema)
     # The database that a script will run on is not known here; the statements before it must have made the tables.
     complete = isinstance(bind, MockConnection) or _are_complete(bind, Database(bind.engine, schema))
     _write_rows(bind, schema, slots, VERSION if complete else _INCOMPLETE)
@@ -219,6 +221,19 @@ def _are_complete(connection: Connection, database: Database) -> bool:
             f"{', '.join(sorted(missing))}: not there; call seed after the statements that make the tables"
         )
     return not of_tables(connection, database)
+
+
+def _require_nothing_left_behind(connection: Connection, schema: str | None) -> None:
+    """Refuse tables with messages that writers of an earlier version may have left to a subscription of their own."""
+    subscription = tables(schema, connection.dialect.name).subscription
+    if not inspect(connection).has_table(subscription.name, schema=schema):
+        return
+    found = connection.scalar(select(subscription.c.name).where(subscription.c.kind == "compensation"))
+    if found is not None:
+        raise SchemaError(
+            f"{found} may have messages that nobody would send: undo this revision of your own Alembic, and let"
+            f" `{Database(connection.engine, schema).upgrade_command}` change the tables instead, which keeps them"
+        )
 
 
 def _version(connection: Connection, schema: str | None) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from outbox.admin.admin import Admin
     from outbox.consumer.consumer import Consumer
     from outbox.consumer.options import ConsumerOptions
-    from outbox.direct.sends import DirectSends
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
     from outbox.worker.shared import SharedSender
@@ -56,9 +54,7 @@ class Outbox(BareOutbox):
         schema: the tables' schema, if not the search path's first.
         slots: how many shares the key space has; fixed when the tables are made.
         dedup_window: for how long after a message with a dedup key no message with the same key is written.
-        sender: the destination for direct sends, and the default of `start` and `running`.
-        direct: the subscription whose messages this process sends itself right after its commits, if a message has no
-            key and no times. The relay of that name sends all others. Does not apply to drivers' own connections.
+        sender: the destination of `start` and `running`, unless they are given another one.
         worker_engine: the engine for threads of our own. Needed only beside an `AsyncEngine` whose URL alone does not
             say how to connect, or where `bind` leads to a pooler in transaction mode.
         dumps: a function that encodes bodies of `send` and `asend` that are neither bytes nor text. Replaces the
@@ -73,7 +69,6 @@ class Outbox(BareOutbox):
         slots: int = SLOTS,
         dedup_window: timedelta = timedelta(days=7),
         sender: Destination | None = None,
-        direct: str | None = None,
         worker_engine: Engine | None = None,
         dumps: Callable[[Any], str | bytes] | None = None,
     ) -> None:
@@ -83,10 +78,7 @@ class Outbox(BareOutbox):
         super().__init__(Database(engine, schema, slots=slots))
         self._shared = None if sender is None or isinstance(sender, str) else _shared(sender)
         self._sender: Destination | None = self._shared or sender
-        self._direct = self._sends_directly(direct)
         self._writing = Writing(self.database, dedup_window)
-        if self._direct is not None:
-            self.transactions.after_commit.append(self._direct.committed)
         self.transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.locks.one_writer)
         #: The relays that run. Threads may start and stop at the same time: each takes from the list what it stops.
@@ -271,32 +263,15 @@ class Outbox(BareOutbox):
             self.stop()
 
     def close(self) -> None:
-        """End the background threads of the outbox: relay, direct sends after the waiting messages, hints.
+        """End the background threads of the outbox: relay and hints. The sender is closed.
 
-        Later messages need a relay, because the sender is closed. The application's engine stays open; its `dispose()`
+        The application's engine stays open; its `dispose()`
         does not close the connections of the background threads.
         """
         self.stop()
-        if self._direct is not None:
-            self._direct.close()
         if self._shared is not None:
             self._shared.release()
         self.notifier.close()
-
-    def _sends_directly(self, name: str | None) -> DirectSends | None:
-        if name is None:
-            return None
-        if self._sender is None:
-            raise TypeError("direct needs a destination: Outbox(…, sender=…, direct=…)")
-        from outbox.direct.sends import DirectSends
-        from outbox.model.subscription import require_own_name
-
-        require_own_name(name)
-        self.database.require_independent_connections()
-        direct = DirectSends(self.database, self._sender, name, self.listeners)
-        # The thread ends when the outbox is garbage-collected, and no longer keeps the engine alive.
-        weakref.finalize(self, direct.end).atexit = False
-        return direct
 
     # How messages are written
 
@@ -313,13 +288,7 @@ class Outbox(BareOutbox):
         # A Connection has nothing to flush.
         flush = not isinstance(handle, Connection) and any(message.key is not None for message in messages)
         connection = self.transactions.connection_of(handle, verb, flush=flush)
-        direct = None
-        # The commit of a driver's own connection is not noticed, so nothing would be sent after it.
-        if self._direct is not None and isinstance(connection, Connection):
-            so_far = self.transactions.running(connection)
-            direct = self._direct.offer(len(messages) + (0 if so_far is None else len(so_far.direct)))
-        script = self._writing.append(messages, lock_keys=lock_keys, direct=direct)
-        written = self.database.execute(connection, script)
+        written = self.database.execute(connection, self._writing.append(messages, lock_keys=lock_keys))
         self.transactions.sent(connection, written)
         return written.message_ids
 

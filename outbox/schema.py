@@ -37,9 +37,9 @@ from outbox.store.dialects.native import Native
 
 #: Stored with the tables, and raised by a revision after which older code must not use the tables. A revision that only
 #: adds tables, indexes and columns with a default leaves the version, and older code goes on beside such tables.
-VERSION = 1
+VERSION = 2
 PREFIX = "outbox_"
-_KINDS = "relay, compensation, check, extract, consumer, broadcast or backfill"
+_KINDS = "relay, check, extract, consumer, broadcast or backfill"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
 VERSION_TABLE = "outbox_alembic_version"
 
@@ -68,7 +68,6 @@ class Tables:
     lease: Table
     progress: Table
     parked: Table
-    ack: Table
     dedup: Table
     inbox: Table
     op: Table
@@ -128,7 +127,6 @@ def made_in(metadata: MetaData, native: Native) -> Tables:
         lease=_lease(metadata),
         progress=_progress(metadata, native),
         parked=_parked(metadata, native),
-        ack=_ack(metadata, native),
         dedup=_dedup(metadata),
         inbox=_inbox(metadata),
         op=_op(metadata),
@@ -181,7 +179,6 @@ def _message(metadata: MetaData, native: Native) -> Table:
         Column("created_at", _Moment, nullable=False, server_default=text(native.now)),
         Column("deliver_at", _Moment),
         Column("expires_at", _Moment),
-        Column("direct", _Name, comment="subscription whose writer sends the message itself"),
         *_settled(native),
         *by_position,
         _partial(native, "outbox_message_half", f"topic = '{HALF_TOPIC}'", "key"),
@@ -291,23 +288,6 @@ def _parked(metadata: MetaData, native: Native) -> Table:
         Index("outbox_parked_state", "subscription", "state", "id"),
         _partial(native, "outbox_parked_request", "request IS NOT NULL", "subscription"),
         comment="copies of parked messages; shrinks by the lease holder",
-    )
-
-
-def _ack(metadata: MetaData, native: Native) -> Table:
-    return Table(
-        "outbox_ack",
-        metadata,
-        native.id(),
-        Column("subscription", _Name, nullable=False),
-        Column("writer", Text, nullable=False, comment="the process that sent them"),
-        Column("first_id", BigInteger, nullable=False),
-        Column("last_id", BigInteger, nullable=False),
-        Column("ids", Text, nullable=False, comment="JSON list of places in the log"),
-        Column("acked_at", _Moment, nullable=False),
-        *_settled(native),
-        Index("outbox_ack_last_id", "subscription", "last_id"),
-        comment="batches sent by the writer; shrinks by the lease holder of the compensation",
     )
 
 

@@ -282,7 +282,7 @@ class Admin:
         """Let the workers of a subscription hand nothing over, or less; return all that are paused.
 
         Args:
-            name: of the subscription; its compensation and backfill are paused as well.
+            name: of the subscription; its backfill is paused as well.
             key: only messages of the key are held back.
             rate: so many messages a second go on; None: none.
             reason: why; `outbox status` shows it.
@@ -309,7 +309,7 @@ class Admin:
         """Let a subscription begin again at another position, and delete its parked messages.
 
         Args:
-            name: of the subscription; direct writers' compensation begins again, too.
+            name: of the subscription.
             start: "earliest", "latest" or a moment.
             wait: for how long a worker at work is asked for its lease; 0: not at all.
             rehearsal: change nothing, and return what would go.
@@ -330,7 +330,7 @@ class Admin:
         """Forget a subscription, with its position and its parked messages, while no worker runs.
 
         Args:
-            name: of the subscription; compensation and backfill go as well.
+            name: of the subscription; its backfill goes as well.
             rehearsal: change nothing, and return what would go.
 
         Raises:

@@ -15,9 +15,8 @@ from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, LeaseHeldError, borrow
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.command import Commands
 from outbox.model.parking import STATES
-from outbox.model.position import Position
 from outbox.model.retry import seconds_to_wait
-from outbox.model.subscription import Start, Subscription, backfill_of, compensation_of
+from outbox.model.subscription import Start, Subscription, backfill_of
 from outbox.runtime.clock import clock
 from outbox.store import identity
 from outbox.store.database import Channel
@@ -89,8 +88,7 @@ def _carry_out_here(channel: Channel, subscription: Subscription, request: Calla
 def alter(
     channel: Channel, changed: Subscription, *, before: Subscription | None = None, wait: timedelta = WAIT
 ) -> Subscription:
-    """Store another selection, destination, policy or grace; return the subscription. The compensation follows; its own
-    grace only grows.
+    """Store another selection, destination, policy or grace; return the subscription. Its backfill follows.
 
     Workers go on: the worker with the lease finishes its calls, settles, and gives the lease back during the change. So
     no message is lost, sent twice or overtaken. A worker with another declaration ends from then on.
@@ -104,7 +102,7 @@ def alter(
     commands at once do not undo each other.
     """
     stored = before or Subscriptions(channel).get(changed.name)
-    if changed.follows is not None and replace(stored, grace=changed.grace) != changed:
+    if changed.follows is not None:
         raise SubscriptionError(f"{changed.name} follows {changed.follows}; alter that one")
     if changed.kind == "extract":
         extract = _commands(channel).line(
@@ -118,14 +116,13 @@ def alter(
         raise SubscriptionError(f"{changed.name} is a consumer, which has no destination; leave --to out")
     if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
         raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
-    with _changing(channel, [stored], wait=wait) as (_, followers):
+    with _changing(channel, [stored], wait=wait) as backfills:
         now = Subscriptions(channel).get(changed.name)
         if changed.topics not in (stored.topics, now.topics):
             _require_own_topics(channel, now, stored, changed)
         altered = _merged(now, stored, changed)
-        _require_time_to_send(channel, now, altered)
         Subscriptions(channel).alter(altered)
-        for each in followers:
+        for each in backfills:
             Subscriptions(channel).alter(replace(each, destination=altered.destination))
         if altered.on_dead == "continue" or not altered.ordered:
             Parked(channel, changed.name).unblock(dead=altered.ordered)
@@ -138,28 +135,25 @@ def _commands(channel: Channel) -> Commands:
 
 @contextmanager
 def _changing(
-    channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT, backfills: bool = True
-) -> Iterator[tuple[Position, list[Subscription]]]:
-    """Do as `changing`, for subscriptions and those that follow them; yield the position, and the followers.
+    channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT
+) -> Iterator[list[Subscription]]:
+    """Do as `changing`, for subscriptions and their backfills; yield the backfills.
 
     Raises:
-        SubscriptionError: a follower was created or dropped meanwhile, so not all leases are held.
+        SubscriptionError: a backfill was created or dropped meanwhile, so not all leases are held.
     """
-    before = followers_of(channel, subscriptions, backfills=backfills)
-    with changing(channel, [*before, *subscriptions], wait=wait) as position:
-        followers = followers_of(channel, subscriptions, backfills=backfills)
-        if [each.name for each in followers] != [each.name for each in before]:
+    before = backfills_of(channel, subscriptions)
+    with changing(channel, [*before, *subscriptions], wait=wait):
+        backfills = backfills_of(channel, subscriptions)
+        if [each.name for each in backfills] != [each.name for each in before]:
             names = ", ".join(each.name for each in subscriptions)
-            raise SubscriptionError(f"direct writers or a backfill of {names} began or ended meanwhile; try again")
-        yield position, followers
+            raise SubscriptionError(f"a backfill of {names} began or ended meanwhile; try again")
+        yield backfills
 
 
-def followers_of(
-    channel: Channel, subscriptions: Sequence[Subscription], *, backfills: bool = True
-) -> list[Subscription]:
-    """Return the compensations of these subscriptions, and the backfills, as far as there are any."""
-    follow = (compensation_of, backfill_of) if backfills else (compensation_of,)
-    found = (Subscriptions(channel).find(of(each.name)) for each in subscriptions for of in follow)
+def backfills_of(channel: Channel, subscriptions: Sequence[Subscription]) -> list[Subscription]:
+    """Return the backfills of these subscriptions, as far as there are any."""
+    found = (Subscriptions(channel).find(backfill_of(each.name)) for each in subscriptions)
     return [each for each in found if each is not None]
 
 
@@ -169,17 +163,6 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
         raise SubscriptionError(f"the topics of {now.name} were altered meanwhile; try again")
     if taken := taken_topics(now, changed.topics, Subscriptions(channel).all(), _commands(channel)):
         raise SubscriptionError(f"the topics of {now.name} stay as they are: {taken}")
-
-
-def _require_time_to_send(channel: Channel, now: Subscription, altered: Subscription) -> None:
-    """Refuse a shorter grace of a compensation: writers that send by the longer one do not read of it at once."""
-    if altered.kind == "compensation" and altered.grace < now.grace:
-        raise SubscriptionError(
-            f"{now.name} leaves messages to their writers for {now.grace.total_seconds():g} s, and a shorter time could"
-            " let both send the same message; for a shorter one stop the direct writers, let the relay run until"
-            f" {_commands(channel).line('status')} shows no backlog of {now.name}, and nothing parked, stop the relay;"
-            f" the next writer makes it anew after: {_commands(channel).line('subscriptions', 'drop', now.name)}"
-        )
 
 
 def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:
@@ -196,25 +179,23 @@ def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAI
     Workers go on from the position. A worker that was frozen or killed cannot settle the messages of before any more.
     An ordered number of partitions counts from then on.
 
-    The compensation of a relay begins again, too, and its acks go. So the relay also sends the messages that direct
-    writers have sent. The inbox of a consumer stays, and the listener is not called again for remembered messages. A
-    backfill goes on. Of a broadcast consumer all instances begin again.
+    The inbox of a consumer stays, and the listener is not called again for remembered messages. A backfill goes on. Of
+    a broadcast consumer all instances begin again.
     """
     meant = Subscriptions(channel).get_all(name)
     require_resettable(meant[0], _commands(channel))
     parked = Counter[str]()
-    with _changing(channel, meant, wait=wait, backfills=False) as (now, followers):
+    with changing(channel, meant, wait=wait) as now:
         progress = Subscriptions(channel).first_progress(start, now)
-        for each in (*followers, *meant):
+        for each in meant:
             parked.update(Subscriptions(channel).restart(each.name, progress))
     return {state: parked[state] for state in STATES if parked[state]}
 
 
 def require_resettable(subscription: Subscription, commands: Commands) -> None:
-    """Refuse to let a subscription begin again that follows another one, the verdicts, or an archive."""
+    """Refuse to let a subscription begin again that is a backfill, or follows the verdicts or an archive."""
     name = subscription.name
     why = {
-        "compensation": f"follows {subscription.follows}; reset that one",
         "backfill": "ends by itself; drop it, and begin another one",
         "check": "asks about transactions, and a verdict stands for ever; those that were given up are asked about"
         f" again by: {commands.line('half', 'resume', 'ID')}",
@@ -228,12 +209,12 @@ def require_resettable(subscription: Subscription, commands: Commands) -> None:
 def drop(channel: Channel, name: str) -> list[str]:
     """Delete a subscription with progress and parked messages, while no worker is at work; return what was deleted.
 
-    The compensation and the backfill go, too; of a broadcast consumer all instances go. A backfill alone may be deleted
-    while its worker is at work: the worker is asked for the lease.
+    The backfill goes, too; of a broadcast consumer all instances go. A backfill alone may be deleted while its worker
+    is at work: the worker is asked for the lease.
     """
     meant = Subscriptions(channel).get_all(name)
-    with _changing(channel, meant, wait=WAIT if meant[0].kind == "backfill" else NO_WAIT) as (_, followers):
-        dropped = [each.name for each in (*meant, *followers)]
+    with _changing(channel, meant, wait=WAIT if meant[0].kind == "backfill" else NO_WAIT) as backfills:
+        dropped = [each.name for each in (*meant, *backfills)]
         for each in dropped:
             Subscriptions(channel).drop(each)
     return dropped

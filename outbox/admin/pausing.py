@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox.admin.commands import followers_of
+from outbox.admin.commands import backfills_of
 from outbox.errors import SubscriptionError
 from outbox.model.limits import checked_key, require_notes
 from outbox.model.pausing import Pause, Pauses, without_pause
@@ -26,8 +26,8 @@ def pause(
     """Let the workers of a subscription hand nothing over, or less; return the subscriptions as stored.
 
     All workers follow within a poll. A call under way ends first, and its outcome is settled. Of a broadcast consumer
-    all instances are paused. Direct writers go on. The messages of a key are parked as blocked, and `resume` releases
-    them in order. All partitions have equal shares of a rate.
+    all instances are paused. The messages of a key are parked as blocked, and `resume` releases them in order. All
+    partitions have equal shares of a rate.
     """
     require_notes(by=by, reason=reason)
     order = Pause(since=channel.now(), by=by, reason=reason, key=key, rate=rate)
@@ -60,7 +60,7 @@ def _meant(channel: Channel, name: str) -> list[Subscription]:
         raise SubscriptionError(f"{name} is an extract, which nobody can pause; start it later")
     if meant[0].follows is not None:
         raise SubscriptionError(f"{name} follows {meant[0].follows}; name that one")
-    return [*meant, *followers_of(channel, meant)]
+    return [*meant, *backfills_of(channel, meant)]
 
 
 def _with(pauses: Pauses, pause: Pause) -> Pauses:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from outbox.admin.borrowing import WAIT, changing
 from outbox.errors import SubscriptionError
 from outbox.model.command import Commands
-from outbox.model.subscription import Subscription, base_of, compensation_of, require_own_name, route_name
+from outbox.model.subscription import Subscription, base_of, require_own_name, route_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.store.database import Channel
 from outbox.store.subscriptions.parked import Parked
@@ -46,32 +46,15 @@ def split(
             f" {stored.next_partitions} when all have met; try again after that"
         )
     # Before a worker is asked for its lease; what counts is the same question in the transaction.
-    _require_no_direct_writers(channel, stored)
     with changing(channel, [stored], wait=wait):
         standing = ProgressLog(channel).standing(stored)
         if subscriptions.get(name) != stored:
             raise SubscriptionError(f"{name} was altered meanwhile; try again")
         subscriptions.alter(origin)
-        _require_no_direct_writers(channel, stored)
-        if subscriptions.leaves_to_writers(name, moved, [progress.base for progress in standing]):
-            raise SubscriptionError(
-                f"writers of {name} have sent messages of these topics themselves, and {name} has not passed them"
-                " yet; let its relay run for a minute, then try again"
-            )
         subscriptions.create_at(made, standing)
         parked = Parked(channel, name).give(made.name, moved)
         made = subscriptions.get(made.name)  # with its own moment of creation
     return origin, made, parked
-
-
-def _require_no_direct_writers(channel: Channel, stored: Subscription) -> None:
-    compensation = compensation_of(stored.name)
-    if Subscriptions(channel).find(compensation) is not None:
-        drop = channel.database.commands.line("subscriptions", "drop", compensation)
-        raise SubscriptionError(
-            f"{stored.name} has direct writers, and what they send themselves goes to {stored.destination}; stop them,"
-            f" let the relay run until it is empty, and run: {drop}"
-        )
 
 
 def _made(

@@ -68,7 +68,7 @@ def create(channel: Channel, name: str, start: Start, properties: Properties) ->
 
     Raises:
         SubscriptionError: a subscription of this name has other properties; a route of the same relay has the topics; a
-            destination is missing; or the name is that of a compensation or a backfill.
+            destination is missing; or the name is that of a backfill.
     """
     require_known("create", properties, ("start", *Properties.__annotations__))
     require_own_name(name)
@@ -131,7 +131,8 @@ def with_followers(
 ) -> tuple[list[Subscription], dict[str, Count]]:
     """Return the subscriptions that a reset or a drop of `name` changes, and how many messages they have parked."""
     meant = Subscriptions(channel).get_all(name)
-    meant += commands.followers_of(channel, meant, backfills=backfills)
+    if backfills:
+        meant += commands.backfills_of(channel, meant)
     found = [parked_counts(channel, each.name) for each in meant]
     parked = {state: Count.total(each[state] for each in found) for state in STATES}
     return meant, {state: count for state, count in parked.items() if count.number}
@@ -143,7 +144,7 @@ def _changed(stored: Subscription, wanted: Properties) -> Subscription:
     _require_grace(wanted)
     destination = wanted.get("destination")
     checked = None if destination is None else checked_destination(destination, stored)
-    if not stored.is_used and checked is None and stored.direct is None:
+    if not stored.is_used and checked is None:
         raise SubscriptionError(
             f"{stored.name} has no destination yet: its first worker declares all of it; or say --to (in Python:"
             " destination=…)"

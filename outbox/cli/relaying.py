@@ -21,7 +21,7 @@ from outbox.cli.probes import Probes, run_probed
 from outbox.cli.statuses import selected
 from outbox.errors import DatabaseError
 from outbox.model.retry import RetryPolicy
-from outbox.model.subscription import Declaration, Start, compensation_of
+from outbox.model.subscription import Declaration, Start
 from outbox.model.verdict import Done, Unavailable
 from outbox.relay.relay import Relay
 from outbox.relay.routes import Plan, opened
@@ -203,8 +203,7 @@ class Relaying:
 
     def _nothing_moved(self, channel: Channel) -> bool:
         """Return whether messages wait and the destination, which may be away, has accepted none at all."""
-        names = (self.name, compensation_of(self.name))
-        return not self.sent and any(Parked(channel, each).waiting(1) for each in names)
+        return not self.sent and bool(Parked(channel, self.name).waiting(1))
 
     def _why_nothing_moved(self, channel: Channel) -> str:
         known = Subscriptions(channel).find(self.name)

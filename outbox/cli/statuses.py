@@ -42,7 +42,7 @@ def show_statuses(
 def say_pauses(found: Iterable[Status | SubscriptionDetails], commands: Commands) -> None:
     """Say what people have paused: no problem, but to be known."""
     for each in found:
-        for pause in each.pauses if each.kind not in ("compensation", "backfill") else ():
+        for pause in each.pauses if each.kind != "backfill" else ():
             words = f"{pause.in_words()} since {moment(pause.since)}"
             resume = pause.resume(each.name, commands)
             say(f"{text.labelled(each.name, each.name, words)}; to go on, run: {resume}")

@@ -36,7 +36,6 @@ _AFTER_A_DROP = {
     "check": "Nobody would be asked about its pending transactions any more. To decide them, answer no and run: {}",
     "extract": "Messages that its archive does not have yet may be purged then.",
     "backfill": "The messages that are left would not be handled again.",
-    "compensation": "Messages that writers have left behind would never be sent.",
 }
 
 _wait_for_lease = option(
@@ -225,9 +224,6 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
     instances begin again. The inbox of a consumer stays: the listener is not called for messages that it remembers. A
     backfill goes on.
 
-    Direct writers may go on. Their subscription, NAME:compensation, begins again as well, so that the relay also sends
-    what writers have sent. A message that a writer sends at the moment of the reset may come twice.
-
     Refused while a worker runs. With --force the worker is asked for its lease for 30 s: the worker finishes its calls,
     gives the lease back, and goes on from the new position.
     """
@@ -271,7 +267,7 @@ def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start
     The workers of NAME handle the messages up to now as a subscription of its own, NAME:backfill, with the policy of
     NAME. It ends by itself when everything is handled and nothing is parked; dead letters keep it until a person
     decides. A message of a key may come before a later message that NAME has handled already: no order is promised
-    between the two. What NAME has not reached yet comes twice, and also what direct writers have sent.
+    between the two. What NAME has not reached yet comes twice.
 
     No worker needs to stop. To end it early, drop NAME:backfill.
     """
@@ -292,10 +288,8 @@ def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start
 def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
     """Forget a subscription, with its position and its parked messages, while no worker runs.
 
-    The subscription of direct writers, NAME:compensation, goes as well. Stop the writers first: the messages that
-    writers leave behind are not sent. Of a broadcast consumer all instances go.
-
-    A backfill goes with its subscription. NAME:backfill alone may be dropped while workers run, which ends it early.
+    Of a broadcast consumer all instances go. A backfill goes with its subscription. NAME:backfill alone may be dropped
+    while workers run, which ends it early.
     """
     from outbox.admin.admin import Admin
     from outbox.model.subscription import check_of
@@ -349,8 +343,6 @@ def _described(each: SubscriptionDetails) -> str:
 
 
 def _topics(each: SubscriptionDetails) -> str:
-    if each.kind == "compensation":
-        return f"left behind by writers of {each.name.removesuffix(':compensation')}"
     if each.kind == "check":
         return f"transactions of {','.join(each.tags or ())}"
     return selected(each)

@@ -32,7 +32,6 @@ from outbox.model.trace_context import TRACE_HEADERS
 TRANSACTION_ID = "__transactionId__"
 
 #: A message's place in the log, and its id.
-LogRef = tuple[int, uuid.UUID]
 
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -89,7 +88,7 @@ class Message:
 
     # Not a frozen dataclass: its object.__setattr__ per field would cost a third of the relay's speed.
     __slots__ = ("_created_at", "_headers", "_message_id", "attempt", "body", "content_type", "dedup_key", "delay",
-                 "deliver_at", "direct", "expires_at", "id", "key", "tags", "topic")  # fmt: skip
+                 "deliver_at", "expires_at", "id", "key", "tags", "topic")  # fmt: skip
 
     id: int | None
     topic: str
@@ -101,7 +100,6 @@ class Message:
     expires_at: datetime | None
     delay: timedelta | None
     dedup_key: str | None
-    direct: str | None
     attempt: int
     _created_at: datetime | int | None
     _headers: str | None
@@ -134,7 +132,6 @@ class Message:
         self._message_id = uuid7()
         self.id = None
         self._created_at = None
-        self.direct = None
         self.attempt = 1
 
     @property
@@ -229,7 +226,7 @@ class Message:
         """Return the message as a destination is to get it, with the same ids and key; nothing is checked again."""
         return stored_message((
             self.id, self._message_id, topic, self.key, self.tags, headers_json, body, content_type, self._created_at,
-            self.deliver_at, self.expires_at, self.direct, self.attempt,
+            self.deliver_at, self.expires_at, self.attempt,
         ))  # fmt: skip
 
     def text(self) -> str:
@@ -270,14 +267,14 @@ def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, st
 def stored_message(columns: Sequence[Any]) -> Message:
     """Return a message of the log; columns are in the order of the table, and are not checked again.
 
-    The last two, `direct` and `attempt`, may be missing.
+    The last one, `attempt`, may be missing.
     """
     message = Message.__new__(Message)
     (
         message.id, message._message_id, message.topic, message.key, message.tags, message._headers, message.body,
-        message.content_type, message._created_at, message.deliver_at, message.expires_at, message.direct,
-    ) = columns[:12] if len(columns) > 11 else (*columns, None)  # fmt: skip
-    message.attempt = columns[12] if len(columns) > 12 else 1
+        message.content_type, message._created_at, message.deliver_at, message.expires_at,
+    ) = columns[:11]  # fmt: skip
+    message.attempt = columns[11] if len(columns) > 11 else 1
     message.delay = None
     message.dedup_key = None
     return message

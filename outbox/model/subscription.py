@@ -14,11 +14,11 @@ from outbox.model.pausing import Pause, Pauses
 from outbox.model.position import Position
 
 OnDead = Literal["block", "continue"]
-#: The task of a subscription. relay: send. compensation: send what direct writers have left behind. check: ask about
-#: transactions. extract: stand for a reader outside the database, which holds retention back for a while. consumer:
-#: call listeners. broadcast: call the listeners of one instance; each instance of the consumer gets every message.
-#: backfill: do for earlier messages the task of another subscription, up to a position, and end there.
-Kind = Literal["relay", "compensation", "check", "extract", "consumer", "broadcast", "backfill"]
+#: The task of a subscription. relay: send. check: ask about transactions. extract: stand for a reader outside the
+#: database, which holds retention back for a while. consumer: call listeners. broadcast: call the listeners of one
+#: instance; each instance of the consumer gets every message. backfill: do for earlier messages the task of another
+#: subscription, up to a position, and end there.
+Kind = Literal["relay", "check", "extract", "consumer", "broadcast", "backfill"]
 #: Kinds whose messages go to functions of an application, if there is no destination.
 _CALLED: tuple[Kind, ...] = ("consumer", "broadcast", "backfill")
 #: Names are parts of primary keys, which have room for so many bytes beside a message key.
@@ -26,7 +26,7 @@ _LONGEST_NAME = 1_000
 #: The start of a new subscription: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
 
-_COMPENSATION, _BACKFILL = ":compensation", ":backfill"
+_BACKFILL = ":backfill"
 #: Between the name of a broadcast consumer, and its instance.
 AT = "@"
 
@@ -57,20 +57,14 @@ def require_start(start: object) -> None:
         raise ValueError(f"start must be 'earliest', 'latest' or a moment, not {start!r:.40}")
 
 
-def compensation_of(name: str) -> str:
-    """Return the name of the compensation of subscription `name`."""
-    return name + _COMPENSATION
-
-
 def backfill_of(name: str) -> str:
     """Return the name of the backfill of subscription `name`."""
     return name + _BACKFILL
 
 
 def subscription_of(follower: str) -> str | None:
-    """Return the subscription of a compensation or a backfill; None for any other name."""
-    own, _, suffix = follower.rpartition(":")
-    return own if f":{suffix}" in (_COMPENSATION, _BACKFILL) else None
+    """Return the subscription of a backfill; None for any other name."""
+    return follower.removesuffix(_BACKFILL) if follower.endswith(_BACKFILL) else None
 
 
 def route_name(name: str, pattern: str) -> str:
@@ -86,8 +80,8 @@ def grace_milliseconds(grace: timedelta) -> int:
 def require_own_name(name: str) -> None:
     """Refuse a name that no relay or consumer can have.
 
-    The workers of a subscription do the work of its compensation and its backfill, and a check-back has a name that is
-    made from its producer group.
+    The workers of a subscription do the work of its backfill, and a check-back has a name that is made from its
+    producer group.
     """
     if not (name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME):
         shown = ascii(name[:40])
@@ -96,8 +90,7 @@ def require_own_name(name: str) -> None:
         raise SubscriptionError(f"name: {name} is the check-back of a producer group; use another name")
     own = subscription_of(name)
     if own is not None:
-        what = name.removeprefix(f"{own}:")
-        raise SubscriptionError(f"{name} is the {what} of {own!r}, whose workers do its work; run {own!r}")
+        raise SubscriptionError(f"{name} is the backfill of {own!r}, whose workers do its work; run {own!r}")
 
 
 def check_of(group: str) -> str:
@@ -110,15 +103,12 @@ class Selection:
     """The part of the log that a reader handles.
 
     `topics`: in the form of `chosen_topics`; None: all except half messages. `tags`: the tags, as of `chosen_tags`;
-    None: all. `filter`: a condition in SQL92; None: none. All three have to be true. `skips`: leave out the direct
-    sends of this subscription. `only`: nothing but the direct sends of this subscription.
+    None: all. `filter`: a condition in SQL92; None: none. All three have to be true.
     """
 
     topics: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None
     filter: str | None = None
-    skips: str | None = None
-    only: str | None = None
 
 
 #: All messages of all writers, except half messages.
@@ -161,7 +151,7 @@ class Reader:
     """A reader of the log: the task, the part of the log, the destination, and what people hold back.
 
     Attributes:
-        name, kind: `relay`, `compensation`, `check`, `consumer`, `broadcast`, `backfill` or `extract`.
+        name, kind: `relay`, `check`, `consumer`, `broadcast`, `backfill` or `extract`.
         topics, tags, filter: the selection; None: all.
         destination: None: nobody has run the subscription yet, or a consumer.
         next_partitions: the future number of partitions, if another one was ordered.
@@ -194,8 +184,8 @@ class Reader:
 
     @property
     def follows(self) -> str | None:
-        """The subscription of this compensation or backfill; None for every other kind."""
-        return subscription_of(self.name) if self.kind in ("compensation", "backfill") else None
+        """The subscription of this backfill; None for every other kind."""
+        return subscription_of(self.name) if self.kind == "backfill" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,20 +208,9 @@ class Subscription(Reader):
     compact: bool = False
 
     @property
-    def direct(self) -> str | None:
-        """The subscription of this compensation; None for every other kind."""
-        return subscription_of(self.name) if self.kind == "compensation" else None
-
-    @property
     def selection(self) -> Selection:
-        """The part of the log that the subscription handles.
-
-        A subscription always skips its direct sends, because such rows may appear at any moment. The compensation
-        handles direct sends: it was created before the first one, and starts there.
-        """
-        if self.direct is not None:
-            return Selection(topics=self.topics, only=self.direct)
-        return Selection(topics=self.topics, tags=self.tags, filter=self.filter, skips=self.name)
+        """The part of the log that the subscription handles."""
+        return Selection(topics=self.topics, tags=self.tags, filter=self.filter)
 
     def partition(self, number: int) -> Partition:
         """Return a partition by its number, from 0 on."""

@@ -108,7 +108,7 @@ class LifeCycle:
             self._work("empty")
 
     def once(self) -> None:
-        """Handle a batch, if there is one; a relay also handles a batch of messages left behind by writers."""
+        """Handle a batch, if there is one."""
         with self._alone():
             self._work("once")
 

@@ -37,9 +37,6 @@ class RelayOptions(SenderOptions, total=False):
 class Relay(LifeCycle):
     """Sends the messages of an outbox to one destination.
 
-    Writers may send messages of the subscription directly. Then the relay also sends the messages left behind by
-    writers, from when the subscription `<name>:compensation` exists.
-
     Args:
         outbox: the relay reads the log there.
         sender: a `Sender`, a function of one message, or the URL of a destination.
@@ -56,11 +53,10 @@ class Relay(LifeCycle):
             subscription. `compact`: of a key's messages that are read together only the newest is sent; None: as
             stored, else all. `keep`: messages of the log that are older are deleted, once every subscription has passed
             them; None: none. `deadline`, of one call of the sender; without a value the sender's own, or 5 s. `rename`,
-            `prefix` and `envelope`, the topics and the form of sent messages; see `open_sender`. Direct sends keep
-            topic and form, unless the writer's sender was opened with another form.
+            `prefix` and `envelope`, the topics and the form of sent messages; see `open_sender`.
 
     Raises:
-        SubscriptionError: the name belongs to a compensation, or no message can have one of the topics.
+        SubscriptionError: the name belongs to a backfill, or no message can have one of the topics.
         FilterError: tags or filter cannot be read; the error shows the place.
         SenderError: the URL is malformed; or messages cannot be sent under the topics, or in the envelope.
         TypeError: the deadline, or the sender's, is no timedelta above 0; or `retry` is no RetryPolicy.

@@ -117,7 +117,7 @@ def route_subscriptions(patterns: Sequence[str], name: str) -> list[Declaration]
     for each, pattern in zip(names, patterns, strict=True):
         if subscription_of(each) is not None and pattern != ANYTHING:
             raise SubscriptionError(
-                f"routes: the name {each!r} belongs to direct sends; send topic {pattern!r} by a relay of its own, with"
+                f"routes: the name {each!r} belongs to a backfill; send topic {pattern!r} by a relay of its own, with"
                 " another name"
             )
     return [

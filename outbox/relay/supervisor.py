@@ -238,8 +238,7 @@ class Relays(Supervisor):
 
     A relay costs a thread and a connection while it waits for a lease. At work, a second thread and connection renew
     the lease, and a thread calls the sender. From the first backlog on another thread and connection read ahead; the
-    sender may have more. Where writers send directly, one more reads a backlog of messages left behind by writers. None
-    of these connections takes a place in a pool.
+    sender may have more. None of these connections takes a place in a pool.
 
     Args:
         relays: one for each outbox, or several with different names; `routes` makes them for topics of one outbox. Each

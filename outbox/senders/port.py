@@ -39,7 +39,7 @@ class Sender(Protocol):
     - `destination`, a text: the destination as a subscription stores it; see `destination_of`.
     - `doubts`, a method: given `Stored` by topic, returns a list of `Doubt`; `outbox doctor --to` shows them.
     - `deadline`, a `timedelta`: the longest time of one call of `send`; by default 5 s. A relay waits for so long
-      unless given another limit. A direct send begins no call that might still run when the relay sends the rest.
+      unless given another limit.
     """
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:

@@ -24,7 +24,7 @@ ROW_GROUP_BYTES, WAITING_BYTES = 16 * 1024 * 1024, 48 * 1024 * 1024
 #: The most files that are open at a time. Systems let a process open 1024 files, some only 256.
 MOST_OPEN = 100
 #: Columns whose values repeat. For other columns a dictionary costs time, and the writer discards it.
-_REPEATING = ["topic", "key", "slot", "tags", "content_type", "direct", "xact_id"]
+_REPEATING = ["topic", "key", "slot", "tags", "content_type", "xact_id"]
 
 
 class TaskFiles:

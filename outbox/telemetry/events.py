@@ -201,13 +201,6 @@ class Beat(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentDirectly(Worked):
-    """A writer has sent messages itself, and has stored that they are sent."""
-
-    messages: Sequence[Message]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated(Event):
     """An inbox was asked about a message that `consumer` has handled before."""
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from outbox.model.subscription import compensation_of, subscription_of
 from outbox.model.verdict import DONE
 from outbox.telemetry.events import (
     BatchRead,
@@ -22,7 +21,6 @@ from outbox.telemetry.events import (
     LeaseTaken,
     Parked,
     Repeated,
-    SentDirectly,
     Settled,
     Worked,
 )
@@ -64,8 +62,6 @@ RETRIES = Metric("outbox.retries", "counter", "{message}", _WHERE, "Messages set
 UP = Metric("outbox.destination.up", "gauge", "1", (*_WHERE, "destination"), "1: accepts messages, 0: does not.")
 HELD = Metric("outbox.lease.held", "gauge", "1", (*_WHERE, "partition"), "1: this process has the partition.")
 TAKEOVERS = Metric("outbox.lease.takeovers", "counter", "{lease}", _WHERE, "Leases that this process has taken.")
-DIRECT = Metric("outbox.direct.sent", "counter", "{message}", _WHERE, "Messages sent by their writers.")
-LEFT = Metric("outbox.direct.left_behind", "counter", "{message}", _WHERE, "Messages sent in place of their writers.")
 REPEATS = Metric("outbox.inbox.repeats", "counter", "{message}", ("database", "consumer"), "Repetitions not handled.")
 
 UNSENT = Metric("outbox.unsent.messages", "gauge", "{message}", (*_WHERE, "state"), "Messages that wait, by state.")
@@ -85,7 +81,7 @@ HALF_ROLLED_BACK = Metric(
 )
 
 #: Metrics of events.
-OF_EVENTS = (SENT, CONSUMED, OPERATION, PROCESS, LAG, RETRIES, UP, HELD, TAKEOVERS, DIRECT, LEFT, REPEATS)
+OF_EVENTS = (SENT, CONSUMED, OPERATION, PROCESS, LAG, RETRIES, UP, HELD, TAKEOVERS, REPEATS)
 #: Metrics of looks at a database.
 OF_STATE = (UNSENT, UNSENT_AGE, DEAD, FINDINGS, LOG_ROWS, LOG_BYTES, LOG_AGE, HALF, HALF_COMMITTED, HALF_ROLLED_BACK)
 
@@ -130,7 +126,6 @@ class Metrics:
             LeaseLost: self._lost,
             DestinationAway: self._away,
             DestinationBack: self._back,
-            SentDirectly: self._sent,
             Repeated: self._repeated,
         }
 
@@ -166,8 +161,6 @@ class Metrics:
         self._put[OPERATION](event.seconds, "outbox", "settle", *where, "")
         if lag is not None:
             self._put[LAG](lag, *where)
-        if event.subscription == compensation_of(subscription_of(event.subscription) or ""):
-            self._put[LEFT](len(event.messages), *where)
 
     def _parked(self, event: Parked) -> None:
         self._put[RETRIES](sum(parking.state == "retry" for _, parking in event.messages), *_where(event))
@@ -209,9 +202,6 @@ class Metrics:
             self._up[where] = destination
             self._down.pop(where, None)
             self._put[UP](1, *where, destination)
-
-    def _sent(self, event: SentDirectly) -> None:
-        self._put[DIRECT](len(event.messages), *_where(event))
 
     def _repeated(self, event: Repeated) -> None:
         self._put[REPEATS](1, event.database.label, event.consumer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from outbox.model.message import Message
-from outbox.model.subscription import compensation_of
 from outbox.model.verdict import Done
 from outbox.relay.relay import Relay
 from outbox.senders.opening import Destination
@@ -32,7 +31,7 @@ def drain(
 
     @outbox.listeners.listen
     def note(event: Event) -> None:
-        if isinstance(event, HandedOver) and event.subscription in (name, compensation_of(name)):
+        if isinstance(event, HandedOver) and event.subscription == name:
             answered = zip(event.messages, event.verdicts or (), strict=False)
             stored.extend(message for message, verdict in answered if isinstance(verdict, Done))
 

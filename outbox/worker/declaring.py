@@ -54,7 +54,7 @@ class Declaring:
                 subscription = subscriptions.store_hosts(subscriptions.declare(declared, self._start), declared)
                 self.known = True
                 self._say_if_partitions_differ(channel, subscription)
-        if found is None or not (found.is_used or found.direct is not None):
+        if found is None or not found.is_used:
             start, about = self._start if found is None else "earliest", named("begins", subscription=subscription.name)
             logger.info("subscription %s begins at %s", subscription.name, start, extra=about)
         return subscription

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from outbox.model.subscription import Declaration, Start, backfill_of, compensation_of
+from outbox.model.subscription import Declaration, Start, backfill_of
 from outbox.worker.calls import Caller, Handler
 from outbox.worker.deferral import Deferral
 from outbox.worker.policy import HandlerPolicy
@@ -32,16 +32,12 @@ class Job:
 
 
 def with_followers(job: Job) -> list[Job]:
-    """Return the job of a relay or a consumer, and the jobs of the subscriptions that follow it.
+    """Return the job of a relay or a consumer, and the job of its backfill.
 
-    Direct writers create the compensation of a relay, at a position before their first row. A command creates a
-    backfill, which the instances of a broadcast consumer do not have.
+    A command creates a backfill, which the instances of a broadcast consumer do not have.
     """
-    own, followers = job.declared, list[Declaration]()
-    if own.kind == "relay":
-        name = compensation_of(own.name)
-        followers.append(Declaration(name=name, destination=own.destination, kind="compensation"))
-    if own.kind != "broadcast":
-        name = backfill_of(own.name)
-        followers.append(Declaration(name=name, destination=own.destination, kind="backfill"))
-    return [job, *(replace(job, declared=each, start=None, keep=None) for each in followers)]
+    own = job.declared
+    if own.kind == "broadcast":
+        return [job]
+    backfill = Declaration(name=backfill_of(own.name), destination=own.destination, kind="backfill")
+    return [job, replace(job, declared=backfill, start=None, keep=None)]

@@ -17,7 +17,7 @@ from outbox.worker.policy import BLOCKED, EXPIRED
 
 
 class Finished(Protocol):
-    """Knows which messages of a subscription are done already, by their writer or by a transaction's verdict."""
+    """Knows which messages of a subscription are done already, by the verdict on their transaction."""
 
     def finished(self, messages: Sequence[Message]) -> set[int]:
         """Return the log ids of messages that are done already."""

@@ -1,4 +1,4 @@
-"""The sender of an Outbox: relays and direct sends call one sender in turns."""
+"""The sender of an Outbox: all relays of a process call one sender in turns."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.operations.purge import Purge
-from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
@@ -129,7 +128,7 @@ class SubscriptionWorker:
             if self._stored is None:
                 # Somebody else creates it, and there is nothing to do before.
                 self._failures.tries().finished = True
-                self.look_at = time.monotonic() + upkeep.FIND_COMPENSATION
+                self.look_at = time.monotonic() + upkeep.FIND_BACKFILL
                 return
             if self._stored.is_paused:
                 self._stand_still(connection, self._stored)
@@ -370,9 +369,6 @@ class SubscriptionWorker:
         brief = connection.until != "stopped"
         tasks = tasks_of(connection.channel, partition, brief=brief, momentary=policy.momentary)
         tasks += _other_tasks(connection.channel, subscription, None if number else self.job.keep)
-        if isinstance(finished, Acks):
-            finds = partial(finished.prune, held.lease)
-            tasks.append(Task("what is done already", upkeep.PRUNE_DONE, time.monotonic(), finds))
         partition_worker = PartitionWorker(
             connection.channel,
             held.lease,
@@ -452,9 +448,7 @@ def _tell_pauses(known: Subscription, stored: Subscription) -> None:
 
 
 def _finished_of(channel: Channel, subscription: Subscription) -> Finished | None:
-    if subscription.kind == "check":
-        return DecidedHalves(channel)
-    return None if subscription.direct is None else Acks(channel, subscription.direct)
+    return DecidedHalves(channel) if subscription.kind == "check" else None
 
 
 def _other_tasks(channel: Channel, subscription: Subscription, keep: timedelta | None) -> list[Task]:

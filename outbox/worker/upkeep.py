@@ -8,10 +8,9 @@ STORE_IDLE = 30.0
 STORE_SAME = 3_600.0
 #: A batch that takes longer is settled in parts, so often.
 SETTLE_PARTS = 1.0
-#: Old rows are deleted so often: progress, expired rows of inbox and dedup, and what is known to be done already.
+#: Old rows are deleted so often: progress, and expired rows of inbox and dedup.
 PRUNE_PROGRESS = 600.0
 PRUNE_EXPIRED = 600.0
-PRUNE_DONE = 10.0
 #: The error of the waiting messages of a refused topic is brought up to date so often. A destination may alternate
 #: between errors, and there may be thousands of messages.
 RENEW_ERRORS = 60.0
@@ -23,7 +22,7 @@ PRUNE_AGAIN = 0.1
 LAST_PORTIONS = 100
 #: The log gets a line about the messages that were sent so often.
 LOG_ACTIVITY = 60.0
-#: The subscription of messages that writers have left behind is looked for so often, until it is there.
-FIND_COMPENSATION = 1.0
+#: A backfill, which a command creates, is looked for so often, until it is there.
+FIND_BACKFILL = 1.0
 #: So many keys that are held back are kept in memory; if there are more, the database is asked.
 MOST_KEYS = 100_000

@@ -43,9 +43,9 @@ class Notifier:
         self._listeners.add(listener)
         return listener
 
-    def committed(self, sent: Sent, since: float) -> None:
-        """Hint at a commit, unless its writer sends all messages itself and no worker is needed."""
-        if sent.more:
+    def committed(self, sent: Sent) -> None:
+        """Hint at a commit that wrote something for workers."""
+        if sent.needs_hint:
             self.hint()
 
     def hint(self) -> None:

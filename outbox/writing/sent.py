@@ -5,30 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outbox.model.message import LogRef, Message
+from outbox.model.message import Message
 
 
 @dataclass(slots=True)
 class Sent:
     """The messages that a transaction has sent.
 
-    `direct`: log ids and message ids for the writer's own direct sends. `more`: there are other messages, which need a
-    hint. `last`: functions to call right before the commit; an error ends the transaction. `committed`: the commit was
-    seen, and has succeeded. `messages`: the messages of `Written` events so far; `savepoints`: each savepoint since the
-    first such message, with the number of messages before it.
+    `needs_hint`: something was written that workers wait for. `last`: functions to call right before the commit; an
+    error ends the transaction. `committed`: the commit was seen, and has succeeded. `messages`: the messages of
+    `Written` events so far; `savepoints`: each savepoint since the first such message, with the number of messages
+    before it.
     """
 
-    direct: list[LogRef] = field(default_factory=list)
-    more: bool = False
+    needs_hint: bool = False
     last: list[Callable[[], None]] = field(default_factory=list)
     committed: bool = False
     messages: list[Message] = field(default_factory=list)
     savepoints: list[tuple[str, int]] = field(default_factory=list)
 
-    def add(self, messages: Sequence[Message], direct: Sequence[LogRef], *, watched: bool) -> None:
-        """Add messages that were appended, and those of them for direct sends; `watched`: listeners get an event."""
-        self.direct.extend(direct)
-        self.more = self.more or len(direct) < len(messages)
+    def add(self, messages: Sequence[Message], *, watched: bool) -> None:
+        """Add messages that were appended; `watched`: listeners get an event."""
+        self.needs_hint = self.needs_hint or bool(messages)
         if watched:
             self.messages.extend(messages)
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("outbox")
 
 
-#: Acts on the commit of a transaction with messages; takes what was sent, and a moment before the commit, by `clock`.
-AfterCommit = Callable[[Sent, float], None]
+#: Acts on the commit of a transaction with messages, and never blocks; takes what was sent.
+AfterCommit = Callable[[Sent], None]
 
 
 class Transactions:
@@ -43,8 +43,7 @@ class Transactions:
         self.database = database
         self._log = tables(database.schema, database.dialect.name).message
         self._driving = database.dialect.driving
-        #: Act on a commit, and never block.
-        self.after_commit = list(after_commit)
+        self._after_commit = after_commit
         self._listeners = Listeners() if listeners is None else listeners
         #: Engines and drivers' own connections on which messages may be sent.
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -93,7 +92,7 @@ class Transactions:
         """Note messages written in the connection's transaction, and tell the listeners."""
         watched = bool(written.messages) and bool(self._listeners)
         if isinstance(connection, Connection):
-            commits.sent_by(self, connection).add(written.messages, written.direct, watched=watched)
+            commits.sent_by(self, connection).add(written.messages, watched=watched)
         if watched:
             self._listeners.tell(Written(database=self.database, connection=connection, messages=written.messages))
         crash_point("outbox.after_insert")
@@ -101,7 +100,7 @@ class Transactions:
     def wrote(self, connection: DriverConnection) -> None:
         """Note a write in this connection's transaction that needs a hint, and is no event."""
         if isinstance(connection, Connection):
-            commits.sent_by(self, connection).more = True
+            commits.sent_by(self, connection).needs_hint = True
         crash_point("outbox.after_insert")
 
     def before_commit(self, connection: Connection, do: Callable[[], None]) -> None:
@@ -180,9 +179,9 @@ class Transactions:
 
     def committed(self, sent: Sent, since: float) -> None:
         """Act on a commit, and tell the listeners; an exception stops no other action."""
-        for act in self.after_commit:
+        for act in self._after_commit:
             try:
-                act(sent, since)
+                act(sent)
             except Exception:
                 logger.exception("an action after a commit failed; a worker finds the messages")
         if sent.messages and self._listeners:

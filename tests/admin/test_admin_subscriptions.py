@@ -101,7 +101,6 @@ def test_a_name_that_no_relay_can_have_is_refused(engine, name, said):
     for make in (
         lambda: outbox.admin.create(name, destination=TO),
         lambda: Relay(outbox, print, name=name),
-        lambda: Outbox(engine, sender=print, direct=name),
     ):
         with pytest.raises(SubscriptionError, match=said):
             make()

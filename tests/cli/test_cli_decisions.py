@@ -15,7 +15,6 @@ from outbox import Done, Outbox, Reject, Relay
 from outbox.model.lease import Partition
 from outbox.store.subscriptions.leases import Leases
 from tests.support.command_line import outbox
-from tests.support.direct import declare_compensation
 from tests.support.waiting import eventually
 
 #: For what does not depend on the database: one kind is enough.
@@ -434,16 +433,6 @@ def test_dropping_needs_a_yes_and_tells_what_goes(engine, dead):
         tables = ("parked", "progress", "lease")
         left = [connection.execute(text(f"SELECT count(*) FROM outbox_{table}")).scalar_one() for table in tables]
     assert left == [0, 0, 0]
-
-
-@ONE_DATABASE
-def test_dropping_a_compensation_asks_about_what_writers_left_behind(engine):
-    declare_compensation(engine)
-
-    asked = outbox(engine, "subscriptions", "drop", "relay:compensation")
-
-    said = "drop relay:compensation? Messages that writers have left behind would never be sent."
-    assert (asked.code, said in asked.err) == (2, True)
 
 
 @ONE_DATABASE

@@ -14,9 +14,7 @@ import pytest
 
 from outbox import Outbox
 from outbox.model.lease import Partition
-from outbox.model.subscription import Declaration
 from outbox.store.subscriptions.leases import Leases
-from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox
 from tests.support.deadlines import patience_ends_with_a_refusal
 from tests.support.nats_streams import Stream
@@ -167,31 +165,6 @@ def test_a_destination_that_comes_back_in_time_is_waited_for(sqlite_engine, stre
         said = process.stderr.read() if process.stderr else ""
 
     assert (waiting, code, said.splitlines()[-1]) == (True, 0, "relay: 2 sent")
-
-
-@pytest.mark.parametrize("declared", [True, False])
-def test_a_destination_that_is_not_that_of_the_direct_writers_is_refused_before_anything_is_sent(
-    sqlite_engine, tmp_path, declared
-):
-    """Whether or not a relay has declared one before."""
-    out = tmp_path / "out"
-    send(sqlite_engine, "1")
-    with closing(Outbox(sqlite_engine).database.open()) as channel:
-        subscriptions = Subscriptions(channel)
-        subscriptions.declare(
-            Declaration(name="relay:compensation", destination="nats://h:4222", kind="compensation"), "latest"
-        )
-        if declared:
-            subscriptions.declare(Declaration(name="relay", destination="nats://h:4222"))
-
-    ended = outbox(sqlite_engine, "relay", "--to", f"file://{out}", "--until-empty")
-    _, _, advice = ended.err.strip().partition("run: outbox ")
-    helped = outbox(sqlite_engine, *advice.split())
-    sent = outbox(sqlite_engine, "relay", "--to", f"file://{out}", "--until-empty")
-
-    assert (ended.code, ended.err.count("\n"), "nats://h:4222" in ended.err) == (2, 1, True)
-    assert (advice, helped.code) == (f"subscriptions alter relay --to file://{out}", 0)
-    assert (sent.code, bodies(out)) == (0, ["1"])
 
 
 @pytest.mark.storm

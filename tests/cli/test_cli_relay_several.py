@@ -296,7 +296,7 @@ MISTAKES = [
     (["relay", "--to", "stdout:", "--schema", "a", "--schema", 'b"'], "postgresql://localhost:1/x", "identifier"),
     (["relay", "--to", "teapot:"], "sqlite:///a.db sqlite:///b.db", "no sender for teapot"),
     (["relay"], "sqlite:///a.db sqlite:///b.db", "no destination"),
-    (["relay", "--to", "stdout:", "--name", "a:compensation"], "sqlite:///a.db sqlite:///b.db", "compensation of"),
+    (["relay", "--to", "stdout:", "--name", "a:backfill"], "sqlite:///a.db sqlite:///b.db", "backfill of"),
 ]
 
 

@@ -1,6 +1,6 @@
 """Beginning again from the command line: what is asked, refused, told and done."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -12,7 +12,6 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox
 from tests.support.destination import fill
-from tests.support.direct import declare_compensation
 from tests.support.parked import request, states
 
 ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
@@ -71,22 +70,9 @@ def test_a_worker_at_work_is_in_the_way_and_force_is_named(engine, channel, sent
 
 
 @ONE_DATABASE
-def test_the_subscription_of_direct_writers_begins_again_too(engine, channel, sent):
-    declare_compensation(engine)
-    before = datetime.now(UTC).isoformat(timespec="seconds")
-
-    ended = outbox(engine, "subscriptions", "reset", "relay", "--to", before, "--yes", "--json")
-
-    assert ended.code == 0, ended.err
-    assert (ended.json["reset"], ended.json["parked"]) == (["relay", "relay:compensation"], {"dead": 2, "retry": 1})
-    assert (ended.json["to"], generations(channel)) == (before, {"relay": 2, "relay:compensation": 2})
-
-
-@ONE_DATABASE
 @pytest.mark.parametrize(
     ("name", "kind", "why"),
     [
-        ("relay:compensation", "compensation", "follows relay; reset that one"),
         ("check:g", "check", "asks about transactions"),
         ("archive", "extract", "has the position of its archive"),
     ],

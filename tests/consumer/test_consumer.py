@@ -419,7 +419,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"topics": []}, SubscriptionError, "topics: must not be empty"),
     ({"name": "a@b"}, ValueError, "consumer 'a@b' must have no @"),
     ({"name": ""}, ValueError, "consumer '' must be 1 to 255 printable characters"),
-    ({"name": "relay:compensation"}, SubscriptionError, "is the compensation of 'relay'"),
+    ({"name": "relay:backfill"}, SubscriptionError, "is the backfill of 'relay'"),
     ({"deadlin": 1}, TypeError, "consumer 'billing' has no option deadlin; there are topics, .*, deadline, retry, "),
 ]
 

@@ -82,7 +82,7 @@ def test_a_writer_loads_no_worker():
     loaded = loaded_by("from outbox import Message, Outbox, create_engine")
 
     assert "outbox.writing.transaction" in loaded
-    assert [name for name in loaded if name.startswith(("outbox.worker", "outbox.relay", "outbox.direct"))] == []
+    assert [name for name in loaded if name.startswith(("outbox.worker", "outbox.relay"))] == []
 
 
 def test_a_heavy_import_would_be_seen():

@@ -31,4 +31,4 @@ def test_the_alerts_name_metrics_with_their_labels_and_compare_what_can_be_compa
         assert all(group <= labels[name] for group in grouped for name in named), row
         assert " * " not in row or "86400" in row or (len(named), len(grouped), grouped[0]) == (2, 2, grouped[1]), row
 
-    assert len(rows) == 11
+    assert len(rows) == 10

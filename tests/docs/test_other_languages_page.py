@@ -111,7 +111,7 @@ GOOD: list[dict[str, Any]] = [
 ]
 ROW = """
     SELECT topic, key, CASE WHEN key IS NOT NULL THEN slot END, tags, headers, content_type, body, deliver_at,
-           expires_at, direct, xact_id > 0, created_at <= now() FROM outbox_message ORDER BY id
+           expires_at, xact_id > 0, created_at <= now() FROM outbox_message ORDER BY id
 """
 
 

@@ -34,7 +34,7 @@ MILLISECOND = timedelta(milliseconds=1)
 #: Pages whose code is run from top to bottom, with the lines that it prints.
 RUN = {
     "sending": [],
-    "direct": ["<Message ID id=1 topic='hints' key=None 16 bytes>"],
+    "embedded": ["orders order-1 placed"],
     "inbox": [],
     "own-destination": ["""orders order-1 b'{"id":1}'"""],
     "from-a-table": [],

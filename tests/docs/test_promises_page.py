@@ -136,9 +136,8 @@ ROWS = {
     "a writer is killed": [
         "scenarios/crash/test_crash_points.py::test_a_writer_that_dies_loses_and_invents_nothing",
     ],
-    "a [direct](direct.md) writer is killed after its commit": [
-        "direct/test_direct_processes.py::test_a_program_that_is_gone_leaves_the_rest_to_the_relay",
-        "direct/test_direct_processes.py::test_a_call_that_begins_at_the_last_moment_is_over_before_the_grace_is",
+    "a process that writes and [relays](embedded.md) is killed after its commit": [
+        "relay/test_embedded.py::test_what_a_killed_process_has_committed_is_sent_by_the_relay_inside_another_one",
     ],
     "a transaction stays open for an hour": [
         "writing/test_transactions.py::test_a_transaction_that_stays_open_holds_back_no_other_and_comes_at_its_commit",

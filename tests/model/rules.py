@@ -109,29 +109,6 @@ def noted(inbox: Handled, consumer: str, message_id: int) -> tuple[Handled, bool
     return inbox | {(consumer, message_id)}, (consumer, message_id) not in inbox
 
 
-# Acks of direct sends
-
-
-class AckRow(NamedTuple):
-    """A row of `outbox_ack`: the log ids of the messages that a writer sent, and the number of its transaction."""
-
-    ids: frozenset[int]
-    number: int
-
-
-def sent_by_writers(acks: Iterable[AckRow], written: dict[int, int], ids: Collection[int]) -> set[int]:
-    """Return which of these messages their writers have sent.
-
-    `written`: the number of the transaction that wrote each message of the log. An ack that is older than the first
-    message that has one of its ids now was of other messages.
-    """
-    sent: set[int] = set()
-    for ack in acks:
-        if about := ack.ids & set(ids):
-            sent |= about if written.get(min(about), ack.number) <= ack.number else set()
-    return sent
-
-
 # Parked messages
 
 #: The number of places between two neighbours of the log.

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, delete, insert, select, update
+from sqlalchemy import Engine, insert, select, update
 
 from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.message import Message
@@ -27,13 +27,12 @@ from outbox.store.idempotency.dedup import Dedup
 from outbox.store.idempotency.inbox import InboxRows
 from outbox.store.log.log import Log
 from outbox.store.operations.check import tables_of
-from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import EVERYWHERE, Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.model import rules
-from tests.model.rules import AckRow, DedupRow, LeaseRow, LogRow, ParkedRow, ProgressRow
+from tests.model.rules import DedupRow, LeaseRow, LogRow, ParkedRow, ProgressRow
 
 NAME = "relay"
 PARTITION = Partition(NAME)
@@ -205,40 +204,6 @@ def test_a_message_is_noted_once_for_each_consumer(engine: Engine, chance: rando
             if chance.random() < 0.5:
                 connection.commit()
                 noted = said
-
-
-def test_a_writer_has_sent_what_an_ack_says_that_is_not_older_than_the_message(
-    engine: Engine, channel: Channel, chance: random.Random
-) -> None:
-    """Messages go, and others get their ids; acks of before and of after that."""
-    tables, acks = tables_of(Database(engine)), Acks(channel, NAME)
-    written, all_acks = dict[int, int](), list[AckRow]()
-    for number in range(1, 80):
-        ids = chance.sample(range(1, 9), chance.randrange(1, 4))
-        with engine.begin() as connection:
-            if chance.random() < 0.5:
-                connection.execute(delete(tables.message).where(tables.message.c.id.in_(ids)))
-                connection.execute(insert(tables.message), [_message(engine, id, number) for id in ids])
-                written |= dict.fromkeys(ids, number)
-        if chance.random() < 0.5:
-            acks.insert("writer", ids)
-            with engine.begin() as connection:
-                last = select(tables.ack.c.id).order_by(tables.ack.c.id.desc()).limit(1).scalar_subquery()
-                when = _numbered(engine, number, "acked_at")
-                connection.execute(update(tables.ack).where(tables.ack.c.id == last).values(when))
-            all_acks.append(AckRow(frozenset(ids), number))
-        asked = chance.sample(range(1, 9), chance.randrange(1, 8))
-        assert acks.among(asked) == rules.sent_by_writers(all_acks, written, asked)
-
-
-def _message(engine: Engine, id: int, number: int) -> dict[str, Any]:
-    columns: dict[str, Any] = {"id": id, "message_id": uuid.uuid4(), "topic": "orders", "slot": 0, "body": b""}
-    return columns | _numbered(engine, number, "created_at")
-
-
-def _numbered(engine: Engine, number: int, clock: str) -> dict[str, Any]:
-    """Return the column that tells what was written before what: the transaction id, or the clock."""
-    return {"xact_id": number} if engine.dialect.name == "postgresql" else {clock: after(number)}
 
 
 class TwoParked:

@@ -16,7 +16,6 @@ from tests.model import (
     checking,
     deciding,
     deduping,
-    directing,
     extracting,
     holding,
     leasing,
@@ -28,7 +27,6 @@ from tests.model.blaming import Blaming
 from tests.model.checking import Checking
 from tests.model.deciding import Decider, Deciding
 from tests.model.deduping import Consuming, Deduping
-from tests.model.directing import Directing
 from tests.model.explorer import World
 from tests.model.extracting import Extracting
 from tests.model.holding import Holding
@@ -146,7 +144,6 @@ SCENES: tuple[Scene, ...] = (
     ),
     Scene("a transaction of half messages", partial(Deciding, 4, (JOIN, COMMIT, ROLLBACK, FENCE)), 20_000),
     *(Scene(f"check-back, {way}", partial(Checking, way), 15) for way in ("join", "record", "listener")),
-    Scene("direct sends and their compensation", partial(Directing, 3, faults=2), 11_000),
     Scene("an extract", partial(Extracting, _BESIDE, crashes=1), 15_000),
     Scene("a dedup key", partial(Deduping, 3, clock=2), 1_500),
     Scene("the inbox of two consumers", partial(Consuming, ("billing", "mail"), messages=2, crashes=2), 1_500),
@@ -325,9 +322,6 @@ TWINS: tuple[Twin, ...] = (
     _twin("fence without a record", _of, checking.FencesWithoutRecord, Checking, "lost", "record"),
     _twin("a position that is not flushed", _of, extracting.NotFlushed, Extracting, "lost", _FORGOTTEN, crashes=1),
     _twin("an extract's position of a standby", _of, extracting.ExtractsOnStandby, Extracting, "lost", _APART),
-    _twin("sent by the writer for too long", _of, directing.SendsLate, Directing, "repeated", 1),
-    _twin("a compensation without its grace", _of, directing.NoGrace, Directing, "repeated", 1),
-    _twin("acks ignored", _of, directing.IgnoresAcks, Directing, "repeated", 1),
     _twin("dedup by id alone", _of, deduping.ByIdAlone, Consuming, "lost", ("billing", "mail")),
     _twin("the note before the work", _of, deduping.NotesBefore, Consuming, "lost", ("billing",)),
     _twin("looks for the dedup key, then writes", _of, deduping.LooksThenWrites, Deduping, "written twice", 2),

@@ -60,7 +60,7 @@ WRONG = {
     "one that another covers": (["a*", "ab*", "*"], r"'ab\*' would never get a message, because 'a\*' before it"),
     "an exception": (["!orders", "*"], "'!orders' is an exception; put a route for these topics before the others"),
     "no topic": (["a b", "*"], "routes: one must be 1 to 249 characters"),
-    "the name of direct sends": (["compensation", "*"], "the name 'relay:compensation' belongs to direct sends"),
+    "the name of a backfill": (["backfill", "*"], "the name 'relay:backfill' belongs to a backfill"),
 }
 
 

@@ -70,7 +70,6 @@ def test_a_message_becomes_a_message_of_the_other_log_with_all_its_fields(other,
         "created_at": sent.created_at,
         "deliver_at": sent.deliver_at,
         "expires_at": sent.expires_at,
-        "direct": None,
     }
 
 
@@ -80,7 +79,7 @@ def test_a_field_that_a_message_has_not_is_null(other, sender):
     check_all_done(sender.send([sent]), [sent])
 
     [row] = other.rows()
-    empty = ("key", "tags", "headers", "content_type", "deliver_at", "expires_at", "direct")
+    empty = ("key", "tags", "headers", "content_type", "deliver_at", "expires_at")
     assert {name: row[name] for name in empty} == dict.fromkeys(empty)
     assert (row["body"], 0 <= row["slot"] < 256) == (b"", True)
     assert abs((datetime.now(UTC) - row["created_at"]).total_seconds()) < 60

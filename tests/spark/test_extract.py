@@ -159,7 +159,7 @@ def test_values_that_do_not_repeat_have_no_dictionary(outbox, path):
 
     assert {column.compression for column in columns.values()} == {"ZSTD"}
     assert {name for name, column in columns.items() if "RLE_DICTIONARY" in column.encodings} == {
-        "topic", "key", "slot", "tags", "content_type", "direct", "xact_id",
+        "topic", "key", "slot", "tags", "content_type", "xact_id",
     }  # fmt: skip
 
 

@@ -236,7 +236,7 @@ def test_another_server_is_accepted_or_read_from_its_beginning(pg_engine):
     ({"topics": "late"}, {}, "is topics=late, and now all topics:"),
     ({"topics": "late"}, {"topics": "orders,late"}, "is topics=late, and now topics=late,orders:"),
     ({"topics": "a"}, {"topics": "a", "halves": "true"}, "is topics=a, and now topics=a, halves=true:"),
-    ({"where.direct": "relay"}, {"halves": "true"}, "is where.direct=relay, and now halves=true:"),
+    ({"where.tags": "relay"}, {"halves": "true"}, "is where.tags=relay, and now halves=true:"),
 ])  # fmt: skip
 def test_a_checkpoint_of_another_selection_is_refused(engine, before, now, told):
     """What only the new selection takes lies behind the checkpoint, and would never come."""

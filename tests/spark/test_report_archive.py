@@ -17,7 +17,7 @@ def row(id, **changed):
     full = {
         "id": id, "xact_id": 700 + id, "message_id": f"{id:036}", "topic": "orders", "key": f"order-{id}", "slot": 3,
         "tags": None, "headers": '{"a":"b"}', "content_type": None, "body": b"%d" % id, "created_at": NOON,
-        "deliver_at": None, "expires_at": None, "direct": None,
+        "deliver_at": None, "expires_at": None,
     }  # fmt: skip
     return tuple({**full, **changed}[name] for name in COLUMNS)
 
@@ -50,7 +50,7 @@ def test_ranges_that_are_the_same(frame):
 CHANGES = {
     "id": None, "xact_id": 1, "message_id": "other", "topic": "mail", "key": None, "slot": 4, "tags": "t",
     "headers": None, "content_type": "text/plain", "body": b"", "created_at": NOON.replace(microsecond=1),
-    "deliver_at": NOON, "expires_at": NOON, "direct": "relay",
+    "deliver_at": NOON, "expires_at": NOON,
 }  # fmt: skip
 
 

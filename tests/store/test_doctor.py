@@ -29,7 +29,6 @@ from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox as typed
 from tests.support.destination import Destination, fill
 from tests.support.dialects import database_of
-from tests.support.direct import acked
 from tests.support.guests import owner_and_guest
 
 
@@ -354,7 +353,6 @@ SET_BACK = {
 KNOWN = {
     "outbox_message.id": "UPDATE outbox_message SET id = 41 WHERE id = 2",
     "outbox_parked.id": "UPDATE outbox_parked SET id = 41",
-    "outbox_ack.last_id": "UPDATE outbox_ack SET last_id = 41",
     "outbox_progress.after_id": "UPDATE outbox_progress SET target = base, after_id = 41",
     "outbox_meta.purged_id": "UPDATE outbox_meta SET purged_id = 41",
 }
@@ -367,10 +365,9 @@ SEEN = {
 
 
 def fill_every_table(engine: Engine) -> None:
-    """Two messages, one of which is parked, an ack and a sequence that stands at 2."""
+    """Two messages, one of which is parked, and a sequence that stands at 2."""
     with (outbox := Outbox(engine)).begin() as session:
         outbox.send_all(session, [Message("orders", b"1"), Message("orders", b"2")])
-    acked(engine, [1])
     with closing(outbox.database.open()) as channel, channel.transaction():
         Parked(channel, "relay").park({Parking(state="dead", blocks=True): [1]})
 

@@ -284,7 +284,6 @@ def test_the_number_that_it_has_takes_a_change_back(shop, channel, relay):
     [
         ("relay", "relay", 0),
         ("relay", "relay", 257),
-        ("relay:compensation", "compensation", 2),
         ("check:a", "check", 2),
     ],
 )

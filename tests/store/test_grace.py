@@ -22,8 +22,8 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.servers import PostgresServer
 from outbox.worker.settings import Settings
 from tests.conftest import started
-from tests.support.direct import Timed, append, write
 from tests.support.readers import Worker, job, texts
+from tests.support.rows import Timed, append, write
 from tests.support.waiting import eventually
 
 GRACE = timedelta(seconds=1)
@@ -158,7 +158,7 @@ def test_nothing_is_early_lost_twice_or_out_of_order_under_writers(engine):
         chance = random.Random(writer)
         for n in range(12):
             with engine.connect() as connection:
-                append(connection, f"{writer}-{n}", direct=None, key=f"k{writer}")
+                append(connection, f"{writer}-{n}", key=f"k{writer}")
                 time.sleep(chance.choice((0, 0, 0.02, 0.8 if engine.dialect.name == "postgresql" else 0.05)))
                 # From before: a moment later others may see it.
                 committed[f"{writer}-{n}".encode()] = time.monotonic()
@@ -191,7 +191,7 @@ def test_the_next_owner_waits_for_the_grace_again(engine):
     threads = [threading.Thread(target=each.run) for each in (before, after)]
     threads[0].start()
     eventually(lambda: at_work(database))
-    write(engine, "1", direct=None)
+    write(engine, "1")
     time.sleep(0.6)
     before.stop()
     threads[0].join()
@@ -224,13 +224,13 @@ def test_a_position_from_before_a_crash_ends_no_window(own_server):
     thread = threading.Thread(target=relay.run)
     thread.start()
     eventually(lambda: at_work(database))
-    write(engine, "1", direct=None)
+    write(engine, "1")
     time.sleep(0.5)
     server.kill()
     crashed = time.monotonic()
     server.start()
     engine.dispose()
-    write(engine, "2", direct=None)
+    write(engine, "2")
     arrived = eventually(lambda: len(handler.messages) == 2)
     relay.stop()
     thread.join()
@@ -242,7 +242,7 @@ def test_a_position_from_before_a_crash_ends_no_window(own_server):
 
 def test_until_empty_waits_for_what_was_committed_before(engine):
     database, handler = Database(engine), Timed()
-    write(engine, "1", "2", direct=None)
+    write(engine, "1", "2")
     began = time.monotonic()
 
     with_grace(database, handler).until_empty()
@@ -288,16 +288,15 @@ def test_an_idle_worker_sleeps(engine, monkeypatch):
     assert len(asked) <= 40
 
 
-@pytest.mark.parametrize("name", ["late", "late:compensation"])
-def test_a_grace_belongs_to_the_subscription(engine, name):
+def test_a_grace_belongs_to_the_subscription(engine):
     """A worker that says nothing finds it, one that counts on less is content, one that counts on more is refused."""
     database = Database(engine)
 
     def grace(declared: timedelta | None) -> timedelta:
-        declaration = Declaration(name=name, destination="callable:tests", grace=declared)
+        declaration = Declaration(name="late", destination="callable:tests", grace=declared)
         return Subscriptions(channel).declare(declaration).grace
 
     with closing(database.open()) as channel:
         assert [grace(each) for each in (GRACE, None, GRACE / 2)] == [GRACE, GRACE, GRACE]
-        with pytest.raises(Exception, match=rf"has grace 1 s, this worker asks for 2 s.*alter {name} --grace 2000ms"):
+        with pytest.raises(Exception, match=r"has grace 1 s, this worker asks for 2 s.*alter late --grace 2000ms"):
             grace(2 * GRACE)

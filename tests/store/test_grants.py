@@ -23,7 +23,6 @@ from outbox.worker import upkeep
 from tests.rocketmq.parts import COMMIT, GROUP, HALF_TOPIC, Listener, check_back
 from tests.support.command_line import outbox as typed
 from tests.support.destination import Destination, fill, relay_to
-from tests.support.directly import settled, writing_directly
 from tests.support.guests import owner_and_guest
 from tests.support.pages import TOP, blocks
 from tests.support.waiting import eventually
@@ -72,7 +71,7 @@ def test_a_plain_writer_inserts_into_the_log_and_nothing_else(roles):
         with outbox.begin() as session:
             outbox.send(session, "orders", b"1", key="a", delay="30m", lock_key=True)
             outbox.send_all(session, [Message("orders", b"2") for _ in range(100)])
-        for column in ("xact_id", "created_at", "direct"):
+        for column in ("xact_id", "created_at"):
             with pytest.raises(ProgrammingError, match="permission denied"), outbox.begin() as session:
                 session.execute(text(f"INSERT INTO outbox_message (topic, {column}) VALUES ('orders', NULL)"))
         with pytest.raises(ProgrammingError, match="permission denied") as refused, outbox.begin() as session:
@@ -124,17 +123,6 @@ def test_the_command_that_sends_names_the_right_that_a_writer_lacks_for_it(roles
     assert (refused.code, sent.code) == (1, 0)
     assert "a command also reads how many slots the tables have: GRANT SELECT ON outbox_meta TO ROLE" in refused.err
     assert "--writer" not in refused.err
-
-
-def test_a_writer_that_sends_directly(roles):
-    granted(roles, "--writer", "ROLE", "--direct").close()
-    destination = Destination()
-    with writing_directly(roles[1], destination) as outbox:
-        with outbox.begin() as session:
-            outbox.send(session, "orders", b"1")
-
-        assert settled(outbox, destination, [b"1"])
-    assert rights_on_log(roles) == ["SELECT"]
 
 
 @pytest.mark.storm
@@ -319,6 +307,6 @@ def test_the_pages_show_what_the_command_prints():
     shown = re.findall(r"```sh\noutbox (db grants [^\n]*)\n```\n\n```sql\n(.*?)```", RIGHTS, re.DOTALL)
     reader = typed(None, "db", "grants", "--reader", "reader", "--register")
 
-    assert len(shown) == 8
+    assert len(shown) == 7
     assert {line: typed(None, *shlex.split(line)).out for line, _ in shown} == dict(shown)
     assert re.findall(r"^GRANT .* TO reader;$", SPARK, re.MULTILINE) == reader.out.splitlines()

@@ -34,7 +34,7 @@ MOST_ROWS = 3 * LIMIT
 OLD = 1000  # the id, and the transaction, of a row that lies among the passed ones and committed late
 
 COMMON: dict[str, Any] = {
-    "inline": 8000, "limit": LIMIT, "skips": "", "hidden": "",
+    "inline": 8000, "limit": LIMIT, "hidden": "",
 }  # fmt: skip
 RARE_TOPIC = Selection(topics=("rare",))
 RARE_PATTERN = Selection(topics=("ra*", "!*x"))

@@ -20,7 +20,7 @@ from outbox.errors import DatabaseError, SchemaError
 from outbox.store.dialects.postgresql import dialect
 from outbox.testing.servers import PostgresServer
 from tests.support.destination import Destination
-from tests.support.revisions import add_revision
+from tests.support.revisions import add_revision, make_earlier
 
 
 @pytest.fixture
@@ -313,10 +313,8 @@ def test_an_upgrade_refuses_tables_of_a_newer_version(empty):
 
 def test_an_upgrade_of_a_log_with_messages_reads_none_of_them(empty_pg):
     """Slots are checked from then on; a look at all messages would keep writers waiting."""
-    migrate.upgrade(empty_pg)
-    do(empty_pg, "ALTER TABLE outbox_message DROP CONSTRAINT outbox_message_slot")
+    make_earlier(empty_pg, "0002")
     do(empty_pg, "INSERT INTO outbox_message (message_id, topic, slot, body) VALUES (gen_random_uuid(), 'a', -1, 'x')")
-    do(empty_pg, f"UPDATE {schema.VERSION_TABLE} SET version_num = '0002'")
 
     migrate.upgrade(empty_pg)
 
@@ -325,22 +323,20 @@ def test_an_upgrade_of_a_log_with_messages_reads_none_of_them(empty_pg):
         assert connection.scalar(check) is False
 
 
-def test_an_upgrade_gives_up_behind_a_long_transaction_so_that_no_writer_waits(pg_engine, monkeypatch):
+def test_an_upgrade_gives_up_behind_a_long_transaction_so_that_no_writer_waits(empty_pg, monkeypatch):
     """A change of the log waits for all who write to it, and later writers wait behind the change."""
-    with pg_engine.begin() as connection:
-        connection.execute(text("ALTER TABLE outbox_message DROP CONSTRAINT outbox_message_slot"))
-        connection.execute(text("UPDATE outbox_alembic_version SET version_num = '0002'"))
+    make_earlier(empty_pg, "0002")
     monkeypatch.setattr(dialect, "UPGRADE_PATIENCE", "50ms")
-    outbox = Outbox(pg_engine)
+    outbox = Outbox(empty_pg)
 
     with outbox.begin() as session:
         outbox.send(session, "orders", b"1")
         with pytest.raises(SchemaError, match="nothing was changed: run it again when that transaction has ended"):
-            migrate.upgrade(pg_engine)
-    refused = migrate.current_revision(pg_engine)
-    migrate.upgrade(pg_engine)
+            migrate.upgrade(empty_pg)
+    refused = migrate.current_revision(empty_pg)
+    migrate.upgrade(empty_pg)
 
-    assert (refused, migrate.current_revision(pg_engine)) == ("0002", migrate.head_revision())
+    assert (refused, migrate.current_revision(empty_pg)) == ("0002", migrate.head_revision())
 
 
 def test_an_upgrade_runs_the_revisions_that_are_missing(empty, tmp_path, monkeypatch):

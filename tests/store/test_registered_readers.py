@@ -140,7 +140,7 @@ def test_no_reader_takes_the_name_of_a_relay(outbox, destination):
             register(outbox, name=name)
 
 
-@pytest.mark.parametrize("name", ["", "relay:compensation", "check:shop"])
+@pytest.mark.parametrize("name", ["", "relay:backfill", "check:shop"])
 def test_names_that_are_made_for_others_are_refused(outbox, name):
     with pytest.raises(SubscriptionError, match="cannot be the name of an extract"):
         register(outbox, name=name)

@@ -19,7 +19,6 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from tests.support.destination import Destination, relay_to
-from tests.support.direct import BRIEFLY, acked, declare_compensation, relay_of, write
 from tests.support.parked import request
 from tests.support.reused_ids import begin_again
 from tests.support.waiting import eventually
@@ -229,21 +228,3 @@ def test_another_subscription_may_have_parked_what_it_likes(engine, channel):
         Parked(channel, "relay").park({DEAD: [1]})
 
     assert sorted(parked(engine)) == [(1, b"new", "dead"), (1, b"old", "dead")]
-
-
-def test_a_compensation_sends_what_has_the_id_of_a_message_that_was_acknowledged(engine):
-    """Its own ack counts, however many there are from before."""
-    destination, log = Destination(), Log()
-    declare_compensation(engine, BRIEFLY)
-    acked(engine, write(engine, "old 1", "old 2", "old 3"))
-    with closing(Outbox(engine).database.open()) as channel:
-        acked_at = log.now(channel).now
-        eventually(lambda: log.now(channel).now > acked_at)
-    begin_again(engine)
-    ids = write(engine, "left behind", "sent", "left behind, too")
-    acked(engine, ids[1:2])
-
-    relay_of(engine, destination).until_empty()
-
-    assert ids == [1, 2, 3]
-    assert destination.bodies == [b"left behind", b"left behind, too"]

@@ -107,15 +107,6 @@ def test_a_named_destination_is_the_same_whatever_its_hosts_are(engine, outbox):
         delivered(outbox.database, destination="nats://z:9/orders?as=other")
 
 
-def test_a_compensation_follows_the_hosts_of_its_subscription(engine, outbox, channel):
-    subscriptions = Subscriptions(channel)
-    delivered(outbox.database, destination="nats://a:1,b:1")
-    subscriptions.declare(declared("relay:compensation", destination="nats://a:1,b:1", kind="compensation"), "latest")
-    delivered(outbox.database, destination="nats://b:1,c:1")
-
-    assert destinations(engine) == ["nats://b:1,c:1", "nats://b:1,c:1"]
-
-
 def test_the_hosts_that_a_worker_declares_undo_no_change_that_was_ordered_meanwhile(engine, outbox, channel):
     subscriptions = Subscriptions(channel)
     seen = subscriptions.declare(declared(destination="nats://a:1,b:1"))
@@ -297,7 +288,7 @@ def test_a_relay_in_an_application_waits_for_the_subscription_that_was_dropped_u
 def test_a_subscription_that_is_dropped_while_its_worker_connects_again_is_not_created(
     outbox, channel, monkeypatch, start
 ):
-    """The worker has seen that it is there; a compensation, and another that somebody else creates, has no start."""
+    """The worker has seen that it is there; one that somebody else creates has no start."""
     send(outbox, "1")
     collector = Collector()
     again = worker(outbox.database, collector, start=start, name="billing")

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
@@ -12,9 +11,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, SubscriptionError
+from outbox.admin.backfill import backfill
 from outbox.admin.commands import alter, drop, reset
 from outbox.admin.split import split
-from outbox.model.subscription import Declaration, compensation_of
+from outbox.model.subscription import Declaration
 from outbox.model.topics import Topics
 from outbox.runtime import failpoints
 from outbox.schema import metadata
@@ -230,55 +230,33 @@ def test_a_subscription_is_not_dropped_by_a_command_that_has_lost_its_lease(engi
     [
         (
             lambda channel, stored: alter(channel, replace(stored, destination="new")),
-            {"relay": "new", "relay:compensation": "new"},
+            {"relay": "new", "relay:backfill": "new"},
         ),
         (lambda channel, stored: drop(channel, stored.name), {}),
-        (
-            lambda channel, stored: reset(channel, stored.name, "earliest"),
-            {"relay": "old", "relay:compensation": "old"},
-        ),
     ],
-    ids=["alter", "drop", "reset"],
+    ids=["alter", "drop"],
 )
-def test_a_command_leaves_no_compensation_behind_that_a_direct_writer_declares_at_the_same_moment(
+def test_a_command_leaves_no_backfill_behind_that_begins_at_the_same_moment(
     engine, channel, monkeypatch, command, after
 ):
-    """It had looked for a compensation before; the next time it takes that along."""
+    """It had looked for a backfill before; the next time it takes that along."""
     stored = Subscriptions(channel).declare(declared(destination="old"))
     change = Subscriptions.changing
 
     def late(self: Subscriptions) -> object:
         monkeypatch.setattr(Subscriptions, "changing", change)
-        first_writer(engine, "old")
+        with closing(Outbox(engine).database.open()) as own:
+            backfill(own, "relay", ["orders"])
         return change(self)
 
     monkeypatch.setattr(Subscriptions, "changing", late)
     with pytest.raises(SubscriptionError) as raised:
         command(channel, stored)
 
-    assert str(raised.value) == "direct writers or a backfill of relay began or ended meanwhile; try again"
-    assert destinations(channel) == {"relay": "old", "relay:compensation": "old"}
+    assert str(raised.value) == "a backfill of relay began or ended meanwhile; try again"
+    assert destinations(channel) == {"relay": "old", "relay:backfill": "old"}
     command(channel, stored)
     assert destinations(channel) == after
-
-
-def test_a_direct_writer_does_not_begin_with_the_destination_from_before_an_alteration(engine, channel):
-    """It had compared the destinations before."""
-    alter(channel, replace(Subscriptions(channel).declare(declared(destination="old")), destination="new"))
-
-    with pytest.raises(SubscriptionError, match="subscription 'relay' sends to new, this writer to old; give it the"):
-        first_writer(engine, "old")
-
-    assert destinations(channel) == {"relay": "new"}
-
-
-def first_writer(engine: Engine, destination: str) -> None:
-    """A direct writer declares what it leaves behind."""
-    given = Declaration(
-        name=compensation_of("relay"), destination=destination, kind="compensation", grace=timedelta(seconds=10)
-    )
-    with closing(Outbox(engine).database.open()) as own:
-        Subscriptions(own).declare(given, "latest")
 
 
 def destinations(channel: Channel) -> dict[str, str | None]:

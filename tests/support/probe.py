@@ -16,10 +16,3 @@ def count(channel: Channel, table: str) -> int:
 def empty(channel: Channel) -> None:
     """Delete all rows of the log, as a purge may do in the end."""
     channel.run("DELETE FROM {message}")
-
-
-def direct(channel: Channel, *, topic: str, subscription: str) -> None:
-    """Mark the messages of a topic as those that their writer sends itself, for this subscription."""
-    channel.run(
-        "UPDATE {message} SET direct = :subscription WHERE topic = :topic", topic=topic, subscription=subscription
-    )

@@ -9,7 +9,7 @@ import pytest
 Tier = Literal["quick", "storm", "timed"]
 
 #: Rooms whose tests run on SQLite in a storm only, because the quick tier runs the same tests on PostgreSQL.
-TWINS = ("admin", "cli", "consumer", "direct", "docs", "relay", "rocketmq", "spark", "worker")
+TWINS = ("admin", "cli", "consumer", "docs", "relay", "rocketmq", "spark", "worker")
 
 #: The areas of a storm, with their folders below `tests/`. What no area names is in `rest`.
 AREAS = {

@@ -14,14 +14,12 @@ from typing import Any, cast
 import pytest
 
 from outbox import Message, Outbox, Verdict, create_engine
-from outbox.direct.sends import DirectSends
 from outbox.model.verdict import DONE
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.questions import Respondent, Unasked
 from outbox.runtime import fork
 from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
-from outbox.store.database import Database
 from outbox.worker.calls import Call, Caller
 from outbox.worker.hung import HungCalls
 from outbox.worker.worker import Worker
@@ -164,26 +162,6 @@ def test_open_questions_stay_with_the_parent():
     let_go.set()
 
     assert (while_locked, first, while_open, again) == (True, None, True, Unasked.OPEN)
-
-
-def test_direct_sends_begin_anew_there():
-    """Whatever their locks were at the fork."""
-    sends = DirectSends(Database(create_engine("sqlite:///never-opened")), "file:never-opened", "relay")
-    held, forked = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with sends._lock:
-            held.set()
-            forked.wait(60)
-
-    holding = threading.Thread(target=hold)
-    holding.start()
-    held.wait(60)
-    begins = in_a_child(lambda: sends.offer(1) is None)
-    forked.set()
-    holding.join()
-
-    assert begins
 
 
 def test_a_child_does_not_take_the_wake_ups_of_its_parent():

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from outbox import SubscriptionError
 from outbox.model.limits import HALF_TOPIC
-from outbox.model.message import Message
 from outbox.model.topics import Topics, chosen_topics, covers, exact_topics
-from outbox.store.log.append import Direct
 
 #: Few letters, so that patterns and topics often have something in common.
 TOPICS = st.text("ab.%", min_size=1, max_size=6).filter(lambda topic: topic not in (".", ".."))
@@ -112,21 +110,6 @@ def test_topics_that_no_message_can_have_are_refused(topics, error):
 def test_a_reader_of_whole_names_says_so(topics):
     with pytest.raises(SubscriptionError, match="is a pattern or an exception; here topics are whole names"):
         exact_topics(topics)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "taken"),
-    [
-        (None, ["orders.new", "users"]),
-        (["orders.*"], ["orders.new"]),
-        (["!orders.*"], ["users"]),
-        (["users"], ["users"]),
-    ],
-)
-def test_a_writer_sends_what_its_subscription_reads(chosen, taken):
-    direct = Direct("relay", Topics.of(chosen))
-
-    assert [topic for topic in ("orders.new", "users") if direct.takes(Message(topic, b""))] == taken
 
 
 def test_a_part_of_a_pattern_cannot_be_taken_out():

@@ -32,7 +32,6 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
 from tests.support.destination import LONG_LEASE, Destination, Lines, failing, fill, relay_to
-from tests.support.direct import acked, declare_compensation, write
 from tests.support.faults import arm_kill
 from tests.support.leases import end_lease, step_clock
 from tests.support.parked import request, states
@@ -195,20 +194,6 @@ def test_it_begins_at_a_moment(channel, outbox, sent):
     relay.until_empty()
 
     assert Counter(numbers(destination.messages)) == Counter(range(330)) + Counter(range(301, 330, 3))
-
-
-def test_what_writers_have_sent_themselves_comes_again(engine, channel, outbox):
-    destination = Destination()
-    declare_compensation(engine)
-    relay = relay_to(destination, outbox)
-    relay.until_empty()
-    acked(engine, write(engine, "direct"))
-    relay.until_empty()
-
-    backfill(channel, "relay", ["t"])
-    relay.until_empty()
-
-    assert destination.bodies == [b"direct"]
 
 
 def test_what_fails_is_tried_again_before_the_end(engine, channel, outbox, sent):

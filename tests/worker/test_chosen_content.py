@@ -1,4 +1,4 @@
-"""Tags and a filter choose messages beside topics: in every read, for direct sends, in a status, and when altered."""
+"""Tags and a filter choose messages beside topics: in every read, in a status, and when altered."""
 
 import json
 
@@ -6,16 +6,12 @@ import pytest
 from sqlalchemy import text
 
 from outbox import FilterError, Message, Outbox, Relay, Route, SubscriptionError, routes
-from outbox.model.filter.sql92 import Filter
-from outbox.store.log.append import Direct
 from outbox.store.log.log import Limits
 from outbox.store.operations.status import statuses
 from outbox.worker.settings import Settings
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination
-from tests.support.directly import marked, writing_directly
 from tests.support.readers import delivered, texts
-from tests.support.waiting import eventually
 
 CHOSEN = {"topics": ("orders",), "tags": ("TagA", "TagB"), "filter": "price > 100 AND region <> 'us'"}
 
@@ -140,23 +136,6 @@ def test_a_status_counts_what_is_chosen(engine):
     channel.close()
 
     assert [each.backlog for each in found] == [len(chosen)]
-
-
-def test_a_writer_sends_itself_only_what_is_chosen():
-    direct = Direct("relay", tags=("TagA",), filter=Filter.of("price < 101"))
-
-    assert [direct.takes(message) for message in mixed(4)] == [True, False, False, False]
-
-
-def test_the_relay_sends_what_is_chosen_beside_direct_writers(engine):
-    destination = Destination()
-    Relay(Outbox(engine), destination, filter="region = 'eu'").once()
-    with writing_directly(engine, destination) as direct:
-        put(direct, mixed(8))
-        assert eventually(lambda: len(destination.bodies) == 4)
-        assert sorted(marked(engine)) == sorted(destination.bodies)
-    Relay(Outbox(engine), destination, filter="region = 'eu'").until_empty()
-    assert sorted(destination.bodies) == [b"0 chosen", b"1 other", b"2 other", b"3 other"]
 
 
 def test_a_consumer_handles_what_is_chosen(engine):

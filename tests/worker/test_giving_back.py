@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox, Relay, Retry, SubscriptionError, Unavailable
 from outbox.admin import borrowing, commands
 from outbox.model.lease import Partition
-from outbox.model.subscription import Declaration, Subscription
+from outbox.model.subscription import Subscription
 from outbox.model.verdict import DONE
 from outbox.store.subscriptions import leases
 from outbox.store.subscriptions.leases import Leases
@@ -293,23 +293,6 @@ def test_a_worker_that_stands_by_takes_no_lease_that_is_wanted(outbox, channel):
         assert eventually(lambda: len(destination.messages) == 20)
 
     assert early == []
-
-
-def test_a_batch_of_a_compensation_is_finished_as_well(engine, outbox):
-    """The destination of a subscription is that of its compensation, so both workers give their leases back."""
-    with closing(outbox.database.open()) as channel:
-        relay_to(Destination(), outbox).until_empty()
-        grace = timedelta(milliseconds=100)
-        left_behind = Declaration(name="relay:compensation", destination="test", kind="compensation", grace=grace)
-        Subscriptions(channel).declare(left_behind, "latest")
-    destination = Slow()
-    with running(relay_to(destination, outbox)):
-        assert eventually(lambda: len(held(engine)) == 2)
-        alter(outbox, destination="elsewhere")
-        with engine.connect() as connection:
-            found = connection.execute(text("SELECT destination FROM outbox_subscription")).scalars().all()
-
-    assert found == ["elsewhere", "elsewhere"]
 
 
 def held(engine: Engine) -> list[str]:

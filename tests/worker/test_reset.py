@@ -24,7 +24,7 @@ from outbox.admin.commands import reset
 from outbox.admin.repartition import repartition
 from outbox.model.message import Message
 from outbox.model.position import EARLIEST, Progress
-from outbox.model.subscription import Declaration, Kind, Start
+from outbox.model.subscription import Declaration, Kind
 from outbox.model.verdict import DONE, Reject, Retry
 from outbox.runtime import failpoints
 from outbox.store.database import Channel
@@ -35,7 +35,6 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
 from tests.support.deadlines import overdue
 from tests.support.destination import Destination, Lines, expected, failing, fill, relay_to
-from tests.support.direct import acked, declare_compensation, relay_of, stored_acks, write
 from tests.support.faults import arm_stop
 from tests.support.leases import end_lease
 from tests.support.parked import request, states
@@ -244,34 +243,8 @@ def test_an_ordered_number_of_partitions_counts_from_the_reset_on(shop, channel)
 
 
 @pytest.mark.parametrize(
-    ("start", "sent"), [("earliest", {b"acked", b"left behind", b"plain", b"later"}), ("latest", {b"later"})]
-)
-def test_what_writers_have_sent_themselves_comes_again_too(engine, channel, start: Start, sent):
-    """Their acks go; what is acknowledged afterwards was sent afterwards."""
-    destination = Destination()
-    declare_compensation(engine)
-    acked(engine, write(engine, "acked"))
-    write(engine, "left behind")
-    write(engine, "plain", direct=None)
-    relay_of(engine, Destination()).until_empty()
-    acked(engine, write(engine, "passed over"))
-    ids = write(engine, "sent after the reset")
-
-    reset(channel, "relay", start)
-    acks = stored_acks(engine)
-    acked(engine, ids)
-    write(engine, "later")
-    relay_of(engine, destination).until_empty()
-
-    assert acks == []
-    assert set(destination.bodies) == sent | ({b"passed over"} if start == "earliest" else set())
-    assert len(destination.bodies) == len(set(destination.bodies))
-
-
-@pytest.mark.parametrize(
     ("name", "kind", "why"),
     [
-        ("relay:compensation", "compensation", "follows relay; reset that one"),
         ("check:g", "check", "asks about transactions"),
         ("archive", "extract", "has the position of its archive"),
     ],

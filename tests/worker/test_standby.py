@@ -137,8 +137,8 @@ def test_a_worker_that_stands_by_looks_at_the_lease_and_does_not_try_to_take_it(
 
 
 def test_a_worker_that_waits_for_a_subscription_asks_for_nothing_else(pg_engine, monkeypatch):
-    """Every relay waits for its compensation and its backfill, which most never have."""
-    monkeypatch.setattr(upkeep, "FIND_COMPENSATION", 0.01)
+    """Every relay waits for its backfill, which most never have."""
+    monkeypatch.setattr(upkeep, "FIND_BACKFILL", 0.01)
     verified, found = list[Channel](), list[str]()
     verify, find = identity.verify, Subscriptions.find
 

@@ -15,13 +15,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from outbox import Message, Outbox, create_engine, migrate
+from outbox import Outbox, create_engine, migrate
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Hint
 from outbox.worker.settings import Settings
 from outbox.writing.notifier import Notifier
-from tests.support.destination import Destination
-from tests.support.directly import writing_directly
 from tests.support.readers import Collector, bodies, send, worker
 from tests.support.servers.proxy import TcpProxy
 from tests.support.several import behind
@@ -110,18 +108,6 @@ def test_a_commit_wakes_this_process(engine):
     with woken(outbox) as moments:
         send(outbox, "1")
         assert eventually(lambda: bool(moments))
-
-
-@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
-@pytest.mark.parametrize(("keys", "heard"), [([None], False), (["k", None], True), ([None, "k"], True)])
-def test_what_its_writer_sends_wakes_nobody(engine, keys, heard, at_once):
-    """Only what is left to the relay."""
-    messages = [Message("orders", b"1", key=key) for key in keys]
-    with writing_directly(engine, Destination()) as outbox, woken(outbox) as moments:
-        with outbox.begin() as session:
-            for part in [messages] if at_once else [[message] for message in messages]:
-                outbox.send_all(session, part)
-        assert eventually(lambda: bool(moments), 60 if heard else 0.3) == heard
 
 
 def test_who_has_stopped_listening_is_not_woken(engine):

@@ -250,12 +250,12 @@ def test_rows_hold_what_was_given_at_every_length(engine, fields):
         rows = connection.execute(table.select().order_by(table.c.id)).all()
     assert [
         (r.message_id, r.topic, r.key, r.tags, r.headers, r.body, r.content_type, in_utc(r.deliver_at),
-         in_utc(r.expires_at), r.direct)
+         in_utc(r.expires_at))
         for r in rows
     ] == [
         (
             m.message_id, m.topic, m.key, m.tags, m.headers_json, m.body, m.content_type,
-            m.deliver_at if m.delay is None else in_utc(r.created_at + m.delay), m.expires_at, None,
+            m.deliver_at if m.delay is None else in_utc(r.created_at + m.delay), m.expires_at,
         )
         for r, m in zip(rows, given, strict=True)
     ]  # fmt: skip

@@ -61,7 +61,7 @@ def test_a_row_holds_what_was_said(engine):
     assert row == {
         "id": 1, "message_id": id, "topic": "orders", "key": "order-1", "slot": slot_of("order-1", 256),
         "tags": "placed", "headers": '{"a":"ü"}', "body": b'{"id":1}', "content_type": "application/vnd.order+json",
-        "deliver_at": at, "expires_at": until, "direct": None,
+        "deliver_at": at, "expires_at": until,
     }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_what_was_not_said_is_null(engine):
     with engine.connect() as connection:
         row = connection.execute(log_of(outbox).select()).mappings().one()
 
-    absent = ("key", "tags", "headers", "content_type", "deliver_at", "expires_at", "direct")
+    absent = ("key", "tags", "headers", "content_type", "deliver_at", "expires_at")
     assert {name: row[name] for name in absent} == dict.fromkeys(absent)
     assert 0 <= row["slot"] < 256
 

@@ -16,21 +16,17 @@ from outbox.store.dialects.filtering import Filtering
 from outbox.store.dialects.finding import Finding
 from outbox.store.dialects.statements import AsyncExecute, Execute, Parameters, Row, Script
 
-#: The columns of a message, in the order in which `Reads.messages` takes them. `{body}` may leave the body out;
-#: copies that are parked have no `{direct}`.
-COLUMNS = (
-    "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at, {direct}"
-)
+#: The columns of a message, in the order in which `Reads.messages` takes them. `{body}` may leave the body out.
+COLUMNS = "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at"
 
 #: Large bodies are left out, and fetched when their turn comes; this bounds a read in bytes.
 _BODY = "CASE WHEN length(body) <= :inline THEN body END"
-#: Rows that the reader leaves out at once come without their bodies: half messages, and those that the subscription's
-#: writers send.
-_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
-LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
-RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT) + " AS body", direct="direct")
+#: Half messages, which the reader leaves out at once, come without their bodies.
+_LEFT_OUT = "CASE WHEN topic = :hidden THEN NULL"
+LOG_COLUMNS = COLUMNS.format(body=_BODY)
+RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT) + " AS body")
 #: All of a message.
-READ_COLUMNS = COLUMNS.format(body="body", direct="direct")
+READ_COLUMNS = COLUMNS.format(body="body")
 
 #: The column `slot` is one of those that a partition owns.
 OF_SLOTS = "slot % :partitions = :partition"
@@ -38,7 +34,7 @@ OF_SLOTS = "slot % :partitions = :partition"
 #: The columns that an append writes of a message, in this order.
 APPENDED = (
     "message_id", "topic", "key", "slot", "tags", "headers", "body", "content_type", "deliver_at", "delay",
-    "expires_at", "direct",
+    "expires_at",
 )  # fmt: skip
 
 
@@ -100,14 +96,8 @@ class Location:
 class Append(Protocol):
     """Appends messages, given as rows of `APPENDED`."""
 
-    def __call__(
-        self, names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
-    ) -> Script[list[tuple[int, bool]]]:
-        """Yield the statements that append the rows. `names`: the names of `Database.sql`.
-
-        `compensation`: a subscription; unless it exists, no message is marked as sent by its writer. With
-        `compensation`, return the ids, each with whether the message is marked; without, return an empty list.
-        """
+    def __call__(self, names: Mapping[str, str], rows: Sequence[Row]) -> Script[None]:
+        """Yield the statements that append the rows. `names`: the names of `Database.sql`."""
 
 
 #: Given the names that `Database.sql` fills in, dedup keys with the ids of their messages, and for how many seconds

@@ -187,7 +187,6 @@ def real_message(row: Message) -> Message:
             row.created_at or _EPOCH,
             _moment(headers.get(_DELIVER_AT)),
             _moment(headers.get(_EXPIRES_AT)),
-            None,
             row.attempt,
         )
     )

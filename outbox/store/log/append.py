@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from outbox.model.filter.sql92 import Filter
 from outbox.model.limits import require_flags
-from outbox.model.message import LogRef, Message
+from outbox.model.message import Message
 from outbox.model.slots import slot_of
-from outbox.model.subscription import compensation_of
-from outbox.model.topics import EVERY_TOPIC, Topics
 from outbox.model.trace_context import trace_headers
 from outbox.store.database import Database
 from outbox.store.dialects.statements import Script, Statement
@@ -27,35 +23,14 @@ _MESSAGE_ID = "CAST(message_id AS {text})"
 _PRESENT = "SELECT message_id FROM {message} WHERE {chosen}"
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """The messages that a writer sends without the relay, for a subscription with this selection."""
-
-    subscription: str
-    topics: Topics = EVERY_TOPIC
-    tags: tuple[str, ...] | None = None
-    filter: Filter | None = None
-
-    def takes(self, message: Message) -> bool:
-        """Return True for a selected message without key, `deliver_at`, delay and expiry."""
-        plain = message.key is None and message.deliver_at is None and message.delay is None
-        if not plain or message.expires_at is not None:
-            return False
-        of_topics = self.topics.everything or self.topics.matches(message.topic)
-        of_tags = self.tags is None or message.tags in self.tags
-        return of_topics and of_tags and (self.filter is None or self.filter.matches(message))
-
-
 class Appended(NamedTuple):
     """The result of a write.
 
-    `message_ids`: the ids of all messages, in order. `messages`: the inserted messages, without repetitions. `direct`:
-    log ids and ids of the messages that the writer is to send.
+    `message_ids`: the ids of all messages, in order. `messages`: the inserted messages, without repetitions.
     """
 
     message_ids: list[UUID]
     messages: Sequence[Message]
-    direct: list[LogRef]
 
 
 class Writing:
@@ -65,13 +40,11 @@ class Writing:
         self._database = database
         self._dedup = Dedup(database, dedup_window)
 
-    def append(
-        self, messages: Sequence[Message], *, lock_keys: bool = False, direct: Direct | None = None
-    ) -> Script[Appended]:
+    def append(self, messages: Sequence[Message], *, lock_keys: bool = False) -> Script[Appended]:
         """Insert messages; ids in the log follow the order of the list.
 
         A message with a known dedup key is not inserted; the id of the first message is returned. `lock_keys`: make
-        other writers of the same keys wait. `direct`: the messages that the writer will send.
+        other writers of the same keys wait.
         """
         require_flags(lock_keys=lock_keys)
         if lock_keys and self._database.dialect.locks.keys is not None:
@@ -79,31 +52,25 @@ class Writing:
             # Equal keys of two schemas are two keys.
             seed = zlib.crc32((self._database.schema or "").encode())
             yield Statement(self._database.dialect.locks.keys, {"keys": keys, "seed": seed}, returns=True)
-        written = Appended([message.message_id for message in messages], messages, [])
+        written = Appended([message.message_id for message in messages], messages)
         if any(message.dedup_key is not None for message in messages):
             first = yield from self._dedup.claim(messages)
             ids = [first.get(place, id) for place, id in enumerate(written.message_ids)]
-            written = Appended(ids, [m for place, m in enumerate(messages) if place not in first], [])
+            written = Appended(ids, [m for place, m in enumerate(messages) if place not in first])
         for part in _parts(written.messages):
-            yield from self._insert(part, direct, written)
+            yield from self._insert(part)
         return written
 
-    def _insert(self, messages: Sequence[Message], direct: Direct | None, written: Appended) -> Script[None]:
+    def _insert(self, messages: Sequence[Message]) -> Script[None]:
         slots, trace = self._database.slots, trace_headers(messages[0].topic, len(messages))
-        compensation = None
-        rows = []
-        for m in messages:
-            ours = direct.subscription if direct is not None and direct.takes(m) else None
-            if ours is not None:
-                compensation = compensation_of(ours)
-            rows.append((
+        rows = [
+            (
                 m.message_id, m.topic, m.key, slot_of(m.key, slots), m.tags, m.headers_json_with(trace), m.body,
-                m.content_type, m.deliver_at, m.delay, m.expires_at, ours,
-            ))  # fmt: skip
-        places = yield from self._database.dialect.writes.append(self._database.names, rows, compensation=compensation)
-        if places:
-            placed = zip(places, messages, strict=True)
-            written.direct.extend((id, m.message_id) for (id, marked), m in placed if marked)
+                m.content_type, m.deliver_at, m.delay, m.expires_at,
+            )
+            for m in messages
+        ]  # fmt: skip
+        yield from self._database.dialect.writes.append(self._database.names, rows)
 
 
 def present(database: Database, ids: Collection[UUID]) -> Script[set[UUID]]:

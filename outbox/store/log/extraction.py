@@ -35,7 +35,7 @@ _LONGEST_TOLD = 200
 #: The columns of `messages`, in the order in which they are shown. Where the log has no `xact_id`, it is the id.
 _OF_MESSAGES = (
     "id", "xact_id", "message_id", "topic", "key", "slot", "tags", "headers", "content_type", "body", "created_at",
-    "deliver_at", "expires_at", "direct",
+    "deliver_at", "expires_at",
 )  # fmt: skip
 #: The first match counts, because some of these types are subclasses of others.
 _KINDS: tuple[tuple[type[TypeEngine[Any]], Kind], ...] = (

@@ -21,13 +21,13 @@ from outbox.model.subscription import EVERYTHING, Selection
 from outbox.model.topics import Topics
 from outbox.runtime.named import named
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import LOG_COLUMNS, OF_SLOTS, Values, slots_of
+from outbox.store.dialects.dialect import OF_SLOTS, Values, slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.log.filtering import Condition, condition_of
 
 logger = logging.getLogger("outbox")
 
-_TOPIC, _BODY, _DIRECT = 2, 6, 11
+_TOPIC, _BODY = 2, 6
 _ID = itemgetter(0)
 _FORBIDDEN = {
     "standby": "this server is a standby: its snapshots miss open transactions; connect to the primary",
@@ -141,11 +141,10 @@ class Log:
         self._selection = selection
         topics = Topics.of(selection.topics)
         self._slots = slots_of(partition)
-        chosen = (selection.tags, selection.filter, selection.only)
-        self._narrow = bool(self._slots) or not topics.everything or chosen != (None, None, None)
-        # An empty text skips and hides nothing: no subscription has an empty name, and no message an empty topic. Half
-        # messages are hidden unless their topic is named, because only a checker handles them.
-        self._skips = selection.skips or ""
+        chosen = (selection.tags, selection.filter)
+        self._narrow = bool(self._slots) or not topics.everything or chosen != (None, None)
+        # An empty text hides nothing, because no message has an empty topic. Half messages are hidden unless their
+        # topic is named, because only a checker handles them.
         self._hidden = "" if topics.halves else HALF_TOPIC
         self._incarnation: str | None = None
 
@@ -181,13 +180,6 @@ class Log:
         highest = int(head[7]) if head[7] is not None else rows[-1][0] if rows else 0
         page = _page(channel, part, capture.now, complete=part.whole, seen=seen, capture=capture)
         return replace(page, highest=highest)
-
-    def at(self, channel: Channel, ids: Sequence[int]) -> Page:
-        """Read the messages with these ids, as many as the limits allow, but at least one."""
-        bound = {"inline": self._limits.inline, "only": self._selection.only, "ids": channel.database.bind(ids)}
-        rows = channel.rows(_AT, **bound)
-        part = self._fitting(channel, rows)
-        return _page(channel, part, datetime.now(UTC), complete=part.whole, seen=len(rows))
 
     def extent(self, channel: Channel, window: Window) -> Extent:
         """Find out where the rows of a window lie, by one pass over index entries.
@@ -225,7 +217,7 @@ class Log:
     def _chosen(self, channel: Channel, statement: str, bounds: dict[str, Any]) -> list[Row]:
         """Read the rows of a statement that the selection chooses."""
         chosen = selected(channel.database.dialect.values, self._selection, self._slots)
-        left_out = {"inline": self._limits.inline, "skips": self._skips, "hidden": self._hidden}
+        left_out = {"inline": self._limits.inline, "hidden": self._hidden}
         sql = channel.database.sql(statement, chosen=chosen.sql)
         return channel.rows(sql, **{**chosen.parameters, **left_out, **bounds})
 
@@ -235,7 +227,7 @@ class Log:
         bare = [row for row in rows if row[_BODY] is None]
         if not bare:
             return _Part(rows, rows[-1][0] if rows else None, whole=True)
-        left_out = {row[0] for row in bare if row[_TOPIC] == self._hidden or row[_DIRECT] == self._skips}
+        left_out = {row[0] for row in bare if row[_TOPIC] == self._hidden}
         bodies = self._large_bodies(channel, [row[0] for row in bare if row[0] not in left_out])
         fitting: list[Row] = []
         reached = None
@@ -277,7 +269,7 @@ def selected(values: Values, selection: Selection, slots: Mapping[str, int] | No
     `slots`: as of `slots_of`; None: all slots.
     """
     topics, parts = Topics.of(selection.topics), list[str]()
-    parameters: dict[str, Any] = {"hidden": HALF_TOPIC, "skips": selection.skips, "only": selection.only}
+    parameters: dict[str, Any] = {"hidden": HALF_TOPIC}
     if topics.patterns and not topics.halves:
         parts.append("topic <> :hidden")
     if not topics.everything:
@@ -286,10 +278,6 @@ def selected(values: Values, selection: Selection, slots: Mapping[str, int] | No
     if selection.tags is not None:
         parts.append(values.among_texts.format(value="tags", list=":tags"))
         parameters["tags"] = values.bind_list(selection.tags)
-    if selection.skips is not None:
-        parts.append("(direct IS NULL OR direct <> :skips)")
-    if selection.only is not None:
-        parts.append("direct = :only")
     if slots:
         parts.append(OF_SLOTS)
         parameters.update(slots)
@@ -409,7 +397,6 @@ _CREATED_SINCE = """
     SELECT id FROM {message} WHERE id > :after AND id <= :last AND created_at >= :moment ORDER BY id LIMIT 1
 """
 _FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
-_AT = f"SELECT {LOG_COLUMNS} FROM {{message}} WHERE {{id_in_ids}} AND direct = :only ORDER BY id"
 #: Large bodies, as many as the limit of bytes allows, but at least one; by primary key. Bodies stay out of the window
 #: function, because SQLite copies everything that goes through one. One row without an id tells who answers.
 _BODIES = """

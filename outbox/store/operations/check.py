@@ -65,7 +65,7 @@ _STRAY = """
 _HIGHEST_NUMBER = "SELECT max({number}) FROM {message}"
 #: Columns with ids of the log, none of which may be drawn again.
 _IDS = (
-    ("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("progress", "highest_id"),
+    ("message", "id"), ("parked", "id"), ("progress", "after_id"), ("progress", "highest_id"),
     ("meta", "purged_id"),
 )  # fmt: skip
 #: Columns with positions, whose numbers are ids where the log has no `xact_id`. A head is one more than the last id.
@@ -298,8 +298,8 @@ def _of_positions(channel: Channel) -> Iterator[Finding]:
             fix = f"decide on its pending transactions, which {pending} shows; then, {fix}"
         if each.kind == "backfill":
             fix += "; then begin another one"
-        if each.kind in ("relay", "consumer", "broadcast", "compensation"):
-            reset = commands.line("subscriptions", "reset", each.follows or each.name, "--to", "TIME")
+        if each.kind in ("relay", "consumer", "broadcast"):
+            reset = commands.line("subscriptions", "reset", each.name, "--to", "TIME")
             fix = (
                 "decide on its parked messages, because a reset deletes them; then, with all workers stopped, run, with"
                 f" a time before the server went back: {reset}"

@@ -100,7 +100,7 @@ def seconds_since(moment: datetime, now: datetime) -> float:
 
 def unread(channel: Channel, found: Sequence[Status]) -> Count:
     """Return the number of messages in a log that no subscription reads, without half messages; 0 if one does."""
-    if any(each.kind not in ("compensation", "check") for each in found):
+    if any(each.kind != "check" for each in found):
         return Count(0)
     return Count.upto(channel.rows(_WRITTEN, half=HALF_TOPIC, limit=MOST_COUNTED + 1)[0][0])
 
@@ -231,7 +231,7 @@ class _Unsettled:
         # A look reads only the columns that it needs, because rows are copied for it.
         has_content = is_check or only is not _ANY or (selection.tags, selection.filter) != (None, None)
         more = ", tags, key, headers" if has_content else ""
-        self._columns = f"id, topic, direct, created_at, deliver_at{more}{', slot' if slots else ''}"
+        self._columns = f"id, topic, created_at, deliver_at{more}{', slot' if slots else ''}"
         self._since = "created_at" if is_check else _DUE
         still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
         self._selected = f"{chosen.sql} AND {still_open} AND {only.sql}"

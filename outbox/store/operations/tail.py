@@ -12,7 +12,7 @@ from outbox.store.dialects.dialect import COLUMNS
 #: So many of the newest messages are looked at.
 MOST_SEEN = 10_000
 
-_COLUMNS = COLUMNS.format(body="body", direct="NULL AS direct")
+_COLUMNS = COLUMNS.format(body="body")
 #: By primary key; bodies are read only of the messages that are returned.
 _NEWEST = f"""
     SELECT {_COLUMNS} FROM {{message}} WHERE id IN (

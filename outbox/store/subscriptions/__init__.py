@@ -1,1 +1,1 @@
-"""The rows that belong to subscriptions: leases, progress, parked messages, acks, readers."""
+"""The rows that belong to subscriptions: leases, progress, parked messages, readers."""

@@ -115,7 +115,7 @@ _STOP = """
 """
 _STOPS = "SELECT k.key, ({place}), ({id}) FROM {parked} AS k WHERE k.subscription = :subscription AND {chosen}"
 _READY = f"""
-    SELECT {COLUMNS.format(body="body", direct="NULL AS direct")}, attempts + 1, state,
+    SELECT {COLUMNS.format(body="body")}, attempts + 1, state,
            CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END, place
     FROM {{parked}} WHERE subscription = :subscription AND {{id_in_ids}} ORDER BY place, id
 """
@@ -298,8 +298,8 @@ class Parked:
         sizes = accumulate(row[3] for row in found)
         ids = [row[0] for nth, (row, size) in enumerate(zip(found, sizes, strict=True)) if size <= bytes or nth == 0]
         copies = self._rows(_READY, ids=self._database.bind(ids)) if ids else []
-        messages = self._database.dialect.reads.messages([row[:13] for row in copies])
-        ready = [Ready(message, row[13], bool(row[14]), row[15]) for message, row in zip(messages, copies, strict=True)]
+        messages = self._database.dialect.reads.messages([row[:12] for row in copies])
+        ready = [Ready(message, row[12], bool(row[13]), row[14]) for message, row in zip(messages, copies, strict=True)]
         return ready, is_part or len(found) == rows or len(ids) < len(found)
 
     def _in_turn_at_horizon(self, bound: dict[str, Any], released: Collection[str], rows: int) -> list[Row]:

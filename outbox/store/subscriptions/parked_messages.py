@@ -100,7 +100,7 @@ _BEHIND = """
 """
 #: By primary key.
 _MESSAGE = f"""
-    SELECT {COLUMNS.format(body="body", direct="NULL AS direct")}, attempts + 1
+    SELECT {COLUMNS.format(body="body")}, attempts + 1
     FROM {{parked}} WHERE subscription = :subscription AND id = :id
 """
 #: The last request counts. Nothing else of the row is touched, because the row belongs to the lease holder.

@@ -15,11 +15,9 @@ from outbox.model.subscription import (
     Kind,
     Subscription,
     base_of,
-    compensation_of,
     grace_milliseconds,
     route_name,
     routes_of,
-    subscription_of,
 )
 from outbox.model.topics import ANYTHING, Topics
 
@@ -28,22 +26,15 @@ def require_fitting(declared: Declaration, known: Sequence[Subscription], comman
     """Refuse a declaration that does not fit the known subscriptions; return the stored subscription, or None.
 
     Raises:
-        SubscriptionError: the stored properties differ; direct writers send to another destination; or another route
-            has some of the topics of a new subscription.
+        SubscriptionError: the stored properties differ, or another route has some of the topics of a new subscription.
     """
-    stored = _named(declared.name, known)
+    stored = next((each for each in known if each.name == declared.name), None)
     if stored is not None and (stored.destination is not None or declared.destination is None):
         require_same(stored, declared, known, commands)
     elif stored is None and declared.split_from is not None:
         _require_split(declared, declared.split_from, known, commands)
-    elif stored is None and declared.kind == "compensation":
-        own = _named(subscription_of(declared.name) or "", known)
-        require_destination_of(own, declared.destination, commands)
     elif declared.kind == "relay":
         _require_own_topics(declared, known, commands)
-    follower = _named(compensation_of(declared.name), known)
-    if follower is not None:
-        _require_same_destination(follower, declared, commands)
     return stored
 
 
@@ -80,8 +71,8 @@ def require_same(
         if there != here
     ]
     if differing:
-        # A compensation has a grace of its own; everything else is that of its subscription.
-        altered = stored.name if stored.grace != grace else stored.follows or stored.name
+        # The properties of a backfill are those of its subscription.
+        altered = stored.follows or stored.name
         instead = (
             f"a transaction_timeout of {_shown(stored.grace)}"
             if stored.kind == "check" and stored.grace != grace
@@ -178,31 +169,6 @@ def _require_split(declared: Declaration, base: str, known: Sequence[Subscriptio
     options = (*_topics_option(parts), "--to", declared.destination, "--as", declared.name)
     split = commands.line("subscriptions", "split", owners[0].name, *options)
     raise SubscriptionError(f"{missing} its topics; to begin where that one stands, run: {split}")
-
-
-def _require_same_destination(follower: Subscription, declared: Declaration, commands: Commands) -> None:
-    there, here = follower.destination, declared.destination
-    if there is not None and here is not None and not same_destination(there, here):
-        alter = commands.line("subscriptions", "alter", declared.name, "--to", here)
-        raise SubscriptionError(
-            f"the direct writers of {declared.name!r} send to {there}, this worker to {here}; give it and them the"
-            f" same destination. If this worker is right, stop the writers and run: {alter}"
-        )
-
-
-def require_destination_of(own: Subscription | None, destination: str | None, commands: Commands) -> None:
-    """Refuse a direct writer with another destination than the relay of the subscription."""
-    there = None if own is None else own.destination
-    if own is not None and there is not None and destination is not None and not same_destination(there, destination):
-        alter = commands.line("subscriptions", "alter", own.name, "--to", destination)
-        raise SubscriptionError(
-            f"subscription {own.name!r} sends to {there}, this writer to {destination}; give it the same, or run:"
-            f" {alter}"
-        )
-
-
-def _named(name: str, known: Sequence[Subscription]) -> Subscription | None:
-    return next((each for each in known if each.name == name), None)
 
 
 def _moved(there: Sequence[str] | None, here: Sequence[str] | None) -> tuple[str, ...]:

@@ -15,16 +15,13 @@ from outbox.model.subscription import (
     Declaration,
     Start,
     Subscription,
-    compensation_of,
     grace_milliseconds,
     subscription_of,
 )
-from outbox.model.topics import Topics
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.log.log import Log, last_id_before
-from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.generations import Generations
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import require_fitting, require_partitions, require_same
@@ -55,12 +52,7 @@ _ALTER = """
 _PAUSE = "UPDATE {subscription} SET pauses = :pauses WHERE name = :name"
 #: Compared with what was read before, so that it never undoes a change that was ordered meanwhile.
 _STORE_HOSTS = """
-    UPDATE {subscription} SET destination = :destination WHERE name IN (:name, :follower) AND destination = :stored
-"""
-#: A row that the writers of a subscription send themselves, from a position on. `:first` is the lowest number that the
-#: position has not settled.
-_LEFT_TO_WRITERS = """
-    SELECT 1 FROM {message} WHERE {number} >= :first AND direct = :name AND {of_topics} LIMIT 1
+    UPDATE {subscription} SET destination = :destination WHERE name = :name AND destination = :stored
 """
 
 
@@ -118,9 +110,8 @@ class Subscriptions:
 
         Raises:
             SubscriptionError: the stored selection, destination or policy differs (two workers of one name with
-                different selections would pass over each other's messages); the messages that direct writers leave
-                behind go to another destination; a route has the topics of a new subscription; or there is no start for
-                a new one.
+                different selections would pass over each other's messages); a route has the topics of a new
+                subscription; or there is no start for a new one.
         """
         stored = self.check(declared)
         if stored is not None and (stored.destination is not None or declared.destination is None):
@@ -156,13 +147,13 @@ class Subscriptions:
     def store_hosts(self, stored: Subscription, declared: Declaration) -> Subscription:
         """Store the destination as this worker writes it, if another worker wrote other hosts.
 
-        So the hosts of a cluster can be exchanged one by one. A compensation with the same text follows.
+        So the hosts of a cluster can be exchanged one by one.
         """
         if declared.destination in (None, stored.destination):
             return stored
-        names = {"name": stored.name, "follower": compensation_of(stored.name)}
+        moved = {"name": stored.name, "destination": declared.destination, "stored": stored.destination}
         with self.changing():
-            self._channel.run(_STORE_HOSTS, **names, destination=declared.destination, stored=stored.destination)
+            self._channel.run(_STORE_HOSTS, **moved)
         return self.get(stored.name)
 
     def alter(self, changed: Subscription) -> None:
@@ -193,12 +184,9 @@ class Subscriptions:
     def restart(self, name: str, start: Progress) -> dict[str, int]:
         """Let all partitions begin again at `start`; delete the parked messages, and return how many, by state.
 
-        For a compensation also the acks go. Call it inside `changing`; the caller must hold all leases.
+        Call it inside `changing`; the caller must hold all leases.
         """
-        stored = self.get(name)
-        Generations(self._channel).restart(stored, start)
-        if stored.direct is not None:
-            Acks(self._channel, stored.direct).forget()
+        Generations(self._channel).restart(self.get(name), start)
         return Parked(self._channel, name).clear()
 
     def begin_next_generation(self, name: str) -> bool:
@@ -223,23 +211,10 @@ class Subscriptions:
         if made.stop_at is not None:
             Generations(self._channel).end_at(made, made.stop_at)
 
-    def leaves_to_writers(self, name: str, topics: Topics, bases: Sequence[Position]) -> bool:
-        """Return True if writers of `name` send messages of these topics that one of `bases` lacks."""
-        values = self._channel.database.dialect.values
-        statement = self._channel.database.sql(_LEFT_TO_WRITERS, of_topics=values.of_topics)
-        first = min(number for base in bases for number in (*base.open, base.head))
-        return bool(self._channel.rows(statement, name=name, first=first, **values.bind_topics(topics)))
-
     def drop(self, name: str) -> None:
-        """Delete a subscription, with its leases, progress and parked messages; for a compensation also the acks.
-
-        Call it inside `changing`.
-        """
+        """Delete a subscription, with its leases, progress and parked messages. Call it inside `changing`."""
         for table in ("parked", "progress", "lease"):
             self._channel.run(f"DELETE FROM {{{table}}} WHERE subscription = :name", name=name)
-        dropped = self.find(name)
-        if dropped is not None and dropped.direct is not None:
-            Acks(self._channel, dropped.direct).forget()
         self._channel.run("DELETE FROM {subscription} WHERE name = :name", name=name)
 
     def _create(self, declared: Declaration, start: Start | None) -> None:

@@ -38,8 +38,6 @@ RELAY = [
     "worker.before_renew",
     "worker.after_renew",
 ]
-#: Of writers that send by themselves: see `test_direct_kills`.
-DIRECT = ["direct.before_send", "direct.after_send", "direct.after_ack"]
 #: In tests/rocketmq/test_kills.py.
 TRANSACTIONS = [
     "half.after_prepare", "half.before_end", "half.after_end", "half.before_restore", "check.before_end",
@@ -214,7 +212,7 @@ def test_the_list_of_crash_points_is_complete():
     files = [file for file in (ROOT / "outbox").rglob("*.py") if "testing" not in file.parts]
     found = {name for file in files for name in called.findall(file.read_text())}
 
-    assert found == {*WRITER, *RELAY, *DIRECT, *TRANSACTIONS, *COMMANDS, *CHANGES}
+    assert found == {*WRITER, *RELAY, *TRANSACTIONS, *COMMANDS, *CHANGES}
 
 
 def test_send_all_is_one_step(shop, tmp_path):

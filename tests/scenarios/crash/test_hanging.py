@@ -14,7 +14,6 @@ from sqlalchemy import Engine
 from outbox import Message, Outbox, RetryPolicy
 from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
-from tests.scenarios.crash.test_slow_destination import Slow
 from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import Destination, relay_to
 from tests.support.parked import request, states
@@ -213,23 +212,3 @@ def test_a_relay_that_is_started_again_goes_on_beside_the_call_of_the_one_before
 
     assert (beside, drained) == (True, True)
     assert (destination.of_key("a"), destination.calls) == ([b"1", b"2"], 3)
-
-
-@pytest.mark.storm
-def test_a_turn_with_others_is_waited_for_before_the_deadline_of_a_call(engine):
-    """The destination is well; who waited for it has not hung."""
-    slow = Slow()
-    slow.pause = 2.5
-    outbox = Outbox(engine, sender=slow, direct="relay")
-    with outbox.running(deadline=timedelta(seconds=4), retry=RetryPolicy(attempts=1)):
-        for n in range(3):
-            with outbox.begin() as session:
-                outbox.send(session, "orders", f"direct {n}")
-                outbox.send(session, "orders", f"keyed {n}", key=f"k{n % 2}")
-            time.sleep(0.9)
-        arrived = eventually(lambda: len({body for _, body in slow.arrived}) == 6, 120)
-        found = states(engine)
-    outbox.close()
-
-    assert arrived
-    assert "dead" not in found

@@ -12,20 +12,17 @@ from outbox.store.dialects.dialect import APPENDED
 from outbox.store.dialects.postgresql.native import NATIVE
 from outbox.store.dialects.statements import Row, Script, Statement
 
-#: psycopg remembers how it parsed a statement of 50 parameters at most, with the name of the compensation. With more of
-#: them arrays are quicker.
-_MOST_PARAMETERS = 49
+#: psycopg remembers how it parsed a statement of 50 parameters at most. With more of them arrays are quicker.
+_MOST_PARAMETERS = 50
 
 _TYPES = {
     "message_id": "uuid", "topic": "text", "key": "text", "slot": "smallint", "tags": "text", "headers": "text",
     "body": "text", "content_type": "text", "deliver_at": "text", "delay": "bigint", "expires_at": "text",
-    "direct": "text",
 }  # fmt: skip
 #: The values that stand for null in an array, because with `array_nulls = off` null itself would become a text. No
 #: message has them as values.
 _NOTHING = {
     "key": "", "tags": "", "headers": "", "content_type": "", "deliver_at": "", "delay": -1, "expires_at": "",
-    "direct": "",
 }  # fmt: skip
 #: The expressions that make a row's values from elements of arrays, where these are not the values themselves.
 _ELEMENTS = {
@@ -36,18 +33,11 @@ _ELEMENTS = {
 #: The columns of every message.
 _ALWAYS = frozenset(("message_id", "topic", "slot", "body"))
 #: Parameters that are not the value of their column as they are given.
-_DERIVED = frozenset(("deliver_at", "delay", "direct"))
+_DERIVED = frozenset(("deliver_at", "delay"))
 _TIMES = frozenset(("deliver_at", "expires_at"))
-#: A message is marked only where the compensation exists. The transaction may be in another database than its writer
-#: thinks, or the subscription may have been dropped; then only the relay would send the message.
-_KNOWN_DIRECT = """
-    CASE WHEN EXISTS (SELECT 1 FROM {subscription} WHERE name = CAST(:compensation AS text))
-         THEN CAST({given} AS text) END"""
 
 
-def append(
-    names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
-) -> Script[list[tuple[int, bool]]]:
+def append(names: Mapping[str, str], rows: Sequence[Row]) -> Script[None]:
     """Append any number of messages by one statement; ids follow the order of the list."""
     columns: dict[str, Sequence[Any]] = {
         name: column
@@ -56,20 +46,14 @@ def append(
     }
     if "delay" in columns:
         columns["delay"] = [_microseconds(delay) for delay in columns["delay"]]
-    subscription = None if compensation is None else names["subscription"]
     few = len(rows) * len(columns) <= _MOST_PARAMETERS
-    text, parameters = _insert(tuple(columns), len(rows) if few else 0, names["message"], names["now"], subscription)
+    text, parameters = _insert(tuple(columns), len(rows) if few else 0, names["message"], names["now"])
     bound: dict[str, Any]
     if few:
         bound = dict(zip(parameters, chain.from_iterable(columns.values()), strict=True))
     else:
         bound = {name: _array(name, column) for name, column in columns.items()}
-    if compensation is None:
-        yield Statement(text, bound)
-        return []
-    bound["compensation"] = compensation
-    found = yield Statement(text, bound, returns=True)
-    return sorted((id, marked) for id, marked in found)
+    yield Statement(text, bound)
 
 
 def _microseconds(delay: timedelta | None) -> int | None:
@@ -89,27 +73,22 @@ def _array(name: str, column: Sequence[Any]) -> list[Any]:
 
 
 @lru_cache(maxsize=256)
-def _insert(
-    used: tuple[str, ...], rows: int, message: str, now: str, subscription: str | None
-) -> tuple[str, tuple[str, ...]]:
+def _insert(used: tuple[str, ...], rows: int, message: str, now: str) -> tuple[str, tuple[str, ...]]:
     """Return the statement for so many rows, 0 for arrays, with these columns; and the names of its parameters."""
     columns = [*(name for name in used if name not in _DERIVED), *_moments(now), "deliver_at"]
-    if subscription is not None:
-        columns.append("direct")
     into = f"INSERT INTO {message} ({', '.join(columns)})"
-    returning = "" if subscription is None else " RETURNING id, direct IS NOT NULL"
     if rows:
         # The rows of VALUES draw their ids one after the other, in their order.
-        lines = [_line(used, f":{{}}_{row}".format, now, subscription) for row in range(rows)]
-        values = f"{into} VALUES {', '.join(f'({line})' for line in lines)}{returning}"
+        lines = [_line(used, f":{{}}_{row}".format, now) for row in range(rows)]
+        values = f"{into} VALUES {', '.join(f'({line})' for line in lines)}"
         return values, tuple(f"{name}_{row}" for name in used for row in range(rows))
     arrays = ", ".join(f"CAST(:{name} AS {_TYPES[name]}[])" for name in used)
-    line = _line(used, lambda name: _ELEMENTS.get(name, name), now, subscription)
+    line = _line(used, lambda name: _ELEMENTS.get(name, name), now)
     unnested = f"unnest({arrays}) WITH ORDINALITY AS m({', '.join(used)}, place)"
-    return f"{into} SELECT {line} FROM {unnested} ORDER BY place{returning}", used
+    return f"{into} SELECT {line} FROM {unnested} ORDER BY place", used
 
 
-def _line(used: Collection[str], given: Callable[[str], str], now: str, subscription: str | None) -> str:
+def _line(used: Collection[str], given: Callable[[str], str], now: str) -> str:
     """Return the values of one row as SQL; `given` makes the expression of a parameter from its column's name."""
     values = [given(name) for name in used if name not in _DERIVED]
     moments = []
@@ -118,11 +97,7 @@ def _line(used: Collection[str], given: Callable[[str], str], now: str, subscrip
     if "delay" in used:
         moments.append(f"{now} + CAST({given('delay')} AS bigint) * interval '1 microsecond'")
     deliver_at = f"coalesce({', '.join(moments)})" if moments else "NULL"
-    line = [*values, *(now for _ in _moments(now)), deliver_at]
-    if subscription is not None:
-        known = _KNOWN_DIRECT.format(subscription=subscription, given=given("direct"))
-        line.append(known if "direct" in used else "NULL")
-    return ", ".join(line)
+    return ", ".join([*values, *(now for _ in _moments(now)), deliver_at])
 
 
 def _moments(now: str) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ _HEAD = f"""s AS MATERIALIZED (SELECT pg_current_snapshot()::text AS snapshot, {
 #: The first row of a whole read carries the capture in the columns of a message; it has no message_id. Where a
 #: selection applies, it also carries the number of rows before that, and the highest id.
 _HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidden, NULL, NULL::bytea, {highest},
-    {{now}}, NULL::timestamptz, NULL::timestamptz, NULL FROM s"""
+    {{now}}, NULL::timestamptz, NULL::timestamptz FROM s"""
 
 #: Rows that were committed late: a probe of (xact_id, id) per transaction that was open at the base. It is written as a
 #: range: with an equality the planner knows that the order is that of the primary key, and may walk the primary key.
@@ -142,7 +142,7 @@ _PAGE_LATE = f"""SELECT l.* FROM unnest(CAST(:late AS bigint[])) AS o(x) CROSS J
 
 #: The first row of a page carries who answers and the clock, in the columns in which `_HEAD_ROW` has them.
 _CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, {who_answers}, NULL, NULL::bytea, NULL, {now},
-    NULL::timestamptz, NULL::timestamptz, NULL"""
+    NULL::timestamptz, NULL::timestamptz"""
 
 _PAGE = f"{_CLOCK_ROW} UNION ALL ({_PAGE_FRESH})"
 

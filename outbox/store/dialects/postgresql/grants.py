@@ -17,8 +17,8 @@ _KEEP = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _EXPIRE = ("SELECT", "UPDATE", "DELETE")
 _COLUMNS = tuple(each.name for each in tables().message.columns)
 #: Columns of the log that only the server fills for a plain writer. A wrong number in one of the first two would hide
-#: the row from every reader, a wrong moment from retention, and a wrong name from the relay.
-_NOT_A_WRITERS = ("id", "xact_id", "created_at", "direct")
+#: the row from every reader, and a wrong moment from retention.
+_NOT_A_WRITERS = ("id", "xact_id", "created_at")
 _APPEND = f"INSERT ({', '.join(name for name in _COLUMNS if name not in _NOT_A_WRITERS)})"
 _ORDER = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
@@ -26,14 +26,6 @@ _ORDER = ("SELECT", "INSERT", "UPDATE", "DELETE")
 NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "writer": {"message": (_APPEND,)},
     "dedup": {"dedup": ("SELECT", "INSERT", "UPDATE")},
-    "direct": {
-        "message": (*_READ, "INSERT (direct)"),
-        "meta": _READ,
-        "subscription": _GROW,
-        "lease": ("INSERT",),
-        "progress": ("INSERT",),
-        "ack": ("INSERT",),
-    },
     "transactions": {
         "message": (*_READ, "INSERT (created_at)"),
         "meta": _READ,
@@ -53,7 +45,6 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "progress": ("SELECT", "INSERT", "DELETE"),
         "parked": _KEEP,
         "worker": _KEEP,
-        "ack": ("SELECT", "DELETE"),
         "dedup": _EXPIRE,
         "inbox": _EXPIRE,
     },

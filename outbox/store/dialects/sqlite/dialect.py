@@ -84,17 +84,10 @@ def _executor(connection: sqlite3.Connection) -> Execute:
     return execute
 
 
-def _append(
-    names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
-) -> Script[list[tuple[int, bool]]]:
+def _append(names: Mapping[str, str], rows: Sequence[Row]) -> Script[None]:
     """Append messages with one statement each, prepared once, because statements cost no round trip here."""
-    bound: list[Parameters] = [{**_bound(row), "compensation": compensation} for row in rows]
+    bound: list[Parameters] = [_bound(row) for row in rows]
     yield Statement(_APPEND.format(**names), bound)
-    if compensation is None:
-        return []
-    # The new rows are those with the last ids, because nobody else draws ids while this transaction has the write lock.
-    found = yield Statement(_APPENDED_LAST.format(**names), {"count": len(rows)}, returns=True)
-    return [(id, bool(marked)) for id, marked in found]
 
 
 def _bound(row: Row) -> dict[str, Any]:
@@ -108,20 +101,16 @@ def _bound(row: Row) -> dict[str, Any]:
 
 _APPEND = """
     INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
-                           expires_at, direct)
+                           expires_at)
     VALUES (:message_id, :topic, :key, :slot, :tags, :headers, :body, :content_type, {now},
-            coalesce(:deliver_at, strftime('%Y-%m-%d %H:%M:%f', {now}, :delay)), :expires_at,
-            CASE WHEN EXISTS (SELECT 1 FROM {subscription} WHERE name = :compensation) THEN :direct END)
-"""
-_APPENDED_LAST = """
-    SELECT id, direct IS NOT NULL FROM {message} WHERE id > last_insert_rowid() - :count ORDER BY id
+            coalesce(:deliver_at, strftime('%Y-%m-%d %H:%M:%f', {now}, :delay)), :expires_at)
 """
 #: The sequence, because `max(id)` falls when the whole log is purged.
 _SNAPSHOT = """(SELECT (coalesce(max(seq), 0) + 1) || ':' || (coalesce(max(seq), 0) + 1) || ':' FROM sqlite_sequence
     WHERE name = '{message}')"""
 #: The file that the connection has opened. Rows of another one at the same path have nothing to do with it.
 _INCARNATION = "outbox_file()"
-_HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, {_INCARNATION}, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL"
+_HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, {_INCARNATION}, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL"
 #: GLOB, because LIKE takes letters in upper and lower case for the same.
 _OF_TOPICS = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics))
         OR EXISTS (SELECT 1 FROM json_each(:patterns) WHERE topic GLOB value))
@@ -131,9 +120,9 @@ _FRESH = f"SELECT {RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id L
 _RAW = _FRESH.replace(RAW_COLUMNS, f"{RAW_COLUMNS}, slot")
 _READ_ON = f"SELECT * FROM ({_HEAD_ROW}) UNION ALL SELECT * FROM ({_FRESH})"
 _READ_ON_CHOSEN = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM {{message}} WHERE id >= :head LIMIT :limit)), NULL,
-        {_SNAPSHOT}, {_INCARNATION}, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
+        {_SNAPSHOT}, {_INCARNATION}, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL
     UNION ALL SELECT {READ_COLUMNS} FROM ({_RAW}) WHERE {{chosen}}"""
-_PAGE = f"""SELECT NULL AS id, NULL, NULL, {{who_answers}}, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
+_PAGE = f"""SELECT NULL AS id, NULL, NULL, {{who_answers}}, NULL, NULL, NULL, {{now}}, NULL, NULL
     UNION ALL SELECT * FROM (SELECT {LOG_COLUMNS} FROM {{message}}
         WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {{chosen}}
         ORDER BY id LIMIT :limit)"""

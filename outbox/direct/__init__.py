@@ -1,1 +1,0 @@
-"""Direct sends: a writer sends its messages right after the commit."""
