@@ -163,7 +163,7 @@ def take_over(connection: Connection, schema: str | None) -> None:
     if differences:
         more = len(differences) - _MOST_SHOWN
         raise SchemaError(
-            f"`{database.upgrade_command}` did not make the outbox tables that are there, and cannot take them over as"
+            "`outbox db upgrade` did not make the outbox tables that are there, and cannot take them over as"
             f" they are: {'; '.join(differences[:_MOST_SHOWN])}{f'; and {more} more' if more > 0 else ''}. Nothing was"
             f" changed; to see what to do about each, run: {database.check_command}"
         )

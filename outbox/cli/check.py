@@ -114,7 +114,7 @@ def _service(
 
     with ExitStack() as open:
         business = None if business_url is None else open.enter_context(business_of(business_url))
-        database = open.enter_context(open_database(target.url, target.schema, target.where))
+        database = open.enter_context(open_database(target.url, target.commands))
         open.enter_context(database.explained())
         if business is not None:
             business.require_other_than(database)

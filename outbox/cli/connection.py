@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -33,25 +33,25 @@ class InboxAloneError(SchemaError):
 
 
 @contextmanager
-def open_outbox(url: str, schema: str | None, where: Sequence[str]) -> Iterator[Channel]:
+def open_outbox(url: str, commands: Commands) -> Iterator[Channel]:
     """Open a connection to the outbox of the options."""
-    with open_database(url, schema, where) as database, database.explained(), open_channel_of(database) as channel:
+    with open_database(url, commands) as database, database.explained(), open_channel_of(database) as channel:
         yield channel
 
 
 @contextmanager
-def open_channel(url: str, schema: str | None, where: Sequence[str]) -> Iterator[Channel]:
+def open_channel(url: str, commands: Commands) -> Iterator[Channel]:
     """Open a connection to the database of the options, with an outbox or without."""
-    with open_database(url, schema, where) as database, closing(database.open()) as channel:
+    with open_database(url, commands) as database, closing(database.open()) as channel:
         yield channel
 
 
 @contextmanager
-def open_database(url: str, schema: str | None, where: Sequence[str]) -> Iterator[Database]:
-    """Yield the database of the options, without a connection yet. `where`: the options that lead to the database."""
-    engine = engine_of(url, make=Commands(schema=schema, where=(*where,)).line("db", "upgrade"))
+def open_database(url: str, commands: Commands) -> Iterator[Database]:
+    """Yield the database of the options, without a connection yet. `commands`: about its outbox."""
+    engine = engine_of(url, make=commands.line("db", "upgrade"))
     try:
-        yield Database(engine, schema, where=where)
+        yield Database(engine, commands.schema, commands=commands)
     finally:
         engine.dispose()
 

@@ -72,7 +72,7 @@ def _findings_of_one(target: Target, *, inbox: bool) -> list[Finding]:
     option = "--inbox-only" if inbox else "--record-only"
     engine = engine_of(target.url, make=target.commands.line("db", "upgrade", option))
     try:
-        database = of_database(engine, target.schema, where=target.where)
+        database = of_database(engine, target.schema, commands=target.commands)
         with closing(database.open()) as channel:
             return findings_of_one(channel, metadata(target.schema))
     finally:
@@ -85,7 +85,7 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
     from outbox.store.dialects.finding import Finding
     from outbox.store.operations.check import findings, holds_inbox_alone
 
-    with open_channel(target.url, target.schema, target.where) as channel:
+    with open_channel(target.url, target.commands) as channel:
         if holds_inbox_alone(channel):
             return _findings_of_one(target, inbox=True)
         revision, head = migrate.current_revision(channel.database.engine, target.schema), migrate.head_revision()
@@ -102,7 +102,7 @@ def _findings_of_roles(target: Target, roles: Sequence[tuple[str, tuple[str, ...
 
     if not roles:
         return []
-    with open_database(target.url, target.schema, target.where) as database:
+    with open_database(target.url, target.commands) as database:
         check_rights = database.dialect.home.check_rights
         if check_rights is None:
             raise click.UsageError("an SQLite file has no roles")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from click.core import ParameterSource
 from outbox.cli import config, logs
 from outbox.cli.output import keep_secret
 from outbox.cli.secrets import no_password, secrets_in, variable_of, warn_of_readers
-from outbox.model.command import Commands
+from outbox.model.command import OF_ENVIRONMENT, Commands
 
 if TYPE_CHECKING:
     from outbox.store.database import Channel
@@ -212,21 +213,20 @@ class Target:
     """The database of a command."""
 
     url: str = field(repr=False)
-    schema: str | None = None
-    #: The options that lead to the database, for the commands that texts advise.
-    where: tuple[str, ...] = ()
+    #: Writes the commands that texts advise about the outbox there.
+    commands: Commands = OF_ENVIRONMENT
 
     @property
-    def commands(self) -> Commands:
-        """Writes commands about the outbox there."""
-        return Commands(schema=self.schema, where=self.where)
+    def schema(self) -> str | None:
+        """The schema of the tables."""
+        return self.commands.schema
 
     @contextmanager
     def open_outbox(self) -> Iterator[Channel]:
         """Open a connection to the outbox there."""
         from outbox.cli.connection import open_outbox
 
-        with open_outbox(self.url, self.schema, self.where) as channel:
+        with open_outbox(self.url, self.commands) as channel:
             yield channel
 
 
@@ -261,13 +261,34 @@ def about_databases(function: F, *, several: bool = True, unless: str | None = N
         **rest: Any,
     ) -> Any:
         urls = _urls("database", database, database_file)
+        if _source("database") is ParameterSource.COMMANDLINE:
+            urls = tuple(map(_with_password, urls))
         if not urls and not _unneeded(unless, rest):
             raise click.UsageError("no database: set OUTBOX_DATABASE, or give --database URL or --database-file PATH")
         where = {url: _options_for(url, database_file, several=len(urls) > 1) for url in urls}
-        targets = tuple(Target(url, name, where[url]) for url in urls for name in schema or (None,))
+        called = click.get_current_context().find_object(Commands) or OF_ENVIRONMENT
+        targets = tuple(
+            Target(url, dataclasses.replace(called, schema=name, where=where[url]))
+            for url in urls
+            for name in schema or (None,)
+        )
         return function(*args, targets=targets, **rest)
 
     return together(*_names_of_databases(several=several), logged)(command)  # type: ignore[return-value]
+
+
+def _with_password(url: str) -> str:
+    """Return the URL of the environment, if it names the same database and user: an advised URL has no password."""
+    from outbox.cli.connection import without_secrets
+
+    param = next(each for each in click.get_current_context().command.params if each.name == "database")
+    known = os.environ.get(variable_of(param, click.get_current_context()), "")
+    for each in URLS.split_envvar_value(known):
+        with suppress(click.ClickException):
+            if without_secrets(each) == without_secrets(url):
+                keep_secret(secrets_in("database", each))
+                return each
+    return url
 
 
 def _options_for(url: str, file: Path | None, *, several: bool) -> tuple[str, ...]:

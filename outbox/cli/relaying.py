@@ -151,7 +151,7 @@ class Relaying:
             self._send_what_is_there(channel)
 
     def _opened(self) -> AbstractContextManager[Database]:
-        return open_database(self._target.url, self._target.schema, self._target.where)
+        return open_database(self._target.url, self._target.commands)
 
     def _relay_of(self, database: Database) -> Relay:
         outbox = BareOutbox(database)

@@ -42,7 +42,7 @@ def send(*, target: Target, topic: str, body: str, headers: tuple[str, ...], jso
     content = sys.stdin.buffer.read() if body == "-" else body
     if fields["content_type"] is None and isinstance(content, str) and _is_json(content):
         fields["content_type"] = "application/json"
-    with open_database(target.url, target.schema, target.where) as database, _refused(database), database.explained():
+    with open_database(target.url, target.commands) as database, _refused(database), database.explained():
         with open_channel_of(database):
             outbox = Outbox(database.engine, schema=target.schema, slots=database.slots)
         with outbox.begin() as session:

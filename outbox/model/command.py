@@ -14,36 +14,36 @@ _OPTION = re.compile("--[a-z][a-z-]*")
 class Commands:
     """Writes commands about one outbox.
 
-    `schema`: of the tables. `where`: the options that lead to the database; empty where the environment of the shell,
-    as of an application, is to name the database.
+    `program`: the words with which a shell calls the command line. `schema`: of the tables. `where`: the options that
+    lead to the database; empty where the environment of the shell is to name the database.
     """
 
+    program: tuple[str, ...] = ("outbox",)
     schema: str | None = None
     where: tuple[str, ...] = ()
 
     def line(self, *words: object) -> str:
-        """Return a command of `outbox` as a shell takes it. Words with a meaning for the shell are quoted.
+        """Return a command as a shell takes it. Words with a meaning for the shell are quoted.
 
         A name that begins with a hyphen stands at the end, where the name is taken for no option.
         """
-        return _joined(words, *self._schema_option, *self.where)
+        return self._joined(words, *self._schema_option, *self.where)
 
     def line_without_database(self, *words: object) -> str:
         """Do as `line`, for a command that opens no database."""
-        return _joined(words, *self._schema_option)
+        return self._joined(words, *self._schema_option)
 
     @property
     def _schema_option(self) -> tuple[str, ...]:
         return () if self.schema is None else ("--schema", self.schema)
 
+    def _joined(self, words: Iterable[object], *options: str) -> str:
+        said, last = [*self.program], list[str]()
+        for word in map(str, words):
+            is_name = word.startswith("-") and not _OPTION.fullmatch(word) and not _OPTION.fullmatch(said[-1])
+            (last if is_name else said).append(word)
+        return shlex.join([*said, *options, *(["--", *last] if last else [])])
+
 
 #: About the outbox of the environment of the shell.
 OF_ENVIRONMENT = Commands()
-
-
-def _joined(words: Iterable[object], *options: str) -> str:
-    said, last = ["outbox"], list[str]()
-    for word in map(str, words):
-        is_name = word.startswith("-") and not _OPTION.fullmatch(word) and not _OPTION.fullmatch(said[-1])
-        (last if is_name else said).append(word)
-    return shlex.join([*said, *options, *(["--", *last] if last else [])])

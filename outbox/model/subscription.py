@@ -86,6 +86,9 @@ def require_own_name(name: str) -> None:
     if not (name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME):
         shown = ascii(name[:40])
         raise SubscriptionError(f"name: must be 1 to {_LONGEST_NAME} bytes of text that can be printed, not {shown}")
+    # Commands about such a name could not be given as they are advised.
+    if name.startswith("--"):
+        raise SubscriptionError(f"name: {name} begins as an option of the command line does; use another name")
     if name.startswith(check_of("")):
         raise SubscriptionError(f"name: {name} is the check-back of a producer group; use another name")
     own = subscription_of(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar
@@ -56,16 +55,18 @@ class Database:
     )
 
     def __init__(
-        self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, where: Sequence[str] = ()
+        self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, commands: Commands | None = None
     ) -> None:
-        """`where`: the options of a command line that lead to this database, for the commands that texts advise."""
+        """`commands`: writes the commands that texts advise about this outbox.
+
+        None: they name the database by the URL of the engine, because a shell beside an application may know another.
+        """
         self.dialect = part_of(engine.dialect.name, Dialect)
         require_schema_name(schema)
         self.engine = engine
         self.schema = schema
         self.slots = slots
-        #: By default commands take the database of the environment.
-        self.commands = Commands(schema=schema, where=(*where,))
+        self.commands = commands or Commands(schema=schema, where=self._options())
         prefix = f'"{schema}".' if schema else ""
         #: The names that `sql` fills in, each with its text.
         self.names = {
@@ -183,13 +184,10 @@ class Database:
             raise TransactionAbortedError(FAILED) from None
         if self.dialect.errors.missing_table(cause):
             where = f" in schema {self.schema}" if self.schema else ""
-            named = self._named
-            if not named:
+            if not self.commands.where:
                 where += f" in {label_of(self.engine.url)}"
-            # A consumer may have another database than the commands that are typed beside it.
-            command = replace(self.commands, where=named).line("db", "upgrade", *self._only)
             # The cause is left out, because it shows the statement's parameters: bodies, keys.
-            raise SchemaError(f"{self._needed} not there{where}; run: {command}") from None
+            raise SchemaError(f"{self._needed} not there{where}; run: {self.upgrade_command}") from None
         if self.dialect.errors.missing_column(cause):
             # The stored version does not tell: earlier programs go on with tables that a later one has upgraded.
             lacking = str(cause).partition("\n")[0]
@@ -201,26 +199,18 @@ class Database:
     @property
     def upgrade_command(self) -> str:
         """The command that makes the tables, or brings them up to date."""
-        return self._command("db", "upgrade")
+        return self.commands.line("db", "upgrade", *self._only)
 
     @property
     def check_command(self) -> str:
         """The command that compares the tables with those of this version."""
-        return self._command("doctor")
+        return self.commands.line("doctor", *self._only)
 
-    def _command(self, *verb: str) -> str:
-        # A command without options for the database takes that of the outbox.
-        return (replace(self.commands, where=self._named) if self._only else self.commands).line(*verb, *self._only)
-
-    @property
-    def _named(self) -> tuple[str, ...]:
-        """The options for this database, without the password; empty if such a URL would not lead here."""
-        if self.commands.where:
-            return self.commands.where
-        url = self.engine.url
-        if not url.database or not {"host", "service", "uri", "user"}.isdisjoint(url.query):
-            return ()
-        return "--database", option_of(url.set(drivername=url.get_backend_name(), query={}))
+    def _options(self) -> tuple[str, ...]:
+        """Return the options for this database, without secrets; none if the URL alone does not lead here."""
+        url = self.dialect.driving.blocking_url(self.engine.url)
+        leads_here = url.database not in {None, "", ":memory:"} and "uri" not in url.query
+        return ("--database", option_of(url)) if leads_here else ()
 
     def transient(self, error: Exception) -> bool:
         """Return whether the same may work later, with another try or on another connection."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from sqlalchemy import URL
 
@@ -22,11 +23,17 @@ def label_of(url: URL, schema: str | None = None) -> str:
 
 
 def option_of(url: URL) -> str:
-    """Return a URL as an argument of a command: without secrets, and with the user where no output hides the name."""
+    """Return a URL as an argument of a command: without secrets, and with the user where no output hides the name.
+
+    A file is named by its whole path, because a shell may be in another folder.
+    """
     kept = {name: value for name, value in url.query.items() if not is_secret_name(name)}
     if url.username:
         kept["user"] = url.username
-    plain = URL.create(url.drivername, host=url.host, port=url.port, database=url.database, query=kept)
+    database = url.database
+    if is_file(url) and database and database != ":memory:" and not database.startswith("file:"):
+        database = str(Path(database).absolute())
+    plain = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=database, query=kept)
     return plain.render_as_string()
 
 

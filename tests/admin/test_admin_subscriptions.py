@@ -91,9 +91,10 @@ def test_a_subscription_with_a_wrong_property_is_not_made(engine, wrong, said):
         ("a\0", r"that can be printed, not 'a\\x00'"),
         ("a\ud800", r"that can be printed, not 'a\\ud800'"),
         (501 * "é", "1 to 1000 bytes"),
+        ("--yes", "name: --yes begins as an option of the command line does; use another name"),
         ("check:shop", "check:shop is the check-back of a producer group; use another name"),
     ],
-    ids=["none", "zero", "surrogate", "long", "check"],
+    ids=["none", "zero", "surrogate", "long", "option", "check"],
 )
 def test_a_name_that_no_relay_can_have_is_refused(engine, name, said):
     outbox = Outbox(engine)

@@ -203,4 +203,7 @@ def test_an_idle_consumer_is_told_with_what_starts_it(shop, monkeypatch):
 
     (found,) = [each for each in shop.admin.diagnosis() if each.subscription == "billing"]
 
-    assert (found.what, found.next_command) == ("no worker runs", "outbox consume MODULE:NAME")
+    assert (found.what, found.next_command) == (
+        "no worker runs",
+        shop.database.commands.line("consume", "MODULE:NAME"),
+    )

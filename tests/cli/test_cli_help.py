@@ -187,7 +187,7 @@ def test_missing_tables_are_told_with_what_to_do(tmp_path):
     told = [outbox(url, *arguments) for arguments in (["status"], ["parked", "list"], ["purge", "--older-than", "7d"])]
 
     assert [(ended.code, ended.err) for ended in told] == [
-        (1, f"Error: the outbox tables are not there; run: outbox db upgrade --database {url}\n")
+        (1, f"Error: the outbox tables are not there in {tmp_path / 'x.db'}; run: outbox db upgrade\n")
     ] * 3
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +18,7 @@ from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Message, NoTransactionError, Outbox, TransactionAbortedError
 from outbox.testing import Capture
+from tests.support.command_line import the_tests_own_process
 from tests.support.faults import arm_kill
 from tests.support.handles import conninfo_of
 from tests.support.readers import bodies
@@ -28,6 +31,7 @@ if not settings.configured:
 
 from outbox.django import outbox_on, send, send_all
 from outbox.django.databases import url_of
+from outbox.django.management.commands.outbox import Command
 
 
 @pytest.fixture
@@ -253,6 +257,26 @@ def test_a_database_without_an_outbox_is_refused(monkeypatch):
 
     with pytest.raises(DatabaseError, match="'default' is oracle; an outbox needs PostgreSQL or SQLite"):
         url_of(connections["default"])
+
+
+def test_an_advice_is_given_to_the_program_that_was_called(shop, capsys, monkeypatch):
+    # First set, so that the end of the test takes away what the command sets.
+    monkeypatch.setenv("OUTBOX_DATABASE", "")
+    monkeypatch.delenv("OUTBOX_DATABASE")
+
+    _, said = manage(capsys, "status")
+    found = re.search(r"run: python manage.py outbox (.*) --to URL$", said, re.MULTILINE)
+    assert found is not None, said
+
+    assert manage(capsys, *shlex.split(found[1]), "--to", "stdout:", "--until-empty")[0] == 0
+    assert manage(capsys, "status", "--check")[0] == 0
+
+
+def manage(capsys, *arguments: str) -> tuple[object, str]:
+    """Run `manage.py outbox`; return how it ended, and what it told."""
+    with the_tests_own_process(), pytest.raises(SystemExit) as ended:
+        Command().handle(arguments=[*arguments])
+    return ended.value.code, capsys.readouterr().err
 
 
 def test_a_connection_of_sqlite3_is_a_handle(sqlite_engine):

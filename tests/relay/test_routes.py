@@ -17,6 +17,7 @@ from outbox.model.subscription import Subscription
 from outbox.model.topics import Topics
 from outbox.relay.routes import route_subscriptions
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from tests.support.command_line import leading_to
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination, fill
 from tests.support.waiting import eventually
@@ -176,11 +177,12 @@ def test_topics_that_another_subscription_has_sent_do_not_begin_anew(engine):
         (
             "subscription 'relay' has topics all, this worker asks for !orders.*; give them to another subscription,"
             " from where this one stands: outbox subscriptions split relay --topics 'orders.*' --to URL --as"
-            " 'relay:orders.*'; or give this worker another --name"
+            f" 'relay:orders.*' {leading_to(engine)}; or give this worker another --name"
         ),
         (
             "subscription 'relay:orders.*' is not there yet, and 'relay' has its topics; to begin where that one"
             " stands, run: outbox subscriptions split relay --topics 'orders.*' --to test --as 'relay:orders.*'"
+            f" {leading_to(engine)}"
         ),
     ]
     assert orders.messages == []
@@ -204,6 +206,7 @@ def test_a_route_inside_of_another_one_does_not_begin_anew(engine):
 
     found = errors(outbox, table)
     command = "outbox subscriptions split 'relay:orders.*' --topics 'orders.eu.*' --to {} --as 'relay:orders.eu.*'"
+    command += f" {leading_to(engine)}"
     missing = (
         "subscription 'relay:orders.eu.*' is not there yet, and 'relay:orders.*' has its topics; to begin where that"
         f" one stands, run: {command.format('test')}"
@@ -263,7 +266,7 @@ def test_a_new_route_among_several_is_split_in_any_order(engine):
         assert command_line(engine, *commands[-1]).code == 0
     Relays(routes(outbox, table)).until_empty()
 
-    assert [each[2:] for each in commands] == [
+    assert [each[2 : each.index("--database")] for each in commands] == [
         ["relay", "--topics", "orders.*", "--to", "nats://h:4222", "--as", "relay:orders.*"],
         ["relay:orders.*", "--topics", "orders.urgent", "--to", "nats://h:4222", "--as", "relay:orders.urgent"],
     ]
@@ -327,12 +330,14 @@ def test_a_relay_that_misses_the_routes_is_sent_to_them(engine):
     assert str(old.value) == (
         "subscription 'relay' has topics !orders.*, this worker asks for all; 'relay:orders.*' and 'relay:orders.eu.*'"
         " would send some of these topics too; run the relay with routes: outbox relay --name relay --route"
-        " 'orders.eu.*=URL' --route 'orders.*=URL' --route '*=URL'; or give this worker another --name"
+        f" 'orders.eu.*=URL' --route 'orders.*=URL' --route '*=URL' {leading_to(engine)}; or give this"
+        " worker another --name"
     )
     assert fewer[0] == (
         "subscription 'relay:orders.*' has topics !orders.eu.*,orders.*, this worker asks for orders.*;"
         " 'relay:orders.eu.*' would send some of these topics too; run the relay with routes: outbox relay"
-        " --name relay --route 'orders.eu.*=URL' --route 'orders.*=URL'; or give this worker another --name"
+        f" --name relay --route 'orders.eu.*=URL' --route 'orders.*=URL' {leading_to(engine)}; or give"
+        " this worker another --name"
     )
 
 

@@ -370,7 +370,14 @@ def test_a_business_database_is_checked_for_its_records_only(empty):
 
     assert (without.code, without.json["findings"]) == (
         1,
-        [{"where": "outbox_record", "problem": "is not there", "evidence": None, "fix": f"run: {makes(empty)}"}],
+        [
+            {
+                "where": "outbox_record",
+                "problem": "is not there",
+                "evidence": None,
+                "fix": "run: outbox db upgrade --record-only",
+            }
+        ],
     )
     assert (damaged.code, [each["where"] for each in damaged.json["findings"]]) == (1, ["outbox_record.decided_at"])
 

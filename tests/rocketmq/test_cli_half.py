@@ -22,7 +22,7 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.rocketmq.halves import ask, begun, producer
 from tests.rocketmq.parts import ONE_DATABASE, end
-from tests.support.command_line import outbox
+from tests.support.command_line import leading_to, outbox
 from tests.support.readers import delivered
 from tests.support.waiting import eventually
 
@@ -179,7 +179,7 @@ def test_that_some_were_given_up_is_logged_with_what_to_do(engine, caplog):
 
     ask(engine)
 
-    decide = "to decide, run: outbox half list --given-up --group shop"
+    decide = f"to decide, run: outbox half list --given-up --group shop {leading_to(engine)}"
     said = f"check:shop: 1 more transaction was given up, the first is {transaction.id}: UNKNOWN; {decide}"
     assert said in caplog.messages
 
@@ -194,7 +194,8 @@ def test_status_warns_of_transactions_that_were_given_up(engine):
     (found,) = [each for each in Outbox(engine).admin.diagnosis() if each.kind == "given_up"]
 
     assert (found.subscription, found.what) == ("check:shop", "2 transactions were given up")
-    assert str(found).endswith("): UNKNOWN; to decide, run: outbox half list --given-up --group shop")
+    decide = f"to decide, run: outbox half list --given-up --group shop {leading_to(engine)}"
+    assert str(found).endswith(f"): UNKNOWN; {decide}")
 
 
 @ONE_DATABASE

@@ -14,7 +14,7 @@ from outbox.store.operations.status import statuses
 from tests.rocketmq.halves import ask, begun, fill, producer
 from tests.rocketmq.parts import ONE_DATABASE
 from tests.store.test_status import Explained, looking
-from tests.support.command_line import outbox
+from tests.support.command_line import leading_to, outbox
 from tests.support.leases import step_clock
 
 
@@ -152,7 +152,7 @@ def test_a_group_that_nobody_checks_back_on_is_told_with_what_to_do(engine):
     assert (found.what, found.advice, found.next_command) == (
         "no worker checks back on group shop",
         "start a producer of the group, or a check of the group; for the command of a check, run",
-        "outbox half list --group shop",
+        f"outbox half list --group shop {leading_to(engine)}",
     )
 
 

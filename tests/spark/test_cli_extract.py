@@ -171,7 +171,7 @@ def test_a_name_that_a_shell_would_part_is_quoted_where_it_is_to_be_typed(outbox
 
     ended = extract(outbox, path.parent / "other", "--register", "a b!")
 
-    assert (ended.code, "run before: outbox subscriptions drop 'a b!'\n" in ended.err) == (2, True)
+    assert (ended.code, "run before: outbox subscriptions drop 'a b!' --database " in ended.err) == (2, True)
 
 
 @pytest.mark.parametrize("database", [None, "sqlite:////one.db sqlite:////two.db"])

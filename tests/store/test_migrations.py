@@ -19,6 +19,7 @@ from outbox import Outbox, Relay, migrate, schema
 from outbox.errors import DatabaseError, SchemaError
 from outbox.store.dialects.postgresql import dialect
 from outbox.testing.servers import PostgresServer
+from tests.support.command_line import leading_to
 from tests.support.destination import Destination
 from tests.support.revisions import add_revision, make_earlier
 
@@ -289,7 +290,7 @@ def test_an_upgrade_refuses_tables_that_are_not_complete_and_changes_nothing(emp
     assert str(refused.value) == (
         "`outbox db upgrade` did not make the outbox tables that are there, and cannot take them over as they are:"
         " index outbox_parked_request is missing; outbox_subscription.topics is missing. Nothing was changed; to see"
-        " what to do about each, run: outbox doctor"
+        f" what to do about each, run: outbox doctor {leading_to(empty)}"
     )
     assert (definitions(empty), migrate.current_revision(empty)) == (before, None)
 
@@ -298,7 +299,7 @@ def test_an_upgrade_names_some_of_many_differences(empty_pg):
     do(empty_pg, "CREATE SCHEMA app")
     do(empty_pg, "CREATE TABLE app.outbox_meta (one int)")
 
-    with pytest.raises(SchemaError, match=r"missing; and \d+ more\. Nothing .* outbox doctor --schema app$"):
+    with pytest.raises(SchemaError, match=r"missing; and \d+ more\. Nothing .* outbox doctor --schema app --database "):
         migrate.upgrade(empty_pg, "app")
 
 

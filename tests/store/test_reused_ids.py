@@ -18,6 +18,7 @@ from outbox.store.operations.check import findings
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
+from tests.support.command_line import leading_to
 from tests.support.destination import Destination, relay_to
 from tests.support.parked import request
 from tests.support.reused_ids import begin_again
@@ -66,9 +67,9 @@ def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine
 
     assert str(raised.value) == (
         "relay: message 1 of the log cannot be parked, because another message is parked under this id; nothing was"
-        " settled. Ids are given out again when the log was truncated or its sequence restored: run outbox doctor,"
-        " which says how to mend the log. Then replay or discard the parked message (outbox parked show 1 --name"
-        " relay); the worker goes on when it is gone"
+        " settled. Ids are given out again when the log was truncated or its sequence restored: run outbox doctor"
+        f" {leading_to(engine)}, which says how to mend the log. Then replay or discard the parked"
+        f" message (outbox parked show 1 --name relay {leading_to(engine)}); the worker goes on when it is gone"
     )
     assert (parked(engine), settled(engine)) == ([(1, b"old", "dead")], before)
     with closing(outbox.database.open()) as channel:
@@ -76,7 +77,7 @@ def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine
     assert str(finding) == (
         "outbox_parked: has message 1 of relay, but another message has this id now: ids were given again; replay or"
         " discard the parked message, and run doctor again; to see the message, run: outbox parked show 1 --name"
-        " relay"
+        f" relay {leading_to(engine)}"
     )
     request(engine, "discard")
     relay_to(destination, outbox).until_empty()
@@ -98,7 +99,7 @@ def test_ids_that_are_given_out_again_and_reach_the_position_stop_the_relay(sqli
     before = settled(sqlite_engine)
 
     for _ in range(2):
-        with pytest.raises(DatabaseError, match=r"relay: it has passed message 3 .* run outbox doctor, which says"):
+        with pytest.raises(DatabaseError, match=r"relay: it has passed message 3 .* run outbox doctor .*, which says"):
             relay_to(destination, outbox).until_empty()
     with closing(outbox.database.open()) as channel:
         (finding,) = findings(channel)

@@ -20,7 +20,7 @@ from outbox.relay.relay import routes
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.store.test_status import status_of
-from tests.support.command_line import outbox
+from tests.support.command_line import leading_to, outbox
 from tests.support.leases import step_clock
 from tests.support.waiting import eventually
 
@@ -69,8 +69,8 @@ def age_by(engine: Engine, seconds: int, **columns: str) -> None:
 
 
 def told(engine: Engine) -> list[str]:
-    """What is wrong, as `outbox status` says it."""
-    return [str(each) for each in Outbox(engine).admin.diagnosis()]
+    """What is wrong, as `outbox status` says it in a shell that knows the database."""
+    return [str(each).replace(f" {leading_to(engine)}", "") for each in Outbox(engine).admin.diagnosis()]
 
 
 def refused(engine: Engine) -> list[tuple[str | None, datetime | None, str | None]]:

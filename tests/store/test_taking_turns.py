@@ -20,6 +20,7 @@ from outbox.runtime import failpoints
 from outbox.schema import metadata
 from outbox.store.database import Channel, Database
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from tests.support.command_line import leading_to
 from tests.support.destination import Destination, relay_to
 from tests.support.readers import declared
 
@@ -121,8 +122,8 @@ def test_a_relay_does_not_begin_with_the_topics_of_a_route_that_has_begun(engine
 
     assert str(raised.value) == (
         "subscription 'relay' has not begun yet, and 'relay:orders.*' would send some of these topics too; run the"
-        " relay with routes: outbox relay --name relay --route 'orders.*=URL' --route '*=URL'; or give this worker"
-        " another --name"
+        f" relay with routes: outbox relay --name relay --route 'orders.*=URL' --route '*=URL' {leading_to(engine)};"
+        " or give this worker another --name"
     )
     relay(topics=("!orders.*",))(channel)
 

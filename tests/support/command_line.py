@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from sqlalchemy import Engine
 
 from outbox.cli import main
 from outbox.cli.output import known_secrets
+from outbox.store.database import Database
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ def outbox(engine: Engine | str | None, *arguments: str, **environment: str) -> 
 def at_a_terminal(engine: Engine | str | None, *arguments: str, **environment: str) -> Ended:
     """Run a command whose output goes to a terminal, and so is in colour."""
     return _run(engine, arguments, environment, at_a_terminal=True)
+
+
+def leading_to(engine: Engine) -> str:
+    """The options with which texts of the library advise a command about this database."""
+    return shlex.join(Database(engine).commands.where)
 
 
 def _run(

@@ -100,7 +100,7 @@ class Readers:
 
 
 def _require_sound(name: str, hold: timedelta) -> None:
-    if not name or subscription_of(name) is not None or name.startswith(check_of("")):
+    if not name or subscription_of(name) is not None or name.startswith(("--", check_of(""))):
         raise SubscriptionError(f"{name!r} cannot be the name of an extract: others are made by that form; use another")
     if not timedelta(0) < hold <= LONGEST_HOLD:
         raise SubscriptionError(

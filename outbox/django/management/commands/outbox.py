@@ -10,6 +10,7 @@ from django.db import connections
 
 from outbox.cli import main
 from outbox.django.databases import url_of
+from outbox.model.command import Commands
 
 
 class Command(BaseCommand):
@@ -29,4 +30,4 @@ class Command(BaseCommand):
     def handle(self, *_: object, arguments: list[str], **__: object) -> None:
         """Run the command, and exit with its code."""
         os.environ.setdefault("OUTBOX_DATABASE", url_of(connections["default"]).render_as_string(hide_password=False))
-        main(arguments, prog_name="manage.py outbox")
+        main(arguments, prog_name="manage.py outbox", obj=Commands(program=("python", "manage.py", "outbox")))
