@@ -16,6 +16,7 @@ from outbox.store.dialects.postgresql.silence import WATCH
 from outbox.store.dialects.statements import Statement
 from outbox.store.idempotency import inbox
 from tests.support.servers.proxy import TcpProxy
+from tests.support.sessions import terminate
 from tests.support.several import behind
 from tests.support.waiting import eventually
 
@@ -217,3 +218,27 @@ def test_what_may_take_as_long_as_it_needs_is_not_given_up(far):
 def look_often():
     for _ in range(20):
         WATCH.look()
+
+
+def test_a_lost_connection_is_one_error_and_no_line_of_the_driver(pg_engine, caplog):
+    """The driver logs the second error at the end of a pipeline, on stderr where nobody has set a log up."""
+    with closing(Outbox(pg_engine).database.open()) as channel:
+        statement = Statement(channel.database.sql("SELECT 1"), {})
+        pid = channel.rows("SELECT pg_backend_pid()")[0][0]
+        terminate(pg_engine, "pid = :pid", pid=pid)
+
+        with pytest.raises(psycopg.OperationalError):
+            channel.rows_of_last([statement, statement])
+
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("psycopg")] == []
+
+
+def test_a_statement_that_fails_among_several_undoes_those_before(pg_engine):
+    with closing(Outbox(pg_engine).database.open()) as channel:
+        write = "INSERT INTO outbox_op (transaction_id, op, decided_by, decided_at) VALUES ('t', 'commit', '', now())"
+        statements = [Statement(channel.database.sql(each), {}) for each in (write, "SELECT 1 / 0")]
+
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            channel.rows_of_last(statements)
+
+        assert channel.rows("SELECT transaction_id FROM {op}") == []

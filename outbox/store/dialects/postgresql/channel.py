@@ -102,13 +102,24 @@ class PostgresChannel:
 
         The server takes statements that are sent together for one transaction.
         """
-        *before, (last, parameters) = statements
-        together = self._driver.pipeline() if psycopg.Pipeline.is_supported() else self._driver.transaction()
-        with self._round_trips, together:
-            for statement, bound in before:
-                self._driver.execute(pyformat(statement).encode(), bound)
-            self._cursor.execute(pyformat(last).encode(), parameters)
+        with self._round_trips:
+            if not psycopg.Pipeline.is_supported():
+                with self._driver.transaction():
+                    self._execute(statements)
+            else:
+                errors: list[psycopg.Error] = []
+                # The error of the block is kept, because at the end the driver would log one that it replaces.
+                with _kept(errors), self._driver.pipeline(), _kept(errors):
+                    self._execute(statements)
+                if errors:
+                    raise errors[0]
         return self._cursor.fetchall()
+
+    def _execute(self, statements: Sequence[tuple[str, Parameters]]) -> None:
+        *before, (last, parameters) = statements
+        for statement, bound in before:
+            self._driver.execute(pyformat(statement).encode(), bound)
+        self._cursor.execute(pyformat(last).encode(), parameters)
 
     @contextmanager
     def transaction(self, *, patience: float | None = None) -> Iterator[None]:
@@ -172,6 +183,15 @@ class WorkerChannel(PostgresChannel):
         super().__init__(engine, name)
         with self._round_trips:
             self._driver.execute(_SETTINGS)
+
+
+@contextmanager
+def _kept(errors: list[psycopg.Error]) -> Iterator[None]:
+    """Append the error of the block to a list."""
+    try:
+        yield
+    except psycopg.Error as error:
+        errors.append(error)
 
 
 def _letters_of(driver: psycopg.Connection[Any]) -> str | None:
