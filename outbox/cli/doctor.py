@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,8 @@ from outbox.cli.roles import by_roles
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from outbox.model.topics import Topics
+    from outbox.relay.routes import Route
     from outbox.store.dialects.finding import Finding
 
 
@@ -42,7 +45,8 @@ def doctor(
     copy, settings, connections in use, and transactions that keep dead rows from being removed. A role sees the
     sessions of other roles only with pg_read_all_stats. With roles, the rights of each are compared with those that
     outbox db grants prints. With --to, the settings of the destination are asked for under which messages are dropped
-    or refused: Redis, and Kafka for the topics of the newest 10000 messages.
+    or refused: Redis; and Kafka, NATS and RabbitMQ for the topics of the newest 10000 messages, under the names that
+    routes of the settings file give them.
 
     In a database with no other table than an inbox, the inbox is checked alone.
     """
@@ -112,16 +116,32 @@ def _findings_of_roles(target: Target, roles: Sequence[tuple[str, tuple[str, ...
 
 def _findings_of_destination(target: Target, to: str) -> list[Finding]:
     from outbox.senders.connection_log import reason_of
-    from outbox.senders.opening import open_sender
     from outbox.senders.port import Stored
     from outbox.store.dialects.finding import Finding
     from outbox.store.operations.check import newest_topics
 
     with target.open_outbox() as channel:
         topics = {topic: Stored(*found) for topic, found in newest_topics(channel).items()}
-    sender = open_sender(to)
-    with closing(sender):
-        try:
-            return [Finding(*each) for each in sender.doubts(topics)]
-        except Exception as error:
-            return [Finding(sender.destination, f"does not tell its settings: {reason_of(error)}", "see why")]
+    found = dict[Finding, None]()
+    for route, chosen in _routes_to(to):
+        with closing(route.open()) as sender:
+            try:
+                doubts = sender.doubts({topic: topics[topic] for topic in topics if chosen.matches(topic)})
+            except Exception as error:
+                return [Finding(sender.destination, f"does not tell its settings: {reason_of(error)}", "see why")]
+            found.update((Finding(*each), None) for each in doubts)
+    return [*found]
+
+
+def _routes_to(to: str) -> list[tuple[Route, Topics]]:
+    """Return the routes of the settings file to a destination with their topics; without any, all topics go there."""
+    from outbox.cli import config
+    from outbox.cli.routes import routes_of_file
+    from outbox.model.topics import Topics
+    from outbox.relay.routes import Route, planned
+    from outbox.senders.port import destination_of
+
+    settings, here = config.current(), destination_of(to)
+    plan = () if settings is None or settings.routes is None else planned(routes_of_file(settings), "relay")
+    found = [(replace(route, to=to), Topics.of(own.topics)) for route, own in plan if destination_of(route.to) == here]
+    return found or [(Route(to=to), Topics.of(None))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from outbox.errors import InvalidMessageError, SenderError
@@ -11,7 +12,7 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Verdict
 from outbox.senders.envelopes import DEBEZIUM_PREFIX, ENVELOPES, EnvelopeName
 from outbox.senders.key_order import in_order
-from outbox.senders.port import Sender
+from outbox.senders.port import Sender, Stored
 
 _TOPICS_KEPT = 1024
 
@@ -46,6 +47,16 @@ class Form:
         self._topic = lru_cache(_TOPICS_KEPT)(self._new_topic)
         #: True if messages are sent as they are.
         self.is_plain = envelope == "raw" and not (self._rename or prefix)
+
+    def stored(self, topics: Mapping[str, Stored]) -> dict[str, Stored]:
+        """Return what the log has by topic as what comes by new topic; without topics that no message can have."""
+        found: dict[str, Stored] = {}
+        for topic, each in topics.items():
+            with suppress(InvalidMessageError):
+                new = self._topic(topic)
+                other = found.get(new, Stored(0, 0))
+                found[new] = Stored(max(each.largest, other.largest), each.keyless + other.keyless)
+        return found
 
     def send(self, sender: Sender, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages in their new form by a sender; return its verdicts.

@@ -11,11 +11,15 @@ from typing import Any
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
+from outbox.senders.port import Doubt
 
 #: JetStream's error codes for a message that its stream can never take: its size, the size of its headers.
 _NEVER = (10054, 10097)
 #: JetStream's error code for a message that is not in its stream any more.
 _GONE = 10037
+
+#: The limits at which a stream is full.
+_LIMITS = ("max_msgs", "max_bytes", "max_msgs_per_subject")
 
 #: Names of streams and domains, of which subjects are made.
 _NAME = re.compile(r"[^\s.*>]+")
@@ -73,6 +77,30 @@ class Dropped:
     def _waits(self, why: str) -> Unavailable:
         taken = "the copy is sent again, and taken when the stream's duplicate_window is over"
         return Unavailable(f"stream {self.stream!r} dropped it on subject {self.subject!r} {why}; {taken}")
+
+
+def streams_of(answer: bytes) -> list[str]:
+    """Return the names of the streams that take a subject, by the answer of `STREAM.NAMES`."""
+    found = _reply(answer).get("streams")
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def doubts_of(answer: bytes) -> list[Doubt]:
+    """Return the settings under which a stream drops what it has accepted, by the answer of `STREAM.INFO`."""
+    reply = _reply(answer)
+    config, state = reply.get("config") or {}, reply.get("state") or {}
+    where, doubts = f"stream {config.get('name')}", []
+    if config.get("retention") == "interest" and not state.get("consumer_count"):
+        problem = "retention interest without any consumer: each message is dropped as soon as it comes"
+        doubts.append(Doubt(where, problem, "make the consumers before the relay sends, or set retention limits"))
+    if config.get("storage") == "memory":
+        problem = "storage memory: a restart of the server loses all messages"
+        doubts.append(Doubt(where, problem, "make the stream with storage file"))
+    limits = [limit for limit in _LIMITS if (config.get(limit) or 0) > 0]
+    if limits and config.get("discard") != "new":
+        problem = f"discard old with {' and '.join(limits)}: a full stream drops its oldest messages, read or not"
+        doubts.append(Doubt(where, problem, "set discard new: a full stream refuses, and messages wait in the log"))
+    return doubts
 
 
 def _dropped(reply: dict[str, Any], subject: str) -> Verdict | Dropped:

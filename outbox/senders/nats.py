@@ -18,10 +18,11 @@ NATS cannot carry a topic with an empty part (`a..b`, `.a`, `a.`), a header of s
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -33,7 +34,8 @@ from outbox.model.verdict import Reject, Unavailable, Verdict
 from outbox.senders.address import Address
 from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import Reserved, read_headers, wire_headers
-from outbox.senders.jetstream import Dropped, verdict_of
+from outbox.senders.jetstream import Dropped, doubts_of, streams_of, verdict_of
+from outbox.senders.port import Doubt, Stored
 from outbox.senders.remote import MOST_BYTES_UNDER_WAY, Call, Connection, RemoteSender
 from outbox.senders.tls import TLS_OPTIONS, Tls
 
@@ -80,6 +82,10 @@ class NatsSender(RemoteSender):
             lambda server, log: _Connection(server, log, prefix, login, tls),
             seconds=address.timeout(timeout),
         )
+
+    def doubts(self, topics: Mapping[str, Stored]) -> list[Doubt]:
+        """Return the doubts about what takes these topics; see `Sender`."""
+        return self._doubts(topics)
 
 
 def read_message(received: Msg, *, prefix: str = "") -> Message:
@@ -145,6 +151,15 @@ class _Connection(Connection):
             del self._exchanges[number]
         if call.chains.left:
             raise ConnectionError("the connection was lost")
+
+    async def doubts(self, topics: Mapping[str, Stored]) -> list[Doubt]:
+        """Ask JetStream for the streams of these topics, which needs rights on `$JS.API.STREAM.NAMES` and `.INFO.*`."""
+        names = set[str]()
+        for topic in topics:
+            asked = json.dumps({"subject": f"{self._prefix}{topic}"}).encode()
+            names.update(streams_of((await self._client.request("$JS.API.STREAM.NAMES", asked)).data))
+        answers = [await self._client.request(f"$JS.API.STREAM.INFO.{name}") for name in sorted(names)]
+        return [doubt for answer in answers for doubt in doubts_of(answer.data)]
 
     async def close(self) -> None:
         self._lose()

@@ -87,7 +87,7 @@ class OpenedSender:
     def doubts(self, topics: Mapping[str, Stored]) -> list[Doubt]:
         """Return what the destination tells of settings that may drop or refuse messages; see `Sender`."""
         find = getattr(self._sender, "doubts", None)
-        return [] if find is None else find(topics)
+        return [] if find is None else find(topics if self._form is None else self._form.stored(topics))
 
     def close(self) -> None:
         """Close connections and end threads. Closing twice does no harm."""

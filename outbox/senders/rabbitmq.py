@@ -25,7 +25,7 @@ import logging
 import math
 import re
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,6 +37,7 @@ from outbox.model.message import Message
 from outbox.senders.address import Address, host_and_port
 from outbox.senders.connection_log import ConnectionLog, OfOthers, reason_of
 from outbox.senders.headers import CONTENT_TYPE, ID, read_headers
+from outbox.senders.port import Doubt, Stored
 from outbox.senders.remote import Call, Connection, RemoteSender
 from outbox.senders.tls import TLS_OPTIONS, Tls
 
@@ -48,7 +49,7 @@ try:
     from aiormq import Connection as DriverConnection
     from pamqp import commands
 
-    from outbox.senders.rabbitmq_channel import RESERVED, Channel, Faults
+    from outbox.senders.rabbitmq_channel import RESERVED, Channel, Faults, loss_of_queue
 except ImportError as error:
     raise MissingExtraError("RabbitMQ needs an extra: pip install 'outbox-log[rabbitmq]'") from error
 
@@ -80,6 +81,10 @@ class RabbitSender(RemoteSender):
             lambda server, log: _Connection(server, log, target),
             seconds=address.timeout(timeout),
         )
+
+    def doubts(self, topics: Mapping[str, Stored]) -> list[Doubt]:
+        """Return the doubts about what takes these topics; see `Sender`."""
+        return self._doubts(topics)
 
 
 def read_message(received: AbstractIncomingMessage) -> Message:
@@ -197,6 +202,16 @@ class _Connection(Connection):
             # copies.
             blocked = f"{self.server} blocks publishers, because its memory or disk is full"
             call.chains.give_up(self.log.lost(blocked))
+
+    async def doubts(self, topics: Mapping[str, Stored]) -> list[Doubt]:
+        """Ask for the queues that the default exchange fills; which queues another exchange fills, nobody tells."""
+        assert self._driver is not None
+        found = []
+        for topic in () if self._target.exchange else topics:
+            problem = await loss_of_queue(self._driver, topic)
+            if problem is not None:
+                found.append(Doubt(f"queue {topic}", problem, "make a durable queue, at best of the type quorum"))
+        return found
 
     async def close(self) -> None:
         self.is_closed = True

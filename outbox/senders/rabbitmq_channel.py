@@ -10,7 +10,7 @@ from typing import Any
 import pamqp.frame
 from aiormq import Channel as DriverChannel
 from aiormq import ChannelClosed, DeliveryError, PublishError
-from aiormq.abc import ChannelFrame
+from aiormq.abc import AbstractConnection, ChannelFrame
 from pamqp import commands
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
@@ -37,6 +37,12 @@ _FRAME_OVERHEAD = 8
 _LONGEST_NAME = 128
 
 _TOO_BIG = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
+_OTHER_KIND = re.compile(r"inequivalent arg '([a-z_]+)'")
+#: The kinds of queues that lose messages, by the property that differs from a durable queue's.
+_LOSSES = {
+    "durable": "it is transient: a restart of the server deletes it with its messages",
+    "auto_delete": "auto-delete: it goes with its last consumer, and its messages with it",
+}
 _FORBIDDEN_TOPIC = "access to topic '"
 #: The end of a reason that the server has cut, because AMQP allows it 255 bytes.
 _CUT = "..."
@@ -152,6 +158,23 @@ class Faults:
         """Return the verdict on a message that the server would refuse, as far as the call knows."""
         verdicts = (verdict_of_fault(reason, message) for reason in self._reasons)
         return next((verdict for verdict in verdicts if verdict is not None), None)
+
+
+async def loss_of_queue(connection: AbstractConnection, name: str) -> str | None:
+    """Return under which circumstance a queue loses messages; None: no such queue, or none is known.
+
+    A server tells the kind of a queue only by refusing a declaration of another kind, and closes the channel then.
+    """
+    try:
+        # First whether the queue is there, because the second declaration would make it.
+        await (await connection.channel()).queue_declare(name, passive=True)
+        channel = await connection.channel()
+        await channel.queue_declare(name, durable=True)
+    except ChannelClosed as error:
+        found = _OTHER_KIND.search(str(error.args[-1]))
+        return None if found is None else _LOSSES.get(found[1])
+    await channel.close()
+    return None
 
 
 def verdict_of_fault(reason: str, message: Message) -> Verdict | None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
 from datetime import timedelta
 from typing import Any
@@ -20,7 +20,7 @@ from outbox.model.verdict import Unavailable, Verdict
 from outbox.runtime.event_loop import BackgroundLoop
 from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.key_order import Chains
-from outbox.senders.port import destination_of
+from outbox.senders.port import Doubt, Stored, destination_of
 
 MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: The share of a call's time that the event loop keeps itself. The rest is for a machine too busy to notice in time.
@@ -68,6 +68,10 @@ class Connection(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Close the socket at once; whatever is under way fails. Closing twice does no harm."""
+
+    async def doubts(self, topics: Mapping[str, Stored]) -> list[Doubt]:
+        """Return the settings under which the destination drops messages of these topics, as far as it tells."""
+        return []
 
     async def leave(self) -> None:
         """Close the connection when the sender is closed."""
@@ -124,6 +128,11 @@ class RemoteSender:
             reason = _CLOSED
         return [Unavailable(f"{self._name}: {reason}", everything=True)] * len(messages)
 
+    def _doubts(self, topics: Mapping[str, Stored]) -> list[Doubt]:
+        """Ask for the doubts, by a connection; for `doubts` of senders whose destination tells its settings."""
+        seconds = self.deadline.total_seconds()
+        return self._loop.run(lambda link: link.doubts(topics, seconds * _SHARE), timeout=seconds)
+
     def close(self) -> None:
         """Close the connection and end the thread."""
         self._loop.stop()
@@ -166,6 +175,14 @@ class _Link:
                 await connection.close()
             call.chains.give_up(text)
         return call.chains.verdicts()
+
+    async def doubts(self, topics: Mapping[str, Stored], seconds: float) -> list[Doubt]:
+        """Ask the destination for its doubts; raise after `seconds`."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        async with asyncio.timeout_at(deadline):
+            async with self._connecting:
+                connection = await self._connected(deadline)
+            return await connection.doubts(topics)
 
     async def close(self) -> None:
         """Close the connection; calls under way fail."""

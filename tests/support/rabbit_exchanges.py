@@ -92,6 +92,22 @@ class Exchange(Place):
         self.run(act)
         self._bound = list(topics)
 
+    def make_queue(self, name: str, **kind: Any) -> None:
+        """Declare another queue."""
+        self.run(lambda channel: channel.declare_queue(name, **kind))
+
+    def has_queue(self, name: str) -> bool:
+        """Whether the server has another queue."""
+        try:
+            self.run(lambda channel: channel.declare_queue(name, passive=True))
+        except aio_pika.exceptions.ChannelNotFoundEntity:
+            return False
+        return True
+
+    def remove_queue(self, name: str) -> None:
+        """Delete another queue."""
+        self.run(lambda channel: channel.queue_delete(name))
+
     def fail(self, topic: str) -> None:
         """Take the others only."""
         self.take(*(other for other in TOPICS if other != topic))
