@@ -3,9 +3,11 @@
 Pages about a destination, Spark, RocketMQ, events, routes and consumers have tests of their own.
 """
 
+import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from datetime import timedelta
@@ -26,7 +28,7 @@ from outbox.model import limits
 from outbox.senders import aws_message, headers, nats, redis, webhook_format, webhook_signature
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import outbox
-from tests.support.pages import TOP, blocks, broken_links, run
+from tests.support.pages import TOP, blocks, broken_links, commands, run
 from tests.support.site_search import SiteSearch
 
 DOCS = TOP / "docs"
@@ -40,6 +42,9 @@ RUN = {
     "from-a-table": [],
     "configuration": [],
 }
+
+#: Texts of Python and of PostgreSQL.
+OF_OTHERS = {"ModuleNotFoundError", 'violates check constraint "outbox_message_slot"'}
 
 #: What a user types into the search of the site, and the page with the answer.
 SEARCHED = {
@@ -92,6 +97,21 @@ def test_the_two_files_of_the_first_message_run(shop, monkeypatch, capsys):
         "orders order-1 {'id': 1, 'total': 42, 'status': 'placed', 'version': 1}",
         "orders order-2 {'id': 2, 'total': 7, 'status': 'placed', 'version': 1}",
     ]
+
+
+def test_nothing_is_wrong_after_the_first_message(shop, monkeypatch, capsys):
+    """With the commands and both files of the page, in its order."""
+    first, *more = blocks(page("first-message"), "python")
+    file = ModuleType("__main__")
+    exec(compile(first, "shop.py", "exec"), vars(file))
+    monkeypatch.setitem(sys.modules, "shop", file)
+    (relay,) = (line for line in commands(page("first-message")) if line.startswith("outbox relay "))
+    sent = outbox("sqlite:///shop.db", *shlex.split(relay)[1:])
+    exec(compile("".join(more), "more.py", "exec"), {})
+
+    checked = outbox("sqlite:///shop.db", "status", "--check")
+
+    assert (json.loads(sent.out)["key"], checked.code, checked.err) == ("order-1", 0, "")
 
 
 def test_what_was_moved_from_a_table_is_sent_after_what_was_written_since(shop):
@@ -200,6 +220,25 @@ def test_every_error_is_on_its_page():
     named = set(re.findall(r"^\| `(\w+)` \|", page("errors"), re.MULTILINE))
 
     assert named == {name for name, each in vars(errors).items() if isinstance(each, type) and each is not OutboxError}
+
+
+def test_the_texts_that_people_ask_about_are_those_of_the_product():
+    """A number, and what stands for a name, may be anything."""
+    said = {each.value for tree in product() for each in ast.walk(tree) if isinstance(each, ast.Constant)}
+    texts = [" ".join(each.split()) for each in said if isinstance(each, str)]
+    asked = [
+        text
+        for bold in re.findall(r"\*\*(.*?)\*\*", page("errors").replace("\n", " "))
+        for text in re.findall(r'^"(.*)"', bold)
+    ]
+    pieces = {piece.strip() for text in asked for piece in re.split(r"…|\d+|outbox db grants", text)} - {"", *OF_OTHERS}
+
+    assert {piece for piece in pieces if not any(piece in text for text in texts)} == set()
+    assert {"names several servers, and a new connection may reach a standby", "is not from 0 to"} <= {*asked}
+
+
+def product() -> list[ast.Module]:
+    return [ast.parse(file.read_text()) for file in (TOP / "outbox").rglob("*.py")]
 
 
 def test_the_queries_of_a_monitor_run(pg_engine):
