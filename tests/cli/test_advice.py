@@ -290,7 +290,7 @@ def test_an_advised_url_takes_the_password_of_the_environment():
 
 def urls_given(environment: str, url: str) -> tuple[str, ...]:
     """The URLs that a command opens when `url` is an argument."""
-    found = []
+    found: list[str] = []
 
     @click.command()
     @about_databases

@@ -13,7 +13,7 @@ from outbox.senders import jetstream
 from outbox.senders.form import Form
 from outbox.senders.kafka_doubts import doubts_of
 from outbox.senders.nats import NatsSender
-from outbox.senders.port import Stored
+from outbox.senders.port import Doubt, Stored
 from tests.support.command_line import outbox as typed
 from tests.support.servers.redis import RedisServer
 
@@ -154,8 +154,13 @@ def test_a_server_of_rabbitmq_tells_that_a_queue_is_transient_and_makes_none(sql
 
 def test_topics_are_asked_for_under_the_names_of_their_routes(sqlite_engine, tmp_path, monkeypatch):
     """Of a settings file; topics of a route to another destination are not asked for."""
-    asked = []
-    monkeypatch.setattr(NatsSender, "doubts", lambda _, topics: asked.append(topics) or [])
+    asked: list[dict[str, Stored]] = []
+
+    def note(_: NatsSender, topics: dict[str, Stored]) -> list[Doubt]:
+        asked.append(topics)
+        return []
+
+    monkeypatch.setattr(NatsSender, "doubts", note)
     write(sqlite_engine, "orders", "bills", "mail", "parcels")
     settings = tmp_path / "outbox.toml"
     settings.write_text(

@@ -61,7 +61,7 @@ class Exchange(Place):
             for each in self.received()
         ]
 
-    def run(self, action: Callable[[AbstractChannel], Coroutine[Any, Any, None]]) -> None:
+    def run(self, action: Callable[[AbstractChannel], Coroutine[Any, Any, object]]) -> None:
         """Do something on a channel that does not go through the proxy."""
 
         async def act() -> None:
