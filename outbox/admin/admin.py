@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import wraps
@@ -30,7 +30,7 @@ from outbox.admin.split import split
 from outbox.admin.subscriptions import Properties
 from outbox.model.limits import checked_key, require_flags, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
-from outbox.model.status import Count, Status
+from outbox.model.status import Status
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
@@ -323,7 +323,7 @@ class Admin:
         with self._channel() as channel:
             meant, parked = subscriptions.with_followers(channel, name, backfills=False)
             commands.require_resettable(meant[0], channel.database.commands)
-            gone = _numbers(parked) if rehearsal else commands.reset(channel, name, start, wait=wait)
+            gone = parked if rehearsal else commands.reset(channel, name, start, wait=wait)
             return Removal(kind=meant[0].kind, names=tuple(each.name for each in meant), parked=gone)
 
     def drop(self, name: str, *, rehearsal: bool = False) -> Removal:
@@ -341,7 +341,7 @@ class Admin:
         with self._channel() as channel:
             meant, parked = subscriptions.with_followers(channel, name)
             names = [each.name for each in meant] if rehearsal else commands.drop(channel, name)
-            return Removal(kind=meant[0].kind, names=tuple(names), parked=_numbers(parked))
+            return Removal(kind=meant[0].kind, names=tuple(names), parked=parked)
 
     asubscriptions = awaited(subscriptions)
     acreate = awaited(create)
@@ -468,10 +468,6 @@ class Admin:
             return
         with self._where.explained(), closing(self._where.open()) as channel:
             yield channel
-
-
-def _numbers(parked: Mapping[str, Count]) -> dict[str, int]:
-    return {state: count.number for state, count in parked.items()}
 
 
 def _look(channel: Channel, thresholds: Thresholds) -> Look:

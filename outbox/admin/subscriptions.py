@@ -16,7 +16,6 @@ from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
 from outbox.model.limits import require_wait
 from outbox.model.parking import STATES
-from outbox.model.status import Count
 from outbox.model.subscription import (
     Declaration,
     OnDead,
@@ -126,16 +125,14 @@ def checked_destination(to: str, stored: Subscription | None) -> str:
     return opened.destination
 
 
-def with_followers(
-    channel: Channel, name: str, *, backfills: bool = True
-) -> tuple[list[Subscription], dict[str, Count]]:
+def with_followers(channel: Channel, name: str, *, backfills: bool = True) -> tuple[list[Subscription], dict[str, int]]:
     """Return the subscriptions that a reset or a drop of `name` changes, and how many messages they have parked."""
     meant = Subscriptions(channel).get_all(name)
     if backfills:
         meant += commands.backfills_of(channel, meant)
     found = [parked_counts(channel, each.name) for each in meant]
-    parked = {state: Count.total(each[state] for each in found) for state in STATES}
-    return meant, {state: count for state, count in parked.items() if count.number}
+    parked = {state: sum(each[state].number for each in found) for state in STATES}
+    return meant, {state: number for state, number in parked.items() if number}
 
 
 def _changed(stored: Subscription, wanted: Properties) -> Subscription:

@@ -41,6 +41,8 @@ COMMANDS = {
     "erase": ["--key", "nobody", "--dry-run"],
     "purge": ["--older-than", "0s", "--dry-run"],
 }
+#: Objects that several commands print, and the titles of their sections.
+SHARED = {"properties": "Properties of a subscription", "pause": "A pause"}
 #: Of which transaction each is.
 ABOUT_TRANSACTIONS = {
     "half list": [],
@@ -52,11 +54,22 @@ ABOUT_TRANSACTIONS = {
 KINDS = {str: "text", bool: "boolean", int: "number", float: "number", list: "list", dict: "object", type(None): "null"}
 
 
+def section(title: str) -> str:
+    """The section whose title has these words."""
+    (own,) = [each for each in re.split(r"^## ", PAGES, flags=re.MULTILINE)[1:] if title in each.splitlines()[0]]
+    return own
+
+
+def whole(found: dict[str, str]) -> dict[str, str]:
+    """Fields and their types, with the fields of objects that several commands print."""
+    shared = [(name, whole(table(section(SHARED[kind])))) for name, kind in found.items() if kind in SHARED]
+    inner = {f"{name}.{path}": kind for name, fields in shared for path, kind in fields.items()}
+    return {name: kind for name, kind in found.items() if kind not in SHARED} | inner
+
+
 def documented(command: str) -> dict[str, str]:
     """The fields of a command and their types, with those that all have."""
-    sections = re.split(r"^## ", PAGES, flags=re.MULTILINE)
-    (own,) = [each for each in sections[1:] if f"`outbox {command}`" in each.splitlines()[0]]
-    found = table(sections[0] + own)
+    found = whole(table(PAGES.partition("\n## ")[0] + section(f"`outbox {command}`")))
     for name in [name for name, kind in found.items() if kind == "subscription"]:
         listed = documented("subscriptions list").items()
         found |= {f"{name}{path.removeprefix('subscriptions[]')}": kind for path, kind in listed if "[]." in path}
