@@ -75,12 +75,19 @@ def checked_label(given: str, schema: str | None) -> str:
     return label_of(url, schema)
 
 
-def engine_of(given: str, *, make: str, create: bool = False) -> Engine:
-    """Return an engine for the URL of the options. `make`: the command that creates a missing file, for the error."""
+def engine_of(given: str, *, make: str, create: bool = False, patient: bool = False) -> Engine:
+    """Return an engine for the URL of the options. `make`: the command that creates a missing file, for the error.
+
+    A connection whose server does not answer for as long as that of a worker is shut down, unless `patient`.
+    """
     url = url_of(given)
     if is_file(url):
         _require_file(url, create=create, make=make)
-    return _made(url)
+    engine = _made(url)
+    watch = part_of(engine.dialect.name, Dialect).driving.watch
+    if watch is not None and not patient:
+        watch(engine)
+    return engine
 
 
 def url_of(given: str) -> URL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,9 @@ from outbox.cli.options import Target, about_a_database, as_json, configured, op
 from outbox.cli.output import tell, warn
 from outbox.cli.roles import by_roles
 from outbox.store.dialects.kinds import KINDS
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -97,23 +101,32 @@ def _upgrade(target: Target, slots: int | None) -> tuple[str | None, str | None,
     from sqlalchemy import inspect, select
 
     from outbox import migrate
-    from outbox.cli.connection import engine_of
     from outbox.model.slots import SLOTS
     from outbox.schema import tables
 
-    engine = engine_of(target.url, make=target.commands.line("db", "upgrade"), create=True)
+    engine, patient = _engines(target)
     try:
         are_there = inspect(engine).has_table("outbox_message", schema=target.schema)
         before = migrate.current_revision(engine, target.schema)
-        migrate.upgrade(engine, target.schema, slots or SLOTS)
+        migrate.upgrade(patient, target.schema, slots or SLOTS)
         after = migrate.current_revision(engine, target.schema)
         with engine.connect() as connection:
             stored = connection.scalar(select(tables(target.schema, engine.dialect.name).meta.c.slots))
     finally:
         engine.dispose()
+        patient.dispose()
     if slots not in (None, stored):
         warn(f"the tables have {stored} slots, not {slots}: the number was fixed when they were made")
     return before, after, are_there
+
+
+def _engines(target: Target) -> tuple[Engine, Engine]:
+    """Return an engine for questions, and a patient one, because an index of a large table is made for minutes."""
+    from outbox.cli.connection import engine_of
+
+    make = target.commands.line("db", "upgrade")
+    engine, patient = (engine_of(target.url, make=make, create=True, patient=each) for each in (False, True))
+    return engine, patient
 
 
 _schema = option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")

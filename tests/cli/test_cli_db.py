@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Inbox, Message, Outbox, Relay, create_engine, migrate
 from outbox.errors import SchemaError
-from outbox.schema import VERSION_TABLE, metadata
+from outbox.schema import VERSION, VERSION_TABLE, metadata
 from outbox.store.label import label_of
 from tests.cli.test_cli_relay import PROGRAM, bodies, send
 from tests.support.command_line import outbox
@@ -132,7 +132,7 @@ def test_tables_of_a_newer_version_need_a_newer_library(engine):
         1,
         "Error: the tables are of revision 9999, which this version does not know; install a newer outbox-log\n",
     )
-    refused = "Error: the tables are of version 9999, this is 1; install a newer outbox-log\n"
+    refused = f"Error: the tables are of version 9999, this is {VERSION}; install a newer outbox-log\n"
     for verb in (["status"], ["subscriptions", "list"], ["purge", "--older-than", "7d"]):
         told = outbox(engine, *verb)
         assert (told.code, told.err) == (1, refused), verb

@@ -12,6 +12,7 @@ from sqlalchemy import event, text
 from sqlalchemy.pool import NullPool, QueuePool
 
 from outbox import Outbox
+from outbox.cli.connection import engine_of
 from outbox.store.dialects.postgresql.silence import WATCH
 from outbox.store.dialects.statements import Statement
 from outbox.store.idempotency import inbox
@@ -182,6 +183,51 @@ def watched_until_the_end(ask, channel):
     assert eventually(over)
     thread.join()
     return ended
+
+
+@pytest.fixture
+def of_a_command(far):
+    """The proxy and an engine as a command has it, which has met the server."""
+    proxy, engine = far
+    made = engine_of(engine.url.render_as_string(hide_password=False), make="")
+    with made.connect():
+        yield proxy, made
+    made.dispose()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda connection: connection.execute(text("SELECT 1")),
+        lambda connection: sqlalchemy.inspect(connection).get_table_names(),
+        lambda connection: connection.commit(),
+    ],
+    ids=["execute", "inspect", "commit"],
+)
+def test_a_silent_server_is_given_up_under_the_statements_of_doctor_and_upgrade(of_a_command, caplog, ask):
+    proxy, engine = of_a_command
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+        proxy.hold_answers()
+        ended = watched_until_the_end(ask, connection)
+        proxy.pass_through()
+
+    assert ended == [sqlalchemy.exc.OperationalError]
+    assert caplog.text.count("the database has not answered for 70 s; its connection is shut down") == 1
+
+
+def test_a_channel_of_a_command_decides_itself_how_long_it_waits(of_a_command):
+    proxy, engine = of_a_command
+    with closing(Outbox(engine).database.open()) as channel, channel.transaction():
+        channel.unlimited()
+        proxy.hold_answers()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(channel.rows, "SELECT 1")
+            look_often()
+            proxy.pass_through()
+            answered = found.result(60)
+
+    assert answered == [(1,)]
 
 
 def test_looks_at_a_connection_that_rests_shut_nothing_down(pg_engine):

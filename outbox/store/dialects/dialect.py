@@ -266,6 +266,8 @@ class Driving:
     prepare: Callable[[Engine], None] | None
     #: Sets up an engine of our own, given the arguments for its driver; None where nothing is to be done.
     configure: Callable[[Engine, Mapping[str, Any]], None] | None
+    #: Gives all round trips of an engine of a command the client's deadline; None where no server can be silent.
+    watch: Callable[[Engine], None] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from outbox.errors import DatabaseError
 from outbox.store.dialects.dialect import Hint
-from outbox.store.dialects.postgresql.silence import RoundTrips
+from outbox.store.dialects.postgresql.silence import RoundTrips, WatchedConnection
 from outbox.store.dialects.statements import Parameters, Row, pyformat
 
 #: Our settings, whatever the role's defaults are. They are set once on a connection of our own. Per transaction they
@@ -61,6 +61,8 @@ class PostgresChannel:
             self._owner.close()
             raise DatabaseError(f"workers need the psycopg driver, not {type(driver).__module__}")
         self._driver = driver
+        if isinstance(driver, WatchedConnection):
+            driver.leave_to_owner()
         # Before the first statement, which would wait for a network that is gone as long as the system's own settings.
         _watch_over(driver.fileno())
         self._round_trips = RoundTrips(driver.fileno())

@@ -37,6 +37,7 @@ from outbox.store.dialects.postgresql.function import send_function
 from outbox.store.dialects.postgresql.grants import check_rights
 from outbox.store.dialects.postgresql.restore import RESTORE
 from outbox.store.dialects.postgresql.server import check_server, why_foreign
+from outbox.store.dialects.postgresql.silence import watch
 from outbox.store.dialects.statements import Parameters, Row
 
 
@@ -275,6 +276,7 @@ DIALECT = Dialect(
         location=location,
         prepare=None,
         configure=None,
+        watch=watch,
     ),
     errors=Errors(
         transient=_transient,

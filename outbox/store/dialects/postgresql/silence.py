@@ -9,6 +9,10 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from sqlalchemy import Engine, event
 
 from outbox.runtime.fork import in_child
 from outbox.runtime.named import named
@@ -70,6 +74,33 @@ class _RoundTrip:
 
     def __init__(self) -> None:
         self.looks = 0
+
+
+class WatchedConnection(psycopg.Connection[Any]):
+    """A connection of the driver, each of whose waits is a round trip, whoever makes the statements."""
+
+    _round_trips: RoundTrips | None = None
+    _is_watched = True
+
+    def leave_to_owner(self) -> None:
+        """Count waits no more: the owner of the connection has round trips of its own."""
+        self._is_watched = False
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        """Do as the driver, under the client's deadline."""
+        if not self._is_watched:
+            return super().wait(*arguments, **options)
+        self._round_trips = self._round_trips or RoundTrips(self.fileno())
+        with self._round_trips:
+            return super().wait(*arguments, **options)
+
+
+def watch(engine: Engine) -> None:
+    """Have the watch look at all connections of an engine that no channel owns, too."""
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]) -> psycopg.Connection:
+        return WatchedConnection.connect(*arguments, **options)
 
 
 class Watch:

@@ -241,6 +241,7 @@ DIALECT = Dialect(
         location=_location,
         prepare=make_fit,
         configure=configure,
+        watch=None,
     ),
     errors=Errors(
         transient=_transient,
