@@ -14,7 +14,7 @@ from outbox.admin import commands, decisions, pausing, subscriptions
 from outbox.admin.backfill import backfill
 from outbox.admin.borrowing import NO_WAIT, WAIT
 from outbox.admin.decisions import Choice, Order
-from outbox.admin.diagnosis import Facts, findings_of
+from outbox.admin.diagnosis import Diagnosis
 from outbox.admin.erase import erase
 from outbox.admin.results import (
     Decision,
@@ -475,20 +475,21 @@ def _look(channel: Channel, thresholds: Thresholds) -> Look:
         # A name that is not there is an error; a backfill ends by itself, and the limit of a monitor stays.
         Subscriptions(channel).get_all(subscription_of(name) or name)
     now, found = statuses(channel)
-    facts = Facts(
+    diagnosis = Diagnosis(
         now=now,
         statuses=found,
         refused=refused_workers(channel),
         unread=unread(channel, found),
         log=log_status(channel, now),
         commands=channel.database.commands,
+        limits=thresholds,
     )
     halves, latencies = transactions(channel, now, found)
     return Look(
         at=now,
-        findings=tuple(findings_of(facts, thresholds)),
+        findings=tuple(diagnosis.findings()),
         subscriptions=tuple(found),
         transactions=halves,
-        log=facts.log,
+        log=diagnosis.log,
         latencies=latencies,
     )

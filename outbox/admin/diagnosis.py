@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from outbox.admin.results import Finding, Thresholds
+from outbox.admin.results import Finding, Kind, Thresholds
 from outbox.model.command import Commands
 from outbox.model.filter.tags import tag_expression
 from outbox.model.parking import State
@@ -26,11 +26,11 @@ _WAITS = ("waits", "wait")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The facts of a look at a database, at a moment of the database's clock.
+class Diagnosis:
+    """Reasons from a look at a database to findings.
 
-    `refused`: workers that cannot begin. `unread`: the messages, if no subscription reads the log. `commands`: about
-    this outbox.
+    `now`: by the database's clock. `refused`: workers that cannot begin. `unread`: the messages, if no subscription
+    reads the log. `commands`: about this outbox.
     """
 
     now: datetime
@@ -39,56 +39,44 @@ class Facts:
     unread: Count
     log: LogStatus
     commands: Commands
-
-
-def findings_of(facts: Facts, thresholds: Thresholds) -> list[Finding]:
-    """Return the findings about the log, about workers that cannot begin, and about all subscriptions."""
-    return list(_Diagnosis(facts, thresholds).findings())
-
-
-@dataclass(frozen=True, slots=True)
-class _Diagnosis:
-    """Reasons from facts to findings."""
-
-    facts: Facts
     limits: Thresholds
 
     def findings(self) -> Iterator[Finding]:
-        if self.facts.unread.number:
-            yield Finding(
+        """Yield the findings about the log, about workers that cannot begin, and about all subscriptions."""
+        if self.unread.number:
+            yield self._finding(
                 kind="unread",
                 subscription=None,
-                what=f"no subscription reads this log, and {counted(self.facts.unread, 'message', _WAITS)}",
+                what=f"no subscription reads this log, and {counted(self.unread, 'message', _WAITS)}",
                 advice="to send them, run",
                 next_command=self._command("relay", "--to", "URL"),
             )
-        yield from self._of_log(self.facts.log)
-        known = {each.name for each in self.facts.statuses}
-        yield from (self._of_refused(each) for each in self.facts.refused if each.name not in known)
-        for status in self.facts.statuses:
+        yield from self._of_log(self.log)
+        known = {each.name for each in self.statuses}
+        yield from (self._of_refused(each) for each in self.refused if each.name not in known)
+        for status in self.statuses:
             yield from self._of_subscription(status)
 
     def _of_log(self, log: LogStatus) -> Iterator[Finding]:
         """Yield that nothing purges a log with old messages, and for whom a purge keeps more than its retention."""
         if log.oldest is None:
             return
-        oldest = self.facts.now - log.oldest
+        oldest = self.now - log.oldest
         megabytes = "less than 1 MB" if log.bytes < 1e6 else f"{log.bytes / 1e6:.0f} MB"
         size = f"about {counted(log.rows, 'message')} with {megabytes}"
         since = f"the oldest from {age(oldest.total_seconds())} ago"
-        if oldest > _UNPURGED and (log.purged_at is None or self.facts.now - log.purged_at > _NIGHTS):
-            yield Finding(
+        if oldest > _UNPURGED and (log.purged_at is None or self.now - log.purged_at > _NIGHTS):
+            yield self._finding(
                 kind="unpurged",
                 subscription=None,
                 what=f"nothing purges the log: {size}, {since}",
                 since=log.purged_at,
-                seconds=None if log.purged_at is None else self._seconds(log.purged_at),
                 advice="to delete old messages, run relays with --keep 7d, or every night",
                 next_command=self._command("purge", "--older-than", "7d"),
             )
             return
         for name, rows in log.held_back.items():
-            yield Finding(
+            yield self._finding(
                 kind="held_back",
                 subscription=name,
                 what=f"about {counted(rows, 'message')} older than {age(log.keep_seconds or 0.0)}"
@@ -116,17 +104,23 @@ class _Diagnosis:
         if all(each.kind in ("dead", "given_up", "blocked") for each in told):
             yield from self._of_limits(status)
 
+    def _finding(
+        self, *, kind: Kind, subscription: str | None, what: str, since: datetime | None = None, **more: str | None
+    ) -> Finding:
+        """Return a finding. `more`: evidence, advice and next command."""
+        seconds = None if since is None else self._seconds(since)
+        return Finding(kind=kind, subscription=subscription, what=what, since=since, seconds=seconds, **more)
+
     def _seconds(self, moment: datetime) -> float:
-        return max(0.0, (self.facts.now - moment).total_seconds())
+        return max(0.0, (self.now - moment).total_seconds())
 
     def _of_refused(self, refused: Refused) -> Finding:
         """Return that a worker cannot begin. The notice has alternatives between which a person chooses."""
-        return Finding(
+        return self._finding(
             kind="refused",
             subscription=refused.name,
             what="a worker cannot begin",
             since=refused.since,
-            seconds=self._seconds(refused.since),
             evidence=refused.notice,
             advice="to see what is stored, run",
             next_command=self._command("subscriptions", "list"),
@@ -134,18 +128,17 @@ class _Diagnosis:
 
     def _is_refused(self, name: str) -> bool:
         """Return whether a worker of a subscription, or of a route below it, cannot begin."""
-        return any(name in (each.name, base_of(each.name, self.facts.statuses)) for each in self.facts.refused)
+        return any(name in (each.name, base_of(each.name, self.statuses)) for each in self.refused)
 
     def _of_workers(self, status: Status) -> Iterator[Finding]:
         """Yield the reasons of workers for not working."""
-        yield from (self._of_refused(each) for each in self.facts.refused if each.name == status.name)
+        yield from (self._of_refused(each) for each in self.refused if each.name == status.name)
         if status.notice is not None and not status.is_paused:
-            yield Finding(
+            yield self._finding(
                 kind="stuck",
                 subscription=status.name,
                 what="the worker does not get on",
                 since=status.noticed_at,
-                seconds=None if status.noticed_at is None else self._seconds(status.noticed_at),
                 evidence=status.notice,
                 advice="to see whether the worker goes on, run",
                 next_command=self._command("status", "--watch"),
@@ -162,14 +155,13 @@ class _Diagnosis:
         if state == "retry" and (is_check or self._seconds(since) < _IDLE_SECONDS):
             return
         waits = f"{counted(number, 'message', _WAITS)} for {place}"
-        yield Finding(
+        yield self._finding(
             kind="waiting" if state == "waiting" else "failing",
             subscription=status.name,
             what=waits
             if state == "waiting"
             else counted(number, "message", ("failed and is", "failed and are")) + " tried again",
             since=since,
-            seconds=self._seconds(since),
             evidence=_errors(troubles, place),
             advice=None if is_check else "to see them, run",
             next_command=None if is_check else self._list_of(status.name, state),
@@ -183,14 +175,13 @@ class _Diagnosis:
             return
         since, is_check = min(each.since for each in troubles), status.kind == "check"
         common = len(troubles) == 1 or _share(troubles[0], troubles) >= _COMMON_SHARE
-        yield Finding(
+        yield self._finding(
             kind="given_up" if is_check else "dead",
             subscription=status.name,
             what=counted(number, "transaction", ("was given up", "were given up"))
             if is_check
             else counted(number, "dead letter"),
             since=since,
-            seconds=self._seconds(since),
             evidence=_errors(troubles),
             advice="do not replay yet, mend the common cause first; to look, run"
             if common and number.number >= _MANY and not is_check
@@ -204,7 +195,7 @@ class _Diagnosis:
         """Yield how many more messages a trouble holds back; the trouble counts the first of each key."""
         blocked, name = status.count("blocked"), status.name
         if status.kind != "check" and blocked.number:
-            yield Finding(
+            yield self._finding(
                 kind="blocked",
                 subscription=name,
                 what=f"{counted(blocked, 'message', ('is', 'are'))} blocked behind an earlier message of the same key",
@@ -225,12 +216,11 @@ class _Diagnosis:
             exceeded.append(f"more than {limits.max_backlog} messages")
         if exceeded:
             place = status.destination or "their turn"
-            yield Finding(
+            yield self._finding(
                 kind="behind",
                 subscription=status.name,
                 what=f"{counted(status.unsent, 'message', _WAITS)} for {place}",
-                since=self.facts.now - timedelta(seconds=lag),
-                seconds=lag,
+                since=self.now - timedelta(seconds=lag),
                 evidence="; ".join(exceeded),
                 advice="to see whether the worker catches up, run",
                 next_command=self._command("status", "--watch"),
@@ -250,7 +240,7 @@ class _Diagnosis:
                 first = "if no worker is to, run", self._command("subscriptions", "drop", name)
             elif not self._is_refused(name) and status.kind == "relay":
                 first = "to begin, run", self._command("relay", "--name", name, "--to", "URL")
-            yield Finding(
+            yield self._finding(
                 kind="not_run",
                 subscription=name,
                 what="no worker has run yet",
@@ -272,14 +262,13 @@ class _Diagnosis:
         # A refusal names what to do; the options of before are the old ones.
         has_advice = status.follows is not None or self._is_refused(name)
         advice, command = (None, None) if has_advice else self._start(status)
-        yield Finding(
+        yield self._finding(
             kind="not_run",
             subscription=name,
             what=f"no worker checks back on group {status.tags[0]}"
             if status.tags and status.kind == "check"
             else f"no worker runs{which}",
-            since=None if seconds is None else self.facts.now - timedelta(seconds=seconds),
-            seconds=seconds,
+            since=None if seconds is None else self.now - timedelta(seconds=seconds),
             evidence="; ".join([*grounds, "later messages are not purged"]),
             advice=advice,
             next_command=command,
@@ -293,12 +282,11 @@ class _Diagnosis:
             evidence = f"after {end} purge no longer waits"
         else:
             return
-        yield Finding(
+        yield self._finding(
             kind="released" if status.released else "held",
             subscription=status.name,
             what="the extract is released" if status.released else "the extract makes no progress",
             since=since,
-            seconds=self._seconds(since),
             evidence=evidence,
             advice="start the extract again; or, to give the archive up, run",
             next_command=self._command("subscriptions", "drop", status.name),
@@ -306,7 +294,7 @@ class _Diagnosis:
 
     def _others_are_used(self, name: str) -> bool:
         """Return whether another subscription is in use, besides those that follow this one."""
-        others = [each for each in self.facts.statuses if each.name != name]
+        others = [each for each in self.statuses if each.name != name]
         return any(each.is_used and each.follows != name for each in others if each.kind != "check")
 
     def _start(self, status: Status) -> tuple[str, str | None]:
@@ -333,7 +321,7 @@ class _Diagnosis:
         return self._command("parked", "list", "--name", name, "--state", state)
 
     def _command(self, *words: str) -> str:
-        return self.facts.commands.line(*words)
+        return self.commands.line(*words)
 
 
 def _group_option(status: Status) -> tuple[str, ...]:

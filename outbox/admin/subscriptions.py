@@ -165,12 +165,7 @@ def _details(channel: Channel, stored: Subscription) -> SubscriptionDetails:
         holders[each].owner if each in holders and holders[each].live else None for each in stored.all_partitions()
     )
     return SubscriptionDetails(
-        **properties_of(channel, stored),
-        on_dead=stored.on_dead,
-        partitions=stored.partitions,
-        ordered=stored.ordered,
-        compact=stored.compact,
-        created_at=stored.created_at,
+        **properties_of(channel, stored, SubscriptionDetails),
         live=None not in owners,
         workers=owners,
         hold_seconds=None if stored.hold is None else stored.hold.total_seconds(),

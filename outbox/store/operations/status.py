@@ -12,8 +12,8 @@ from outbox.model.barrier import has_arrived
 from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
-from outbox.model.status import MOST_COUNTED, UNSENT, Count, PartitionStatus, Status
-from outbox.model.subscription import Reader, Subscription
+from outbox.model.status import MOST_COUNTED, UNSENT, Count, PartitionStatus, Status, StoredProperties
+from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import slots_of
 from outbox.store.dialects.statements import Row
@@ -81,11 +81,13 @@ def statuses(channel: Channel, subscriptions: Sequence[Subscription] | None = No
     return now, [_status(channel, each, now) for each in meant]
 
 
-def properties_of(channel: Channel, subscription: Subscription) -> dict[str, Any]:
-    """Return the fields of `StoredProperties`."""
-    hold = hold_of(channel, subscription)
+def properties_of(
+    channel: Channel, subscription: Subscription, of: type[StoredProperties] = StoredProperties
+) -> dict[str, Any]:
+    """Return the fields of `StoredProperties`, and those that the class `of` shares with the stored subscription."""
+    hold, stored = hold_of(channel, subscription), {each.name for each in fields(subscription)}
     return {
-        **{each.name: getattr(subscription, each.name) for each in fields(Reader)},
+        **{each.name: getattr(subscription, each.name) for each in fields(of) if each.name in stored},
         "grace_seconds": subscription.grace.total_seconds(),
         "held_since": None if hold is None else hold.since,
         "held_until": None if hold is None else hold.until,
