@@ -112,6 +112,17 @@ def test_transactions_whose_check_was_dropped_are_shown_all_the_same(engine):
     assert numbers(halves(engine)["shop", "orders"]) == (1, 0, 0, 0)
 
 
+def test_a_check_that_is_dropped_during_a_look_is_no_error(engine):
+    begun(engine, "orders")
+    with looking(engine) as channel:
+        now, found = statuses(channel)
+        Outbox(engine).admin.drop("check:shop")
+
+        (orders,), _ = transactions(channel, now, found)
+
+    assert (orders.group, orders.topic) == ("shop", "orders")
+
+
 def test_rocketmqs_metrics_are_there_under_their_names(engine):
     begun(engine, "orders", "mail")
     begun(engine, "orders").commit()

@@ -108,9 +108,12 @@ def unread(channel: Channel, found: Sequence[Status]) -> Count:
 
 
 def unread_by_topic(channel: Channel, check: str) -> dict[str, tuple[int, datetime]]:
-    """Return the half messages before a check-back that a bounded look sees, as `_Unsettled.by_topic` does."""
-    subscription = Subscriptions(channel).get(check)
-    return _Unsettled(channel, subscription, subscription.partition(0)).by_topic()
+    """Return the half messages before a check-back that a bounded look sees, as `_Unsettled.by_topic` does.
+
+    A check-back that somebody has dropped meanwhile has none.
+    """
+    found = Subscriptions(channel).find(check)
+    return {} if found is None else _Unsettled(channel, found, found.partition(0)).by_topic()
 
 
 def passed(channel: Channel, subscription: Subscription) -> Count:
