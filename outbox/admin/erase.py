@@ -55,11 +55,12 @@ def erase(
                 waiting[name].add(id)
 
     note_copies()
-    rows, undecided = erasure.run(waiting, rehearsal=rehearsal)
+    rows, undecided, repeated = erasure.run(waiting, rehearsal=rehearsal)
     note_copies()  # of messages that a worker has parked meanwhile
     return Erased(
         rows=rows,
         dead_letters=letters,
         waiting={name: len(ids) for name, ids in sorted(waiting.items())},
         undecided=undecided,
+        repeated=repeated,
     )

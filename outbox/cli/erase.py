@@ -47,5 +47,8 @@ def erase(
             say(f"{counted(number, 'message', _STAY)} with {name} for now; see: {look}; then run this again")
         if done.undecided:
             say(f"{counted(done.undecided, 'half message', _STAY)} until there is a verdict; see: {pending}")
-    if done.waiting or done.undecided:
+        if done.repeated:
+            of_them = counted(done.repeated, "message", _STAY)
+            say(f"{of_them} because an open transaction repeats a dedup key; run this again after its end")
+    if done.waiting or done.undecided or done.repeated:
         click.get_current_context().exit(1)

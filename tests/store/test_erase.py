@@ -1,6 +1,7 @@
 """The messages of a person can be deleted: those that are delivered, and no others, wherever they lie in the log."""
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from uuid import UUID
@@ -19,6 +20,7 @@ from tests.rocketmq.halves import producer
 from tests.store.test_purge import Destination
 from tests.support.command_line import outbox as command
 from tests.support.parked import states
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_messages_go_from_the_middle_of_the_log_and_nobody_is_confused(outbox, c
     send(outbox, "bob")
     Relay(outbox, destination).until_empty()
 
-    assert (rehearsed, done) == ((2, 0, {}, 0), (3, 0))
+    assert (rehearsed, done) == ((2, 0, {}, 0), (3, 0, 0))
     assert left(outbox) == ["of ann", "of eve", "of ann", "of bob"]
     assert len(destination.bodies) == 7
     assert (purged_id(channel), channel.rows("SELECT purged FROM {meta}")[0][0]) == (0, None)
@@ -143,6 +145,47 @@ def test_half_messages_go_with_what_was_restored_and_not_before_the_verdict(engi
     assert undecided == (0, 0, {"check:shop": 1}, 1)
     assert waiting == (0, 0, {"check:shop": 2}, 0)
     assert (decided, left(outbox), destination.bodies) == ((2, 0, {}, 0), [], [b"of ann"])
+
+
+def test_a_writer_that_repeats_a_dedup_key_keeps_only_the_message_of_that_key(pg_engine):
+    """Others go at once, whatever lies beside them in a batch; this one goes when the transaction has ended."""
+    outbox = Outbox(pg_engine)
+    with outbox.begin() as session:
+        for name in ("1", "2", "3"):
+            outbox.send(session, "orders", name, key="ann", dedup_key=name)
+    Relay(outbox, Destination()).until_empty()
+    with outbox.begin() as session, closing(outbox.database.open()) as channel:
+        channel.run("SET lock_timeout = '50ms'")
+        outbox.send(session, "orders", "2 again", key="ann", dedup_key="2")
+        during = Admin(channel).erase(keys=["ann"], by="test")
+        meanwhile = left(outbox)
+    after = command(pg_engine, "erase", "--key", "ann", "--json")
+
+    assert (during.rows, during.repeated, meanwhile) == (2, 1, ["2"])
+    assert (after.json["rows"], after.json["repeated"], after.code, left(outbox)) == (1, 0, 0, [])
+
+
+def test_a_message_whose_key_is_repeated_for_a_moment_goes_after_a_wait(pg_engine):
+    outbox = Outbox(pg_engine)
+    with outbox.begin() as session:
+        outbox.send(session, "orders", "1", key="ann", dedup_key="1")
+    Relay(outbox, Destination()).until_empty()
+    with closing(outbox.database.open()) as channel, ThreadPoolExecutor(1) as pool:
+        with outbox.begin() as session:
+            outbox.send(session, "orders", "1 again", key="ann", dedup_key="1")
+            erasing = pool.submit(Admin(channel).erase, keys=["ann"], by="test")
+            assert eventually(lambda: waits_for_a_lock(pg_engine))
+        done = erasing.result(60)
+
+    assert (done.rows, done.repeated, left(outbox)) == (1, 0, [])
+
+
+def waits_for_a_lock(engine: Engine) -> bool:
+    with engine.connect() as connection:
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return bool(connection.execute(text(waiting)).scalar_one())
 
 
 def test_somebody_must_be_meant(sqlite_engine):

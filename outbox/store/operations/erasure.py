@@ -26,7 +26,12 @@ _CHOSEN = f"""
     FROM {{message}} WHERE id > :after AND id <= :upto AND ({{chosen}})
 """
 _DELETE = "DELETE FROM {message} WHERE {id_in_ids}"
-_FREE_KEYS = "DELETE FROM {dedup} WHERE message_id IN (SELECT message_id FROM {message} WHERE {id_in_ids})"
+#: A transaction that sends again with such a key has a lock on the key until it ends.
+_FREE_KEYS = """
+    DELETE FROM {dedup} WHERE dedup_key IN (
+        SELECT dedup_key FROM {dedup} WHERE message_id IN (SELECT message_id FROM {message} WHERE {id_in_ids}) {skip})
+"""
+_KEPT = "SELECT id FROM {message} WHERE {id_in_ids} AND message_id IN (SELECT message_id FROM {dedup})"
 _PARKED = "SELECT subscription, id, state FROM {parked} WHERE {chosen} ORDER BY subscription, id"
 
 
@@ -35,13 +40,15 @@ class Erased:
     """The number of messages that went from the log, and of dead letters that were discarded.
 
     `waiting`: how many messages stay, by the subscription that has still to deliver or discard them. `undecided`: how
-    many half messages stay until their transaction has a verdict.
+    many half messages stay until their transaction has a verdict. `repeated`: how many messages stay because an open
+    transaction sends again with their dedup key.
     """
 
     rows: int
     dead_letters: int
     waiting: Mapping[str, int]
     undecided: int
+    repeated: int
 
 
 class Erasure:
@@ -64,7 +71,7 @@ class Erasure:
         self._chosen = database.sql(_CHOSEN, chosen=" OR ".join(chosen))
         self._parked = database.sql(_PARKED, chosen=" OR ".join(chosen))
 
-    def run(self, waiting: dict[str, set[int]], *, rehearsal: bool = False) -> tuple[int, int]:
+    def run(self, waiting: dict[str, set[int]], *, rehearsal: bool = False) -> tuple[int, int, int]:
         """Delete the messages that every subscription has passed; a rehearsal counts them.
 
         Args:
@@ -73,10 +80,12 @@ class Erasure:
             rehearsal: delete nothing.
 
         Returns:
-            The number of deleted messages, and of half messages that stay until their transaction has a verdict.
+            The number of deleted messages, of half messages that stay until their transaction has a verdict, and of
+            messages whose dedup key an open transaction has.
         """
         copies = set().union(*waiting.values())
         rows = undecided = after = 0
+        repeated: list[int] = []
         while (upto := self._channel.rows(_SPAN, after=after, rows=self._batch)[0][0]) is not None:
             found = self._channel.rows(self._chosen, after=after, upto=upto, **self._parameters)
             # The bases are read after the rows: a base sees later what it saw before.
@@ -89,13 +98,31 @@ class Erasure:
                 undecided += bool(is_undecided)
                 if not is_undecided and not behind and id not in copies:
                     passed.append(id)
-            if passed and not rehearsal:
-                ids = self._channel.database.bind(passed)
-                self._channel.run(_FREE_KEYS, ids=ids)
-                self._channel.run(_DELETE, ids=ids)
+            repeated += self._delete(passed) if passed and not rehearsal else ()
             rows += len(passed)
             after = upto
-        return rows, undecided
+        left = self._delete_one_by_one(repeated)
+        return rows - left, undecided, left
+
+    def _delete(self, ids: Sequence[int], *, waits: bool = False) -> list[int]:
+        """Delete messages with their dedup keys; return the ids whose key is locked. `waits`: wait for the lock."""
+        database, bound = self._channel.database, self._channel.database.bind(ids)
+        skip = "" if waits else database.dialect.locks.skip_locked
+        self._channel.run(database.sql(_FREE_KEYS, skip=skip), ids=bound)
+        kept = [id for (id,) in self._channel.rows(_KEPT, ids=bound)]
+        self._channel.run(_DELETE, ids=database.bind([id for id in ids if id not in {*kept}]))
+        return kept
+
+    def _delete_one_by_one(self, ids: Sequence[int]) -> int:
+        """Delete messages whose dedup keys were locked, until one lock lasts too long; return how many are left."""
+        for done, id in enumerate(ids):
+            try:
+                self._delete([id], waits=True)
+            except Exception as error:
+                if not self._channel.database.locked(error):
+                    raise
+                return len(ids) - done
+        return 0
 
     def parked(self) -> list[tuple[str, int, str]]:
         """Return the parked copies of the messages: subscription, id in the log, and state."""
