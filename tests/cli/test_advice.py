@@ -30,6 +30,7 @@ from outbox.store.subscriptions.readers import Readers
 from tests.support.command_line import outbox as run
 from tests.support.command_line import the_tests_own_process
 from tests.support.guests import owner_and_guest
+from tests.support.revisions import make_earlier
 
 SCHEMA = "tenant_a"
 #: What stands in an advice for what only a person knows.
@@ -233,9 +234,8 @@ def test_a_missing_right_is_advised_for_the_schema_that_lacks_it(pg_engine, wher
 def test_tables_of_an_earlier_version_are_upgraded_by_the_advice(pg_engine, where):
     """Else a deployment in the wrong order says only that a column does not exist."""
     with pg_engine.begin() as connection:
-        connection.execute(text(f"ALTER TABLE {SCHEMA}.outbox_message DROP CONSTRAINT outbox_message_slot"))
-        connection.execute(text(f"ALTER TABLE {SCHEMA}.outbox_progress DROP COLUMN highest_id"))
-        connection.execute(text(f"UPDATE {SCHEMA}.outbox_alembic_version SET version_num = '0001'"))
+        connection.execute(text(f"DROP SCHEMA {SCHEMA} CASCADE"))
+    make_earlier(pg_engine, "0001", SCHEMA)
     refused = [run(None, *words, *where) for words in (["status"], ["relay", "--to", "stdout:", "--until-empty"])]
 
     assert [followed(each.err, where) for each in refused] == [[0], [0]]

@@ -49,6 +49,10 @@ def test_an_application_sends_its_own_messages(folder):
     ]
 
 
+def test_writers_with_relays_inside_send_what_a_killed_one_of_them_left(folder):
+    assert run(*typed("embedded_writers.py")) == "51 orders, 51 mails, 1 writer killed\n"
+
+
 def test_coroutines_check_out_a_basket_in_one_transaction(folder):
     first, *messages = run(*typed("async_orders.py")).splitlines()
 
