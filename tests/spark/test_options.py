@@ -40,7 +40,7 @@ def test_names_count_in_any_case():
 
 def test_rows_are_chosen():
     narrowing = parsed(**{
-        "topics": "orders, mails", "keys": "a,,b,c", "createdFrom": "2026-01-31T12:00:00Z", "where.message_id": "relay",
+        "topics": "orders, mails", "keys": "a,,b,c", "createdFrom": "2026-01-31T12:00:00Z", "where.key": "relay",
         "WHERE.slot": "7, 9", "where.tags": "", "where.content_type": "a,,b", "halves": "true",
         "filter": " price > 100 ",
     }).narrowing  # fmt: skip
@@ -49,7 +49,7 @@ def test_rows_are_chosen():
         topics=("orders", "mails"),
         keys=("a,b", "c"),
         created_from=datetime(2026, 1, 31, 12, tzinfo=UTC),
-        where=(("message_id", ("relay",)), ("slot", ("7", "9")), ("tags", ("",)), ("content_type", ("a,b",))),
+        where=(("key", ("relay",)), ("slot", ("7", "9")), ("tags", ("",)), ("content_type", ("a,b",))),
         filter="price > 100",
         halves=True,
     )
