@@ -75,13 +75,13 @@ class Topics:
     def lacks(self, part: str) -> bool:
         """Return whether no match of `part`, a name or a pattern, is read."""
         left_out = any(covers(each, part) for each in self.exceptions)
-        return left_out or not any(_overlap(each, part) for each in self.included)
+        return left_out or not any(overlap(each, part) for each in self.included)
 
     def shares(self, other: Topics) -> bool:
         """Return whether both can read a common topic; yes if exceptions are hard to compare."""
         left_out = (*self.exceptions, *other.exceptions)
         return any(
-            _overlap(one, another) and not any(covers(each, one) or covers(each, another) for each in left_out)
+            overlap(one, another) and not any(covers(each, one) or covers(each, another) for each in left_out)
             for one in self.included
             for another in other.included
         )
@@ -104,7 +104,7 @@ class Topics:
                     found.add(other)
                 elif covers(other, each):
                     found.add(each)
-                elif _overlap(each, other):
+                elif overlap(each, other):
                     raise SubscriptionError(
                         f"topics: {other!r} has only a part of the topics of {each!r} in common; take a pattern that"
                         " holds all of them, or names"
@@ -191,7 +191,7 @@ def _matches(pattern: str, topic: str) -> bool:
     return True
 
 
-def _overlap(one: str, other: str) -> bool:
+def overlap(one: str, other: str) -> bool:
     """Return whether a topic can match both names or patterns."""
     # The places in `other` reached by the letters of `one` so far: a topic that matches both leads from 0 to the end.
     reached = _past_stars({0}, other)
@@ -219,7 +219,7 @@ def _simplified(included: Iterable[str], excepted: Iterable[str]) -> Topics:
     left = [each for each in _widest(included) if not any(covers(other, each) for other in exceptions)]
     if not left:
         raise SubscriptionError("topics: the exceptions leave none of them; pass topics that messages can have")
-    kept = tuple(sorted(each for each in exceptions if any(_overlap(each, other) for other in left)))
+    kept = tuple(sorted(each for each in exceptions if any(overlap(each, other) for other in left)))
     return Topics(*_sorted_out(sorted(left)), kept)
 
 

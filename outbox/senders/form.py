@@ -12,6 +12,7 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Verdict
 from outbox.senders.envelopes import DEBEZIUM_PREFIX, ENVELOPES, EnvelopeName
 from outbox.senders.key_order import in_order
+from outbox.senders.new_topics import NewTopics, check_option, without_name
 from outbox.senders.port import Sender, Stored
 
 _TOPICS_KEPT = 1024
@@ -21,7 +22,7 @@ class Form:
     """Gives messages new topics, and puts them into an envelope.
 
     Args:
-        rename: new topics by the old ones; whole names.
+        rename: new topics by the old ones: whole names, or patterns with one star on each side. See `NewTopics`.
         prefix: stands before each topic, also before a new one. None: none, with the envelope debezium `outbox.event.`.
         envelope: "raw", "cloudevents" or "debezium"; see `outbox.senders.envelopes`.
 
@@ -35,24 +36,19 @@ class Form:
         if prefix is not None:
             if not isinstance(prefix, str):
                 raise SenderError(f"prefix: must be text, not {type(prefix).__name__}")
-            _check("prefix", f"{prefix}x")
-        if rename is not None and not isinstance(rename, Mapping):
-            raise SenderError(f"rename: must be a mapping of topics to topics, not {type(rename).__name__}")
-        self._rename = dict(rename or {})
-        for old, new in self._rename.items():
-            for topic in (old, new):
-                _check("rename", topic)
+            check_option("prefix", f"{prefix}x")
+        self._new_topics = NewTopics({} if rename is None else rename)
         self._prefix = prefix if prefix is not None else DEBEZIUM_PREFIX if envelope == "debezium" else ""
         self._wrap = ENVELOPES[envelope]
         self._topic = lru_cache(_TOPICS_KEPT)(self._new_topic)
         #: True if messages are sent as they are.
-        self.is_plain = envelope == "raw" and not (self._rename or prefix)
+        self.is_plain = envelope == "raw" and not (self._new_topics or prefix)
 
     def stored(self, topics: Mapping[str, Stored]) -> dict[str, Stored]:
         """Return what the log has by topic as what comes by new topic; without topics that no message can have."""
         found: dict[str, Stored] = {}
         for topic, each in topics.items():
-            with suppress(InvalidMessageError):
+            with suppress(ValueError):
                 new = self._topic(topic)
                 other = found.get(new, Stored(0, 0))
                 found[new] = Stored(max(each.largest, other.largest), each.keyless + other.keyless)
@@ -61,13 +57,13 @@ class Form:
     def send(self, sender: Sender, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages in their new form by a sender; return its verdicts.
 
-        A message without a new form, because the topic becomes too long, say, is rejected. The rest of the key waits
-        for the next call.
+        A message without a new form is rejected. It waits instead if its topic gets no name, because another
+        configuration can give it one. The rest of the key waits for the next call.
         """
         topic, wrap = self._topic, self._wrap
         try:
             formed = [wrap(message, topic(message.topic)) for message in messages]
-        except (InvalidMessageError, UnicodeError):
+        except ValueError:
             return self._send_fit(sender, messages)
         return sender.send(formed)
 
@@ -77,7 +73,11 @@ class Form:
 
         def keep(message: Message) -> Verdict:
             try:
-                fit.append(self._wrap(message, self._topic(message.topic)))
+                topic = self._topic(message.topic)
+            except ValueError as error:
+                return without_name(message.topic, str(error))
+            try:
+                fit.append(self._wrap(message, topic))
             except (InvalidMessageError, UnicodeError) as error:
                 return Reject(str(error))
             return DONE
@@ -90,11 +90,4 @@ class Form:
         return verdicts
 
     def _new_topic(self, topic: str) -> str:
-        return checked_topic(self._prefix + self._rename.get(topic, topic))
-
-
-def _check(option: str, topic: str) -> None:
-    try:
-        checked_topic(topic)
-    except InvalidMessageError as error:
-        raise SenderError(f"{option}: makes a topic that {error.limit}; write other characters, or fewer") from None
+        return checked_topic(self._prefix + self._new_topics.of(topic))

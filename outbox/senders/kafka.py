@@ -10,7 +10,8 @@ without the earlier ones. After a refusal one record of each key is sent at a ti
 A consumer finds the id in the header `Outbox-Id`. The other fields have the names of `outbox.senders.headers`, and
 `read_message` makes a `Message` of a record. Kafka drops a second copy only within one connection of a sender.
 
-A topic that Kafka cannot have is answered with `Reject`. So is a record above the topic's `max.message.bytes`.
+A record above the topic's `max.message.bytes` is answered with `Reject`. A topic that Kafka cannot have waits for
+another name.
 """
 
 from __future__ import annotations
@@ -284,7 +285,7 @@ class _Connection:
         while not call.is_refused and (index := take()) is not None:
             message = messages[index]
             topic = self._prefix + message.topic
-            verdict = self._look_up(topic, until) if topic not in self._topics else None
+            verdict = self._look_up(message.topic, until) if topic not in self._topics else None
             if self.trouble:
                 return
             if verdict is not None:
@@ -353,11 +354,12 @@ class _Connection:
             self.trouble = self.trouble or words_of(error) + self.hint
         self.hint = f": {words_of(error)}"
 
-    def _look_up(self, topic: str, until: float) -> Verdict | None:
-        """Return why a topic cannot be used, if so. Without an answer in time, set `trouble`."""
-        refusal = refusal_of(topic)
+    def _look_up(self, own: str, until: float) -> Verdict | None:
+        """Return the verdict for a topic of ours that cannot be used. Without an answer in time, set `trouble`."""
+        refusal = refusal_of(self._prefix, own)
         if refusal is not None:
-            return Reject(refusal)
+            return refusal
+        topic = self._prefix + own
         if topic in self._missing:
             return self._missing[topic]
         listed = self._listed(topic, until)

@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Unavailable, Verdict
 from outbox.senders.headers import wire_headers
+from outbox.senders.new_topics import too_narrow
 
 #: What the client itself says. Its errors also come as events, of which the verdicts and the sender's own lines tell.
 CLIENT_LOG = logging.getLogger("outbox.senders.kafka.client")
@@ -39,6 +40,7 @@ _ON_PURPOSE = "Gap-less ordering would not be guaranteed"
 _LIMIT_SECONDS = 60.0
 _SETTING = "max.message.bytes"
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+_OTHERS = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def words_of(error: KafkaError) -> str:
@@ -48,14 +50,13 @@ def words_of(error: KafkaError) -> str:
 
 # An application has few topics for very many messages.
 @lru_cache(maxsize=1024)
-def refusal_of(topic: str) -> str | None:
-    """Return why Kafka cannot have a topic, if so."""
-    if _TOPIC.fullmatch(topic) and len(topic) <= _MOST_TOPIC and topic not in (".", ".."):
+def refusal_of(prefix: str, topic: str) -> Verdict | None:
+    """Return the verdict on a topic that Kafka cannot have behind the sender's prefix; None for others."""
+    name = prefix + topic
+    if _TOPIC.fullmatch(name) and len(name) <= _MOST_TOPIC and name not in (".", ".."):
         return None
-    return (
-        f"Kafka has no topic {topic!r:.300}: a name has letters, digits, ., - and _, at most {_MOST_TOPIC};"
-        " give the topic another name with rename in the route, and replay this one"
-    )
+    problem = f"Kafka has no topic {name!r:.300}: a name has letters, digits, ., - and _, at most {_MOST_TOPIC}"
+    return too_narrow(topic, problem, _OTHERS.sub("-", topic)[: _MOST_TOPIC - len(prefix)])
 
 
 def no_topic(topic: str) -> Verdict:

@@ -235,8 +235,8 @@ class _Batch:
         """Leave out messages that Kafka would refuse for the topic."""
         for index, message in enumerate(self.messages):
             topic = self.topic(message)
-            if (refusal := refusal_of(topic)) is not None:
-                self.left_out[index] = Reject(refusal)
+            if (refusal := refusal_of(self._prefix, message.topic)) is not None:
+                self.left_out[index] = refusal
             elif topic in missing:
                 self.left_out[index] = no_topic(topic)
 

@@ -11,8 +11,8 @@ sent to. A dropped copy is `Done` only if the stream's message has the same subj
 on `$JS.API.STREAM.MSG.GET.<stream>`, which a user with restricted permissions needs, too. Otherwise the copy waits
 until the window is over and the stream takes it.
 
-NATS cannot carry a topic with an empty part (`a..b`, `.a`, `a.`), a header of servers and clients (`Nats-…`,
-`Status`), or more than the server's `max_payload` and the stream's limit. The verdict is `Reject`.
+NATS cannot carry a header of servers and clients (`Nats-…`, `Status`), or more than the server's `max_payload` and the
+stream's limit. The verdict is `Reject`. A topic with an empty part (`a..b`, `.a`, `a.`) waits for another name.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from outbox.senders.address import Address
 from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import Reserved, read_headers, wire_headers
 from outbox.senders.jetstream import Dropped, doubts_of, streams_of, verdict_of
+from outbox.senders.new_topics import too_narrow
 from outbox.senders.port import Doubt, Stored
 from outbox.senders.remote import MOST_BYTES_UNDER_WAY, Call, Connection, RemoteSender
 from outbox.senders.tls import TLS_OPTIONS, Tls
@@ -189,13 +190,13 @@ class _Connection(Connection):
                     reply = f"{exchange.reply}{index}"
                     await self._client.publish(exchange.subject(index), message.body, reply, headers)
             except InvalidMessageError as error:
-                refusal = str(error)
+                refusal = Reject(str(error))
             except (OSError, Error, ValueError) as error:
                 # Either there is no connection any more, or the driver refuses this message.
                 self._not_sent(error)
-                refusal = f"NATS cannot carry it: {reason_of(error)}"
+                refusal = Reject(f"NATS cannot carry it: {reason_of(error)}")
             if refusal is not None and not self.is_closed:
-                exchange.settle(index, Reject(refusal))
+                exchange.settle(index, refusal)
 
     async def _answered(self, answer: Msg) -> None:
         number, _, index = answer.subject[len(self._inbox) + 1 :].partition(".")
@@ -309,17 +310,17 @@ class _Client(Client):
         return super()._connect_command()
 
 
-def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str | None:
-    """Return why NATS cannot carry a message, if so."""
-    if not _SUBJECT.fullmatch(message.topic):
-        return (
-            f"NATS has no subject {message.topic!r}: what stands between dots has to be letters, digits, - and _, and"
-            " not empty; give the topic another name with rename in the route, and replay this one"
-        )
+def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> Verdict | None:
+    """Return the verdict on a message that NATS cannot carry; None for others."""
+    topic = message.topic
+    if not _SUBJECT.fullmatch(topic):
+        rule = "what stands between dots has to be letters, digits, - and _, and not empty"
+        fitting = ".".join(part for part in topic.split(".") if part) or "dots"
+        return too_narrow(topic, f"NATS has no subject {topic!r}: {rule}", fitting)
     if len(message.body) > max_payload - _HEADERS_AT_MOST:
         size = len(message.body) + _size(headers)
         if size > max_payload:
-            return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
+            return Reject(f"{size} bytes with headers are more than the server's max_payload of {max_payload}")
     return None
 
 

@@ -247,7 +247,7 @@ OF_FILES = {
     "a prefix that is none": ("[routes.'*']\nto='stdout:'\nprefix='a b'", "prefix: makes a topic that must be"),
     "a pattern for a name": (
         "[routes.'*']\nto='stdout:'\nrename={'a*'='b'}",
-        'FILE: [routes."*"] rename: makes a topic',
+        """FILE: [routes."*"] rename: 'a*' = 'b': a pattern has one star on each side""",
     ),
     "no last route": ("[routes.a]\nto='stdout:'", "add the route '*' as the last one"),
 }

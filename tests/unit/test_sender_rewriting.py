@@ -10,10 +10,11 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox import Done, Message, Outbox, Reject, Relay, SenderError
+from outbox import Done, Message, Outbox, Reject, Relay, SenderError, Unavailable
 from outbox.model.limits import MAX_TOPIC
 from outbox.model.verdict import DONE
 from outbox.senders.key_order import EARLIER
+from outbox.senders.new_topics import NewTopics
 from outbox.senders.opening import open_sender
 from outbox.senders.port import deadline_of, destination_of
 from outbox.testing.sender_contract import TOPICS, SenderContract, a_message
@@ -51,8 +52,12 @@ def fields(message: Message) -> dict[str, object]:
         ({"rename": {"orders.placed": "placed-orders"}}, "placed-orders"),
         ({"rename": {"orders.placed": "placed-orders"}, "prefix": "shop."}, "shop.placed-orders"),
         ({"rename": {"users": "people"}}, "orders.placed"),
+        ({"rename": {"orders.*": "orders-*"}}, "orders-placed"),
+        ({"rename": {"orders.*": "orders-*", "orders.placed": "new"}}, "new"),
+        ({"rename": {"*.placed": "*"}}, "orders"),
+        ({"rename": {"users.*": "users-*"}}, "orders.placed"),
     ],
-    ids=["prefix", "rename", "both", "another topic"],
+    ids=["prefix", "rename", "both", "another topic", "pattern", "name first", "pattern in front", "another pattern"],
 )
 def test_only_the_topic_changes(options, topic):
     message = full()
@@ -123,14 +128,14 @@ def test_headers_of_debezium_are_the_json_that_they_were(text):
     assert json.loads(arrived.headers_json or "") == {"x": text, "id": str(message.message_id), "eventType": "placed"}
 
 
-def test_a_message_that_cannot_be_sent_so_is_rejected_and_its_key_waits():
+def test_a_message_whose_topic_gets_no_name_waits_and_so_does_its_key():
     destination = Destination()
     long = "x" * MAX_TOPIC
     messages = [full(topic, key=key) for topic, key in (("a", "k"), (long, "k"), ("a", "k"), (long, None), ("b", "l"))]
 
     verdicts = open_sender(destination, prefix="p.").send(messages)
 
-    assert [type(verdict) for verdict in verdicts] == [Done, Reject, type(EARLIER), Reject, Done]
+    assert [type(verdict) for verdict in verdicts] == [Done, Unavailable, type(EARLIER), Unavailable, Done]
     assert verdicts[2] is EARLIER
     assert "topic: must be 1 to 249 characters" in str(verdicts[1])
     assert [message.topic for message in destination.messages] == ["p.a", "p.b"]
@@ -198,10 +203,60 @@ def test_the_sender_of_an_outbox_may_rewrite_and_its_relay_too(sqlite_engine, de
     assert [message.topic for message in destination.messages] == ["shop.eu.orders"]
 
 
+def test_a_topic_with_a_name_that_a_pattern_gives_to_another_one_waits_until_somebody_says_that_both_may_have_it():
+    destination, rename = Destination(), {"orders.*": "orders-*"}
+    sent = [full("orders-placed", key=None), full("orders.placed", key=None), full("users", key=None)]
+
+    verdicts = open_sender(destination, rename=rename).send(sent)
+    joined = open_sender(Destination(), rename={**rename, "orders-placed": "orders-placed"}).send(sent)
+
+    problem = "the topic 'orders-placed' has the name that rename gives to 'orders.placed'"
+    fix = 'to let both have it, add "orders-placed" = "orders-placed" to rename in the route'
+    assert verdicts == [Unavailable(f"{problem}; {fix}"), DONE, DONE]
+    assert [message.topic for message in destination.messages] == ["orders-placed", "users"]
+    assert joined == [DONE] * 3
+
+
+@given(
+    old=st.text("ab.-", max_size=4), new=st.text("ab.-", max_size=4),
+    before=st.text("ab.-", min_size=1, max_size=6), after=st.text("ab.-", min_size=1, max_size=6),
+)  # fmt: skip
+def test_no_two_topics_get_one_name_by_a_pattern(old, new, before, after):
+    """All that is sent by one pattern, or under its own name, is told apart by the new topics."""
+    topics = NewTopics({f"x{old}*": f"x{new}*"})
+
+    def name(topic: str) -> object:
+        try:
+            return topics.of(f"x{topic}")
+        except ValueError:
+            return (topic, "waits")
+
+    assert (name(before) == name(after)) is (before == after)
+
+
+def test_a_topic_that_gets_too_long_waits_and_a_foreign_row_is_rejected():
+    foreign_row = full(key=None)
+    foreign_row.topic = "a b"
+    sent = [full("t" * MAX_TOPIC, key=None), foreign_row, full(key=None)]
+
+    long, foreign, done = open_sender(Destination(), prefix="p.").send(sent)
+
+    assert (type(long), type(foreign), done) == (Unavailable, Reject, DONE)
+
+
 WRONG = {
     "a prefix of other characters": ({"prefix": "a b"}, "prefix: makes a topic that must be 1 to 249 characters"),
     "a prefix of another type": ({"prefix": 5}, "prefix: must be text, not int"),
-    "a pattern": ({"rename": {"orders.*": "x"}}, r"rename: makes a topic .* but is 'orders.\*'"),
+    "a pattern to one name": (
+        {"rename": {"orders.*": "x"}},
+        "= 'x': a pattern has one star on each side",
+    ),
+    "two stars": ({"rename": {"*.*": "*-*"}}, "a pattern has one star on each side"),
+    "a pattern of other characters": ({"rename": {"a b*": "x*"}}, r"rename: makes a topic .* but is 'a bx'"),
+    "patterns that meet": (
+        {"rename": {"orders.*": "orders-*", "orders.eu.*": "orders-eu-*"}},
+        r"'orders\.\*' and 'orders\.eu\.\*' may make the same topic, of 'orders-\*' and 'orders-eu-\*'",
+    ),
     "an empty topic": ({"rename": {"orders": ""}}, "rename: makes a topic"),
     "a list": ({"rename": ["a"]}, "rename: must be a mapping of topics to topics, not list"),
     "an unknown envelope": ({"envelope": "avro"}, "envelope: must be one of raw, cloudevents, debezium, not 'avro'"),
