@@ -1,4 +1,4 @@
-"""Amazon SQS and SNS, by aiobotocore: URL `sqs://region/account/prefix?fifo=1`, and `sns://` in the same form.
+"""Amazon SQS and SNS, by botocore: URL `sqs://region/account/prefix?fifo=1`, and `sns://` in the same form.
 
 A topic is a queue of SQS, or a topic of SNS; a prefix stands before each name, with a hyphen. Queues and topics have to
 exist. The account is the owner's: SQS takes the credentials' own without, SNS needs it. Credentials come from AWS's own
@@ -16,31 +16,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from outbox.errors import InvalidMessageError, MissingExtraError
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.runtime.text import one_line
+from outbox.runtime.threads import Threads
 from outbox.senders.address import Address
 from outbox.senders.aws_message import group_of, text_of
 from outbox.senders.connection_log import ConnectionLog, OfOthers, reason_of
 from outbox.senders.key_order import Chains
+from outbox.senders.new_topics import too_narrow
 from outbox.senders.remote import MOST_BYTES_UNDER_WAY, Call, Connection, RemoteSender
 
 try:
-    from aiobotocore.config import AioConfig
-    from aiobotocore.httpsession import AIOHTTPSession
-    from aiobotocore.session import AioSession
+    from botocore.awsrequest import (
+        AWSHTTPConnection,
+        AWSHTTPConnectionPool,
+        AWSHTTPSConnection,
+        AWSHTTPSConnectionPool,
+    )
+    from botocore.config import Config
     from botocore.exceptions import ClientError, NoCredentialsError, PartialCredentialsError
     from botocore.loaders import create_loader
+    from botocore.session import get_session
 except ImportError as error:
     raise MissingExtraError("SQS and SNS need an extra: pip install 'outbox-log[aws]'") from error
 
@@ -70,6 +77,7 @@ _REGION = re.compile(r"[a-z]{2,8}(-[a-z]+)+-[0-9]")
 _ACCOUNT = re.compile(r"[0-9]{12}")
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+")
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?")
+_OTHERS = re.compile(r"[^A-Za-z0-9_-]")
 _FIFO = ".fifo"
 
 #: The descriptions of AWS's services, read once a process.
@@ -77,15 +85,51 @@ services = create_loader()
 
 for _thread in ("outbox-sqs", "outbox-sns"):
     # The driver tells with each connection where it found the credentials.
-    logging.getLogger("aiobotocore.credentials").addFilter(OfOthers(_thread, logging.WARNING))
+    logging.getLogger("botocore.credentials").addFilter(OfOthers(_thread, logging.WARNING))
 
 
-class _WithoutRedirects(AIOHTTPSession):  # type: ignore[misc]  # the driver has no types
-    """HTTP of the driver, which itself would send messages and the session token on to another host."""
+class _Sockets:
+    """The open connections of a client, whose sockets another thread may cut. After that no connection opens.
 
-    async def _get_session(self, proxy_url: str | None) -> Any:
-        session = await super()._get_session(proxy_url)
-        return SimpleNamespace(request=partial(session.request, allow_redirects=False))
+    A thread that was left behind sends nothing any more. The driver's time-outs begin anew with each piece of an
+    answer, so a server that trickles would keep a thread for ever.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._opened: set[Any] = set()
+        self._is_cut = False
+        http = client._endpoint.http_session
+        http._pool_classes_by_scheme = http._manager.pool_classes_by_scheme = {
+            "http": self._pool(AWSHTTPConnectionPool, AWSHTTPConnection),
+            "https": self._pool(AWSHTTPSConnectionPool, AWSHTTPSConnection),
+        }
+
+    def cut(self) -> None:
+        """End all calls under way."""
+        self._is_cut = True
+        for connection in list(self._opened):
+            opened = connection.sock
+            if opened is not None:
+                with suppress(OSError):  # it has been closed meanwhile
+                    # Not the method of TLS, which takes the connection apart under the thread that reads.
+                    socket.socket.shutdown(opened, socket.SHUT_RDWR)
+
+    def _pool(self, pool: type[Any], connection: type[Any]) -> type[Any]:
+        """Return a kind of pool whose connections are known here from connect to close."""
+        sockets = self
+
+        class Known(connection):  # type: ignore[misc]  # the driver has no types
+            def connect(self) -> None:
+                super().connect()
+                sockets._opened.add(self)
+                if sockets._is_cut:
+                    raise ConnectionError("the call is over")
+
+            def close(self) -> None:
+                sockets._opened.discard(self)
+                super().close()
+
+        return type(pool.__name__, (pool,), {"ConnectionCls": Known})
 
 
 class _AwsSender(RemoteSender):
@@ -200,7 +244,7 @@ class _Answer(NamedTuple):
 
 
 class _Connection(Connection):
-    """A client of AWS with its pool of connections."""
+    """A client of AWS with its pool of connections. Each call of the client has a thread of its own."""
 
     service: ClassVar[str]
     noun: ClassVar[str]
@@ -212,8 +256,9 @@ class _Connection(Connection):
         super().__init__(server, log)
         self._target = target
         self._seconds = seconds
-        self._stack = AsyncExitStack()
-        self._client: Any
+        self._threads = Threads(f"outbox-{self.service.lower()}", most=_MOST_CALLS)
+        self._client: Any = None
+        self._sockets: _Sockets
         self._is_stale = False
 
     @property
@@ -222,36 +267,41 @@ class _Connection(Connection):
 
     async def open(self, deadline: float) -> None:
         """Find the credentials, and make the client; it connects with the first message."""
-        session = AioSession()
+        async with asyncio.timeout_at(deadline):
+            self._client = await self._threads.run(self._make_client)
+        self._sockets = _Sockets(self._client)
+
+    def _make_client(self) -> Any:
+        session = get_session()
         session.register_component("data_loader", services)
-        config = AioConfig(
+        config = Config(
             connect_timeout=self._seconds,
             read_timeout=self._seconds,
             max_pool_connections=_MOST_CALLS,
-            http_session_cls=_WithoutRedirects,
             parameter_validation=False,
             # The relay tries again. A second try in here would hide that a message may be stored twice.
             retries={"mode": "standard", "total_max_attempts": 1},
         )
-        client = session.create_client(
+        return session.create_client(
             self.service.lower(), region_name=self._target.region, endpoint_url=self._target.endpoint, config=config
         )
-        async with asyncio.timeout_at(deadline):
-            self._client = await self._stack.enter_async_context(client)
 
-    @abstractmethod
     async def store(self, batch: _Batch) -> Mapping[str, Any]:
         """Hand a batch to AWS; return the answer."""
+        return await self._threads.run(partial(self.call, self._client, batch))
+
+    @abstractmethod
+    def call(self, client: Any, batch: _Batch) -> Mapping[str, Any]:
+        """Do the same in a thread."""
 
     async def carry(self, call: Call) -> None:
         await _Sending(self, call, self._target).run()
 
     async def close(self) -> None:
         self.is_closed = True
-        # An error of the driver on a dead socket must not prevent the next connection.
-        with suppress(Exception):
-            async with asyncio.timeout(1):
-                await self._stack.aclose()
+        if self._client is not None:
+            self._sockets.cut()
+            self._client.close()
 
     def words(self, error: Exception) -> str:
         if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
@@ -271,6 +321,14 @@ class _Connection(Connection):
         if answer.code in _NEVER:
             return Reject(f"{where}: {answer.text}")
         return Unavailable(f"{where}: {answer.text}")
+
+
+class _TooNarrowError(Exception):
+    """Raised for a topic that is no name of a queue or topic of AWS."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__()
+        self.verdict = verdict
 
 
 class _Sending:
@@ -311,6 +369,9 @@ class _Sending:
             message = self._call.messages[index]
             try:
                 name, entry, size = self._entry(message)
+            except _TooNarrowError as narrow:
+                self._call.chains.settle(index, narrow.verdict)
+                continue
             except (InvalidMessageError, ValueError) as unfit:
                 self._call.chains.settle(index, Reject(f"{self._connection.service} cannot carry it: {unfit}"))
                 continue
@@ -325,10 +386,12 @@ class _Sending:
         """Return the name of the queue or topic, the entry without its id, and the bytes that AWS counts."""
         to, name = self._connection, self._target.name(message.topic)
         if not _NAME.fullmatch(name) or len(name) > to.longest_name:
-            raise ValueError(
-                f"{name!r} is no name of a {to.noun}, which has at most {to.longest_name} letters, digits, - and _, and"
-                f" perhaps {_FIFO}; give the topic another name with rename in the route, and replay this one"
+            problem = (
+                f"{to.service}: {name!r} is no name of a {to.noun}, which has at most {to.longest_name} letters,"
+                f" digits, - and _, and perhaps {_FIFO}"
             )
+            room = to.longest_name - len(self._target.name(""))
+            raise _TooNarrowError(too_narrow(message.topic, problem, _OTHERS.sub("-", message.topic)[:room]))
         text, attributes = text_of(message)
         size = len(text.encode()) + sum(len(part) for pair in attributes.items() for part in (*pair, "String"))
         if size > _MOST_BYTES:
@@ -384,12 +447,12 @@ class _Queues(_Connection):
         super().__init__(server, log, target, seconds)
         self._urls: dict[str, str] = {}
 
-    async def store(self, batch: _Batch) -> Mapping[str, Any]:
+    def call(self, client: Any, batch: _Batch) -> Mapping[str, Any]:
         owner = {} if self._target.account is None else {"QueueOwnerAWSAccountId": self._target.account}
         url = self._urls.get(batch.name)
         if url is None:
-            url = self._urls[batch.name] = (await self._client.get_queue_url(QueueName=batch.name, **owner))["QueueUrl"]
-        answer: Mapping[str, Any] = await self._client.send_message_batch(QueueUrl=url, Entries=batch.entries)
+            url = self._urls[batch.name] = client.get_queue_url(QueueName=batch.name, **owner)["QueueUrl"]
+        answer: Mapping[str, Any] = client.send_message_batch(QueueUrl=url, Entries=batch.entries)
         return answer
 
 
@@ -399,11 +462,9 @@ class _Topics(_Connection):
     service, noun, longest_name = "SNS", "topic", 256
     text_field, needs_account = "Message", True
 
-    async def store(self, batch: _Batch) -> Mapping[str, Any]:
-        arn = f"arn:{self._client.meta.partition}:sns:{self._target.region}:{self._target.account}:{batch.name}"
-        answer: Mapping[str, Any] = await self._client.publish_batch(
-            TopicArn=arn, PublishBatchRequestEntries=batch.entries
-        )
+    def call(self, client: Any, batch: _Batch) -> Mapping[str, Any]:
+        arn = f"arn:{client.meta.partition}:sns:{self._target.region}:{self._target.account}:{batch.name}"
+        answer: Mapping[str, Any] = client.publish_batch(TopicArn=arn, PublishBatchRequestEntries=batch.entries)
         return answer
 
 

@@ -13,11 +13,12 @@ import aiormq
 import asyncpg
 import psycopg
 import pytest
-from aiobotocore.httpsession import AIOHTTPSession
-from aiobotocore.session import AioSession
 from aiormq.abc import ChannelFrame
 from asyncpg.transaction import Transaction
+from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
+from botocore.httpsession import URLLib3Session
 from botocore.loaders import create_loader
+from botocore.session import get_session
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from opentelemetry import trace
@@ -38,7 +39,7 @@ DRIVERS = {
     "aio-pika": "rabbitmq",
     "aiormq": "rabbitmq",
     "pamqp": "rabbitmq",
-    "aiobotocore": "aws",
+    "botocore": "aws",
     "psycopg": "",
     "asyncpg": "asyncpg",
     "pg8000": "pg8000",
@@ -79,17 +80,27 @@ def test_pg8000():
     assert "self._transaction_status = data" in inspect.getsource(CoreConnection.handle_READY_FOR_QUERY)
 
 
-def test_aiobotocore():
+def test_botocore():
     """A session takes the descriptions of services from a component; the logger of credentials is filtered.
 
-    No redirect is followed, because each request goes through a method that is replaced.
+    The pools of a client are replaced before the first connection. No redirect is followed.
     """
-    session = AioSession()
+    session = get_session()
     session.register_component("data_loader", services := create_loader())
     assert session.get_component("data_loader") is services
-    assert "session = await self._get_session(proxy_url)" in inspect.getsource(AIOHTTPSession.send)
-    assert "await session.request(" in inspect.getsource(AIOHTTPSession.send)
-    assert "aiobotocore.credentials" in logging.root.manager.loggerDict
+    client = session.create_client("sqs", region_name="eu-central-1", aws_access_key_id="a", aws_secret_access_key="b")
+    http = client._endpoint.http_session
+    assert type(http) is URLLib3Session
+    assert http._pool_classes_by_scheme == {"http": AWSHTTPConnectionPool, "https": AWSHTTPSConnectionPool}
+    assert http._manager.pool_classes_by_scheme is http._pool_classes_by_scheme
+    assert (AWSHTTPConnectionPool.ConnectionCls, AWSHTTPSConnectionPool.ConnectionCls) == (
+        AWSHTTPConnection,
+        AWSHTTPSConnection,
+    )
+    sending = inspect.getsource(URLLib3Session)
+    assert "proxy_manager.pool_classes_by_scheme = self._pool_classes_by_scheme" in sending
+    assert "retries=Retry(False)" in sending
+    assert "botocore.credentials" in logging.root.manager.loggerDict
 
 
 def test_nats_py():

@@ -3,9 +3,10 @@
 import json
 import logging
 import random
+import socket
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from outbox.testing.sender_contract import SenderContract, a_message, check_all_
 from tests.support.aws_queues import Queues
 from tests.support.places import opened
 from tests.support.servers.aws import ACCOUNT, CREDENTIALS, REGION
+from tests.support.waiting import eventually
 from tests.support.webhook_endpoint import Answer, Endpoint, Received
 
 sender = opened("fifo_queues")
@@ -112,15 +114,24 @@ def test_a_missing_queue_or_topic_is_named_and_stops_only_its_topic(request, pla
     assert verdicts == [DONE, missing, DONE] * 10
 
 
-@pytest.mark.parametrize("topic", ["a.b", "a%", "a" * 100])
-def test_a_topic_that_is_no_name_of_a_queue_is_rejected_by_name(fifo_queues, sender, topic):
+@pytest.mark.parametrize(
+    ("topic", "line"),
+    [
+        ("orders.placed", '"orders.*" = "orders-*"'),
+        ("orders.eu.placed", '"orders.eu.placed" = "orders-eu-placed"'),
+        ("a%", '"a%" = "a-"'),
+        ("a" * 100, f'"{"a" * 100}" = "{"a" * 61}"'),
+    ],
+)
+def test_a_topic_that_is_no_name_of_a_queue_waits_for_a_line_of_configuration(fifo_queues, sender, topic, line):
     name = f"{fifo_queues.prefix}-{topic}.fifo"
 
-    assert sender.send([a_message(topic, 1)]) == [
-        Reject(
-            f"SQS cannot carry it: {name!r} is no name of a queue, which has at most 80 letters, digits, - and _, and"
-            " perhaps .fifo; give the topic another name with rename in the route, and replay this one"
-        )
+    assert sender.send([a_message(topic, 1), a_message("orders", 2)]) == [
+        Unavailable(
+            f"SQS: {name!r} is no name of a queue, which has at most 80 letters, digits, - and _, and perhaps .fifo;"
+            f" write in the route: rename = {{{line}}}"
+        ),
+        DONE,
     ]
 
 
@@ -304,6 +315,32 @@ def test_a_key_keeps_its_order_while_entries_fail_at_random(monkeypatch, to_sqs,
     arrived = list(dict.fromkeys(stored))
     kept = [[n for n in arrived if n in {str(one.message_id) for one in sent[key::12]}] for key in range(12)]
     assert (kept == [[str(one.message_id) for one in sent[key::12]] for key in range(12)]) is (order == "each")
+
+
+@pytest.mark.timed("an answer that trickles outlives a call by its time alone")
+def test_a_server_that_trickles_its_answer_keeps_no_thread():
+    """The driver's time-outs begin anew with each piece."""
+    before = set(threading.enumerate())
+    trickle = b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: 1\r\n" % n for n in range(90))
+    ended = threading.Event()
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            for piece in range(len(trickle)):
+                connection.sendall(trickle[piece : piece + 1])
+                if ended.wait(0.05):
+                    break
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        threading.Thread(target=serve, name="server").start()
+        url = f"sqs://{REGION}/{ACCOUNT}/shop?endpoint=http://127.0.0.1:{server.getsockname()[1]}"
+        with closing(SqsSender(url, timeout=timedelta(seconds=1))) as sender:
+            [verdict] = sender.send([a_message("orders", 1)])
+        left = eventually(lambda: {each.name for each in set(threading.enumerate()) - before} <= {"server"})
+        ended.set()
+
+    assert (type(verdict), left) == (Unavailable, True)
 
 
 def test_sns_is_asked_by_the_arn_of_its_partition(endpoint):
