@@ -178,7 +178,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.smoke("takes two seconds")
+@pytest.mark.smoke("asks each question that is refused, and what it left")
 def test_what_is_refused_is_told_why_and_decides_nothing(shop):
     before = decided(shop.admin)
 

@@ -123,7 +123,7 @@ def test_a_long_sentence_would_be_seen(text, number):
     assert len(too_long(text)) == number
 
 
-@pytest.mark.smoke("takes two seconds")
+@pytest.mark.smoke("reads every text of the package")
 def test_a_room_says_nouns_instead_of_pronouns():
     found = {
         room: pronouns(text for path in paths for text in texts(path.read_text())) for room, paths in rooms().items()

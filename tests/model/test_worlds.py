@@ -31,7 +31,7 @@ def explored_once(world: type[World[Any]], *arguments: Any, **options: Any) -> E
     return explore(world(*arguments, **options))
 
 
-@pytest.mark.smoke("takes two seconds")
+@pytest.mark.smoke("visits every state of a small world")
 @pytest.mark.parametrize(
     "scene",
     [pytest.param(each, id=each.name, marks=[pytest.mark.large] if each.states > QUICK else []) for each in SMALL],

@@ -17,7 +17,7 @@ from tests.support.readers import Collector, send, texts, worker
 SMALL = Limits(rows=10, bytes=100_000)
 
 
-@pytest.mark.smoke("takes two seconds")
+@pytest.mark.smoke("writes and reads batches of large bodies")
 @pytest.mark.alone
 @pytest.mark.parametrize("backlog", [True, False], ids=["backlog", "steady"])
 def test_a_batch_keeps_to_the_limits_of_rows_and_bytes(engine, full, backlog):

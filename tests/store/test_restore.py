@@ -70,6 +70,15 @@ def outbox(pg_engine):
     return Outbox(pg_engine)
 
 
+@pytest.fixture
+def copy(outbox, pg_engine):
+    """A copy of an outbox whose relay had sent the only message."""
+    send(outbox, b"sent")
+    Relay(outbox, Collected()).until_empty()
+    pretend_copy(pg_engine)
+    return outbox
+
+
 def test_a_restored_log_delivers_what_was_not_sent_and_what_comes(outbox, pg_engine):
     send(outbox, b"sent")
     Relay(outbox, Collected()).until_empty()
@@ -107,21 +116,18 @@ def test_a_settle_stores_the_highest_id_that_was_read(outbox, pg_engine, rows, t
     assert highest == [2, 8]
 
 
-def test_no_clock_decides_what_was_written_on_the_copy(outbox, pg_engine):
+def test_no_clock_decides_what_was_written_on_the_copy(copy, pg_engine):
     """The clock of the other server was ahead, or its relay still settled while writers had moved here."""
-    send(outbox, b"sent")
-    Relay(outbox, Collected()).until_empty()
-    pretend_copy(pg_engine)
     with pg_engine.begin() as connection:
         connection.execute(text("UPDATE outbox_progress SET settled_at = settled_at + interval '1 hour'"))
-    send(outbox, b"written here")
-    with outbox.begin() as session, session.begin_nested():
-        outbox.send(session, "orders", b"written in a savepoint")
+    send(copy, b"written here")
+    with copy.begin() as session, session.begin_nested():
+        copy.send(session, "orders", b"written in a savepoint")
     destination = Collected()
 
-    with closing(outbox.database.open()) as channel:
+    with closing(copy.database.open()) as channel:
         again = restore(channel)
-    Relay(outbox, destination).until_empty()
+    Relay(copy, destination).until_empty()
 
     assert (again, destination.bodies) == ([Again("relay", 0)], [b"written here", b"written in a savepoint"])
 
@@ -154,29 +160,22 @@ def test_a_sequence_that_was_left_behind_is_mended_before_a_restore(outbox, pg_e
     assert destination.bodies == [b"before the sequence was set", b"in a savepoint"]
 
 
-def test_positions_that_a_copy_does_not_tell_are_in_doubt_and_read_again(outbox, pg_engine):
+def test_positions_that_a_copy_does_not_tell_are_in_doubt_and_read_again(copy, pg_engine):
     """Rows of progress of an earlier version have no highest id."""
-    send(outbox, b"sent")
-    Relay(outbox, Collected()).until_empty()
-    pretend_copy(pg_engine)
     with pg_engine.begin() as connection:
         connection.execute(text("UPDATE outbox_progress SET highest_id = NULL"))
     destination = Collected()
 
-    with closing(outbox.database.open()) as channel:
+    with closing(copy.database.open()) as channel:
         expected, again = rehearse(channel), restore(channel)
-    Relay(outbox, destination).until_empty()
+    Relay(copy, destination).until_empty()
 
     assert (expected, again, destination.bodies) == ([Again("relay", 1)], [Again("relay", 1)], [b"sent"])
 
 
-def test_a_server_behind_the_positions_is_not_accepted(outbox, pg_engine):
+def test_a_server_behind_the_positions_is_not_accepted(copy):
     """What is written until its counter has passed them would never be sent."""
-    send(outbox, b"sent")
-    Relay(outbox, Collected()).until_empty()
-    pretend_copy(pg_engine)
-
-    with closing(outbox.database.open()) as channel:
+    with closing(copy.database.open()) as channel:
         with pytest.raises(DatabaseError, match=r"relay stands at 1\d{6}:.*, and this server is only at .* --accept"):
             accept(channel)
         copied = is_copy(channel)

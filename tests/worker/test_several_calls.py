@@ -179,7 +179,7 @@ def test_a_stop_repeats_nothing(engine):
     assert destination.wrong == []
 
 
-@pytest.mark.smoke("takes two seconds")
+@pytest.mark.smoke("workers are stopped and killed over and over")
 @pytest.mark.parametrize("seed", range(3))
 def test_keys_keep_their_order_and_nothing_is_lost_whatever_fails_and_whoever_is_killed(engine, seed):
     storm(engine, seed)
