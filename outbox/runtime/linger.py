@@ -15,7 +15,7 @@ _CROWD_SECONDS = 10 * BUSY_SECONDS
 class Linger:
     """Pauses of `shortest` seconds, so that a single commit is not waited for; of `longest` while there are many."""
 
-    def __init__(self, longest: float = 0.05, shortest: float = 0.01, *, clock: Callable[[], float] = now) -> None:
+    def __init__(self, longest: float, shortest: float, *, clock: Callable[[], float] = now) -> None:
         self._longest = longest
         self._shortest = shortest
         self._clock = clock

@@ -104,7 +104,7 @@ class Notifier:
 def _notify_for_ever(reference: weakref.ref[Notifier], rung: SimpleQueue[None], stop: Stop) -> None:
     """Run the thread until the notifier is closed or garbage-collected; keep neither the notifier nor its engine."""
     channel: Channel | None = None
-    linger = Linger(_BUSY_PAUSE_SECONDS, shortest=0)
+    linger = Linger(_BUSY_PAUSE_SECONDS, 0)
     while not stop.asked and reference() is not None:
         times = _heard(rung)
         notifier = reference() if times and not stop.asked else None

@@ -20,7 +20,7 @@ LAST_RUN = TOP / "build" / "quick.xml"
 #: Seconds that the call of a test may take, unless it says by `smoke` why it takes more.
 LONGEST = 2.0
 #: Calls of `sleep` in what the quick tier runs, and deadlines and leases below a second. Both may become fewer.
-SLEEPS = 111
+SLEEPS = 101
 SHORT_DEADLINES = 6
 #: Arguments that end or lose something when their time is over.
 _DEADLINES = {"deadline", "timeout", "lease", "check_timeout", "drain", "settle_within"}
