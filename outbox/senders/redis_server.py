@@ -7,15 +7,27 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import Parameter, signature
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import hiredis
 from redis import Redis
 from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.backoff import NoBackoff
 from redis.connection import Connection, DefaultParser, SSLConnection
-from redis.exceptions import AskError, ClusterDownError, ExecAbortError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    ExecAbortError,
+    MasterDownError,
+    MovedError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.retry import Retry
 
 from outbox.runtime.text import one_line
@@ -90,6 +102,7 @@ class Server:
             retry=Retry(NoBackoff(), 0),
             protocol=2,
             ssl=connecting.tls is not None,
+            ssl_check_hostname=True,  # the default since 6.0
             ssl_ca_certs=files.ca,
             ssl_certfile=files.cert,
             ssl_keyfile=files.key,
@@ -98,6 +111,11 @@ class Server:
         pool = self.client.connection_pool
         pool.connection_class = _PlainConnection if connecting.tls is None else _SafeConnection
         pool.connection_kwargs["parser_class"] = _Parser
+        # Before 5.3 the pool wants the name of a command; later versions warn about such a name.
+        wants_name = signature(pool.get_connection).parameters["command_name"].default is Parameter.empty
+        self._lend = partial(pool.get_connection, "XADD") if wants_name else pool.get_connection
+        #: Rises with each `leave`: a connection lent before is closed when it comes back.
+        self._generation = 0
 
     def ask(self) -> Abilities:
         """Ask for the version and for the largest value; an answer that is refused counts as the usual server."""
@@ -141,21 +159,23 @@ class Server:
         Behind the address there may be another server by now, a primary.
         """
         self.abilities = None
-        pool = self.client.connection_pool
+        self._generation += 1
         # The client cannot read or write while another thread closes the connection; TypeErrors come out then.
-        pool.disconnect(inuse_connections=False)
-        pool.update_active_connections_for_reconnect()
+        self.client.connection_pool.disconnect(inuse_connections=False)
 
     @contextmanager
     def connection(self) -> Iterator[Any]:
         """Lend a connection. After a failure the connection is closed: late answers would count for other commands."""
-        connection: Any = self.client.connection_pool.get_connection()
+        generation = self._generation
+        connection: Any = self._lend()
         try:
             yield connection
         except BaseException:
             connection.disconnect()
             raise
         finally:
+            if generation != self._generation:
+                connection.disconnect()
             self.client.connection_pool.release(connection)
 
     def _has_transactions(self) -> bool:
@@ -257,6 +277,17 @@ class _SafeConnection(_InTime, SSLConnection):
 class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say that it is a variable
     """Reads answers until the end of the call. The client's own timeout begins anew with each piece."""
 
+    # The client's first versions know the errors of clusters elsewhere only.
+    EXCEPTION_CLASSES: ClassVar = {
+        **DefaultParser.EXCEPTION_CLASSES,
+        "ASK": AskError,
+        "CLUSTERDOWN": ClusterDownError,
+        "CROSSSLOT": ClusterCrossSlotError,
+        "MASTERDOWN": MasterDownError,
+        "MOVED": MovedError,
+        "TRYAGAIN": TryAgainError,
+    }
+
     @classmethod
     def parse_error(cls, response: str) -> Exception:
         try:
@@ -273,5 +304,8 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say
         """Return the answers that have arrived, at most so many."""
         return islice(iter(self._reader.gets, NOT_ENOUGH_DATA), most)
 
-    def read_from_socket(self, *_: Any, **options: Any) -> Any:
-        return super().read_from_socket(timeout=max(0.0, min(self._patience, end_of_call.get() - time.monotonic())))
+    def read_from_socket(self, timeout: Any = None, **options: Any) -> Any:
+        # With 0 the pool looks whether a connection that it lends has something to say.
+        if timeout != 0:
+            timeout = max(0.0, min(self._patience, end_of_call.get() - time.monotonic()))
+        return super().read_from_socket(timeout=timeout, **options)

@@ -24,6 +24,7 @@ from nats.aio.transport import TcpTransport
 from opentelemetry import trace
 from pg8000.core import CoreConnection
 from redis import Redis
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.connection import AbstractConnection, Connection, DefaultParser, SSLConnection
 
 from tests.support.pages import TOP
@@ -146,6 +147,9 @@ def test_redis_py():
     assert "self._reader = hiredis.Reader(**kwargs)" in reading
     assert '"notEnoughData": NOT_ENOUGH_DATA' in reading
     assert "inuse_connections" in inspect.signature(client.connection_pool.disconnect).parameters
+    assert "command_name" in inspect.signature(client.connection_pool.get_connection).parameters
+    assert parser["on_connect"].__globals__["NOT_ENOUGH_DATA"] is NOT_ENOUGH_DATA
+    assert "ERR" in DefaultParser.EXCEPTION_CLASSES
 
 
 def test_psycopg():
