@@ -33,7 +33,8 @@ def test_work_that_a_cancelled_caller_leaves_behind_counts_until_its_end():
             async with asyncio.timeout(0.01):
                 await threads.run(end.wait)
         second = asyncio.create_task(threads.run(lambda: 2))
-        await asyncio.sleep(0.01)
+        for _ in range(10):
+            await asyncio.sleep(0)
         waited = not second.done()
         end.set()
         return waited, await second
@@ -51,7 +52,7 @@ def test_work_that_outlives_its_loop_ends_quietly():
     async def run() -> None:
         asyncio.create_task(Threads("outbox-work", most=1).run(work))  # noqa: RUF006
         while not thread:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
     asyncio.run(run())
     end.set()
