@@ -40,8 +40,8 @@ _FILL = """
 #: As the check service does with those that it is to ask about later.
 _PARK = """
     INSERT INTO outbox_parked (subscription, id, message_id, topic, key, slot, tags, headers, body, created_at, state,
-                               blocks, place, attempts, due_at, error, parked_at)
-    SELECT {name}, id, message_id, topic, key, slot, tags, headers, body, created_at, 'retry', TRUE, id * 1048576, 1,
+                               unit, place, attempts, due_at, error, parked_at)
+    SELECT {name}, id, message_id, topic, key, slot, tags, headers, body, created_at, 'retry', key, 1, 1,
            statement_timestamp() + interval '1 day' + id * interval '1 millisecond', 'UNKNOWN', statement_timestamp()
     FROM outbox_message WHERE topic = {half} AND tags = {group}
 """

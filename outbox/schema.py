@@ -258,7 +258,10 @@ def _progress(metadata: MetaData, native: Native) -> Table:
 
 
 def _parked(metadata: MetaData, native: Native) -> Table:
-    """Return the table of parked copies, so that the position can move on. `place` is the order within a key."""
+    """Return the table of parked copies, so that the position can move on.
+
+    A unit is a key that is held. Its first row, the head, has a state; what stands behind the head has none.
+    """
     return Table(
         "outbox_parked",
         metadata,
@@ -268,8 +271,8 @@ def _parked(metadata: MetaData, native: Native) -> Table:
         Column("created_at", _Moment, nullable=False),
         Column("deliver_at", _Moment),
         Column("expires_at", _Moment),
-        Column("state", Text, nullable=False),
-        Column("blocks", Boolean, nullable=False, comment="later messages of the key wait for this one"),
+        Column("state", Text),
+        Column("unit", _Name, comment="the key that is held; null: the message stands for itself"),
         Column("place", BigInteger, nullable=False),
         Column("attempts", Integer, nullable=False),
         Column("due_at", _Moment),
@@ -280,11 +283,13 @@ def _parked(metadata: MetaData, native: Native) -> Table:
         Column("request_reason", Text),
         Column("requested_at", _Moment),
         _body(),
-        CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
+        CheckConstraint(
+            "coalesce(state IN ('delayed', 'waiting', 'retry', 'dead'), unit IS NOT NULL)",
+            name="outbox_parked_state",
+        ),
         _partial(native, "outbox_parked_due", "state IN ('delayed', 'waiting', 'retry')", "subscription", "due_at"),
-        _partial(native, "outbox_parked_ready", "state = 'blocked'", "subscription", "place"),
-        _partial(native, "outbox_parked_key", "blocks", "subscription", "key", "place"),
-        _partial(native, "outbox_parked_head", "blocks AND state <> 'blocked'", "subscription", "key", "place"),
+        _partial(native, "outbox_parked_unit", "unit IS NOT NULL", "subscription", "unit", "place"),
+        _one_head_a_unit(native),
         Index("outbox_parked_state", "subscription", "state", "id"),
         _partial(native, "outbox_parked_request", "request IS NOT NULL", "subscription"),
         comment="copies of parked messages; shrinks by the lease holder",
@@ -343,6 +348,12 @@ def _worker(metadata: MetaData) -> Table:
 def _partial(native: Native, name: str, condition: str, *columns: str) -> Index:
     """Return an index of the rows that fulfil a condition, or of all rows where a database has no such indexes."""
     return Index(name, *columns, **native.partial(condition))
+
+
+def _one_head_a_unit(native: Native) -> Index:
+    """Return the index that holds the rule, where a database can hold it."""
+    partial = native.partial("unit IS NOT NULL AND state IS NOT NULL")
+    return Index("outbox_parked_head", "subscription", "unit", unique=bool(partial), **partial)
 
 
 def _meta(metadata: MetaData) -> Table:

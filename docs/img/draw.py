@@ -40,7 +40,7 @@ def _delivery(folder: Path, dice: random.Random) -> None:
     ]
     parked = [
         _aside("relay", "retry", "< 1 min", 12), _aside("relay", "retry", "< 1 h", 31),
-        _aside("relay", "blocked", "< 1 h", 84), _aside("relay", "dead", "< 1 d", 7),
+        _aside("relay", "behind", "< 1 h", 84), _aside("relay", "dead", "< 1 d", 7),
         _aside("relay", "dead", "< 7 d", 22), _aside("billing", "delayed", "< 1 h", 140),
         _aside("billing", "delayed", "< 1 d", 61), _aside("billing", "dead", "7 d and more", 3),
     ]  # fmt: skip

@@ -125,7 +125,7 @@ def alter(
         for each in backfills:
             Subscriptions(channel).alter(replace(each, destination=altered.destination))
         if altered.on_dead == "continue" or not altered.ordered:
-            Parked(channel, changed.name).unblock(dead=altered.ordered)
+            Parked(channel, changed.name).let_go(dead=altered.ordered)
     return altered
 
 

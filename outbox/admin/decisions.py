@@ -119,11 +119,11 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str 
         raise SubscriptionError(f"{verb}: give ids, or all=True with a choice; not both")
     ids = _log_ids(channel, ids)
     chosen = _filter(order, ids, default="dead")
-    if verb == "replay" and "blocked" in (chosen.states or STATES):
+    if verb == "replay" and "behind" in (chosen.states or STATES):
         look = channel.database.commands.line("parked", "list")
         raise SubscriptionError(
-            "state: a blocked message goes on as soon as the message before it is done; decide on that message; to see"
-            f" its id, run: {look}"
+            "state: a message behind another one goes on as soon as that one is done; decide on that one; to see its"
+            f" id, run: {look}"
         )
     subscriptions = _subscriptions(channel, order.get("name"))
     if verb == "discard":

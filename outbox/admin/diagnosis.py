@@ -99,7 +99,7 @@ class Diagnosis:
         yield from told
         # Messages that wait for a known reason exceed no limit besides.
         is_known = has_cause or any(each.key is not None for each in status.pauses)
-        if is_known and status.all_blocked:
+        if is_known and status.all_held:
             return
         if all(each.kind in ("dead", "given_up", "blocked") for each in told):
             yield from self._of_limits(status)
@@ -193,14 +193,14 @@ class Diagnosis:
 
     def _of_blocked(self, status: Status) -> Iterator[Finding]:
         """Yield how many more messages a trouble holds back; the trouble counts the first of each key."""
-        blocked, name = status.count("blocked"), status.name
-        if status.kind != "check" and blocked.number:
+        behind, name = status.count("behind"), status.name
+        if status.kind != "check" and behind.number:
             yield self._finding(
                 kind="blocked",
                 subscription=name,
-                what=f"{counted(blocked, 'message', ('is', 'are'))} blocked behind an earlier message of the same key",
+                what=f"{counted(behind, 'message', ('is', 'are'))} behind an earlier message of the same key",
                 advice="to see the earlier messages, run",
-                next_command=self._list_of(name, "blocked"),
+                next_command=self._list_of(name, "behind"),
             )
 
     def _of_limits(self, status: Status) -> Iterator[Finding]:

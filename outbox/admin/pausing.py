@@ -26,8 +26,8 @@ def pause(
     """Let the workers of a subscription hand nothing over, or less; return the subscriptions as stored.
 
     All workers follow within a poll. A call under way ends first, and its outcome is settled. Of a broadcast consumer
-    all instances are paused. The messages of a key are parked as blocked, and `resume` releases them in order. All
-    partitions have equal shares of a rate.
+    all instances are paused. The messages of a key are parked, and `resume` releases them in order. All partitions have
+    equal shares of a rate.
     """
     require_notes(by=by, reason=reason)
     order = Pause(since=channel.now(), by=by, reason=reason, key=key, rate=rate)

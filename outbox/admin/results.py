@@ -131,7 +131,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedDetail:
-    """A parked message with its contents. `behind`: so many blocked messages go on when this message is gone."""
+    """A parked message with its contents. `behind`: so many messages behind it go on when it is gone."""
 
     parked: ParkedMessage
     message: Message
@@ -145,7 +145,7 @@ class Decision:
     Attributes:
         name: of the subscription.
         messages: so many were decided on.
-        behind: so many blocked messages go on when these are gone; counted up to 10 000.
+        behind: so many messages behind them go on when these are gone; counted up to 10 000.
         worker: the live worker that carries the decision out; None: the decision is carried out.
     """
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from outbox.store.subscriptions.parked_messages import ParkedMessage, Verb
 
 _HEADERS = (
-    "SUBSCRIPTION", "ID", "STATE", "TOPIC", "KEY", "BLOCKED BY", "ATTEMPTS", "SINCE (UTC)", "DUE (UTC)", "REQUEST",
+    "SUBSCRIPTION", "ID", "STATE", "TOPIC", "KEY", "BEHIND", "ATTEMPTS", "SINCE (UTC)", "DUE (UTC)", "REQUEST",
     "ERROR",
 )  # fmt: skip
 
@@ -62,7 +62,7 @@ class Filter:
 
 _filtered = together(
     _name,
-    option("--state", type=NAMES, help="Only of these states: waiting,retry,blocked,delayed,dead."),
+    option("--state", type=NAMES, help="Only of these states: waiting,retry,behind,delayed,dead."),
     option("--topic", help="Only of a topic."),
     option("--key", type=KEY, help="Only with a key."),
     option("--error-like", metavar="TEXT", help="Only with this text in the error, in capitals or not."),
@@ -75,7 +75,7 @@ _filtered = together(
 def parked() -> None:
     """Look at messages set aside, and decide on them.
 
-    A message in the state waiting waits for a destination that is away; retry: for the next try; blocked: for an
+    A message in the state waiting waits for a destination that is away; retry: for the next try; behind: for an
     earlier message of the key. A delayed message waits for a time, a dead letter for a person.
     """
 
@@ -86,19 +86,19 @@ def parked() -> None:
 @at_most
 @as_json
 def list_(*, target: Target, chosen: Filter, limit: int, json: bool) -> None:
-    """List parked messages, in the order of the log; for a blocked message also the message that blocks the key."""
+    """List parked messages, in the order of the log; for a message behind another one also that one."""
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
         found = Admin(channel).parked(limit=limit + 1, **chosen.choice())
-        # Nothing blocks the messages of a paused key but the pause.
-        names = {each.subscription for each in found if each.state == "blocked" and each.blocked_by is None}
+        # A pause of their key may be why they wait.
+        names = {each.subscription for each in found if each.key is not None}
         paused = [each for each in Admin(channel).subscriptions() if each.name in names] if names else []
     if json:
         show_json({"parked": found[:limit]}, more=len(found) > limit)
         return
     if found:
-        show_table(_HEADERS, map(_row, found[:limit]), numbers=("ID", "BLOCKED BY", "ATTEMPTS"))
+        show_table(_HEADERS, map(_row, found[:limit]), numbers=("ID", "BEHIND", "ATTEMPTS"))
         say_pauses(paused, target.commands)
     say_the_end(found, limit, "no parked messages", "--name, --state, --topic or --key")
 
@@ -111,7 +111,7 @@ def _row(message: ParkedMessage) -> tuple[object, ...]:
         Alarm(message.state) if message.state == "dead" else message.state,
         message.topic,
         message.key,
-        message.blocked_by,
+        message.head,
         message.attempts,
         since,
         due,

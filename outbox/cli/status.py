@@ -68,9 +68,9 @@ def _thresholds(given: Sequence[tuple[str, str | None, Any]]) -> Thresholds:
 def status(*, target: Target, json: bool, watch: bool, check: bool, **limits: Sequence[tuple[str | None, Any]]) -> None:
     """Show what waits, since when, and who works on it.
 
-    BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to DEAD
-    count parked messages. LAG says for how long the oldest of these messages could have been sent: a delayed message
-    counts from its due time, a dead letter not at all.
+    BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to
+    BEHIND count parked messages. LAG says for how long the oldest of these messages could have been sent: a delayed
+    message counts from its due time, a dead letter not at all.
 
     Findings say what is wrong, since when, and what to do: messages have waited for their destination, have failed for
     a minute, or are older than --max-lag. Others tell of dead letters, of a worker that cannot begin, of a subscription

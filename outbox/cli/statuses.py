@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outbox.model.status import PartitionStatus, Status
     from outbox.model.subscription import Declaration
 
-_HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
+_HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "DEAD", "BEHIND", "WORKER")
 _PARTITION_HEADERS = ("SUBSCRIPTION", "PARTITION", "BACKLOG", "LAG", "IDLE", "WORKER")
 
 
@@ -71,16 +71,17 @@ def _row(status: Status, before: Status | None, seconds: float) -> tuple[object,
         worker = "paused"
     if status.held_since is not None:
         worker = Alarm("released") if status.released else f"held since {moment(status.held_since)}"
-    *parked, dead = (
-        f"{status.count(state)}{changed(each, None if before is None else before.parked[state])}"
+    parked = {
+        state: f"{status.count(state)}{changed(each, None if before is None else before.parked[state])}"
         for state, each in status.parked.items()
-    )
+    }
+    if status.parked["dead"]:
+        parked["dead"] = Alarm(parked["dead"])
     return (
         status.name,
         f"{status.unsettled}{changed(status.backlog, None if before is None else before.backlog, seconds)}",
         _lag(status),
-        *parked,
-        Alarm(dead) if status.parked["dead"] else dead,
+        *parked.values(),
         worker,
     )
 

@@ -170,9 +170,9 @@ def pause(*, target: Target, name: str, key: str | None, rate: float | None, rea
     """Let the workers of a subscription hand nothing over, or less, until outbox subscriptions resume.
 
     Workers go on to run. All follow within a second: a call under way ends, and the outcome is settled. A paused
-    subscription keeps its position, so nothing after that is purged. Writers that send directly go on.
+    subscription keeps its position, so nothing after that is purged.
 
-    With --key other keys go on. The messages of the key are parked as blocked, and go out in their order at the resume.
+    With --key other keys go on. The messages of the key are parked, and go out in their order at the resume.
 
     A --rate counts for the subscription; each partition has an equal share.
     """

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, get_args
 
-State = Literal["delayed", "waiting", "retry", "blocked", "dead"]
+State = Literal["delayed", "waiting", "retry", "dead", "behind"]
+#: The states of the heads of units; what stands behind the head of its key has none, which is called `behind`.
 STATES: tuple[State, ...] = get_args(State)
 
 
@@ -15,12 +16,12 @@ STATES: tuple[State, ...] = get_args(State)
 class Parking:
     """The parking of messages that were not done; one value for all messages that are parked alike.
 
-    `blocks`: later messages of the same keys wait. `delay`: the time until the messages are due; None: due when their
-    turn comes, or, in the state `delayed`, at their own `deliver_at`.
+    `holds`: a message holds its key, and later messages of the key wait; else it stands for itself. `delay`: the time
+    until the messages are due; None: a person decides, or, in the state `delayed`, their own `deliver_at`.
     """
 
     state: State
-    blocks: bool
+    holds: bool
     attempts: int = 0
     error: str | None = None
     delay: timedelta | None = None

@@ -12,7 +12,7 @@ from outbox.model.subscription import Reader
 #: Rows are counted up to this number; more are estimated.
 MOST_COUNTED = 10_000
 #: States whose messages will be sent without a person, as soon as nothing holds them back.
-UNSENT: tuple[State, ...] = ("waiting", "retry", "blocked")
+UNSENT: tuple[State, ...] = ("waiting", "retry", "behind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Status(StoredProperties):
         lease_until, lease_seconds: the end and the length of the lease; also of a worker that was killed.
         notice, noticed_at: why a worker does not work, in its own words, and since when.
         parked: numbers of parked messages by state; there are more of the states in `parked_is_minimum`.
-        all_blocked: every message that waits is blocked, behind an earlier message of its key or by a paused key.
+        all_held: every message that waits is behind a dead letter of its key, or a person has paused its key.
         troubles: messages without success, by state and error, the most frequent error first.
     """
 
@@ -125,7 +125,7 @@ class Status(StoredProperties):
     noticed_at: datetime | None
     parked: Mapping[str, int]
     parked_is_minimum: tuple[str, ...]
-    all_blocked: bool
+    all_held: bool
     troubles: tuple[TroubleStatus, ...]
 
     def count(self, state: str) -> Count:

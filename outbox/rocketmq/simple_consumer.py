@@ -22,7 +22,7 @@ from outbox.store.log.log import Limits
 from outbox.store.subscriptions.receipts import Receipts
 from outbox.telemetry.events import Event, Listeners, Parked
 from outbox.worker.job import Job
-from outbox.worker.policy import BLOCKED, HandlerPolicy
+from outbox.worker.policy import BEHIND, HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
@@ -240,7 +240,7 @@ class _Receiving:
         """
         if isinstance(event, Parked):
             self.taken += [each for each, parking in event.messages if parking.error == _HANDED_OUT]
-            self._aside += sum(parking is BLOCKED for _, parking in event.messages)
+            self._aside += sum(parking is BEHIND for _, parking in event.messages)
             if self._aside >= MAX_ASIDE:
                 self.stop.ask()
 

@@ -387,8 +387,8 @@ class _Sending:
         to, name = self._connection, self._target.name(message.topic)
         if not _NAME.fullmatch(name) or len(name) > to.longest_name:
             problem = (
-                f"{to.service}: {name!r} is no name of a {to.noun}, which has at most {to.longest_name} letters,"
-                f" digits, - and _, and perhaps {_FIFO}"
+                f"{to.service} cannot carry it: {name!r} is no name of a {to.noun}, which has at most"
+                f" {to.longest_name} letters, digits, - and _, and perhaps {_FIFO}"
             )
             room = to.longest_name - len(self._target.name(""))
             raise _TooNarrowError(too_narrow(message.topic, problem, _OTHERS.sub("-", message.topic)[:room]))

@@ -18,7 +18,7 @@ from outbox.model.command import Commands
 from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect, DriverChannel, wake_up_name
-from outbox.store.dialects.statements import Row, Script, Sql, Statement, Telling, arun, executor, run
+from outbox.store.dialects.statements import Parameters, Row, Script, Sql, Statement, Telling, arun, executor, run
 from outbox.store.failure import fix_of_writer, note_missing_right
 from outbox.store.label import label_of, option_of
 
@@ -116,6 +116,15 @@ class Database:
     def bind(self, values: Any) -> Any:
         """Return a list as a parameter for `among`."""
         return self.dialect.values.bind_list(list(values))
+
+    def records(self, parameter: str, **columns: str) -> str:
+        """Return the table of rows that are bound by `bind_records`, given its columns with their types."""
+        types = self.dialect.values.types
+        return self.dialect.values.records(parameter, {name: types[type] for name, type in columns.items()})
+
+    def bind_records(self, parameter: str, rows: Sequence[Row], **columns: str) -> Parameters:
+        """Return rows as the parameters of `records`."""
+        return self.dialect.values.bind_records(parameter, tuple(columns), rows)
 
     def header(self, headers: str, name: str) -> str:
         """Return the SQL of one header, out of the column `headers`."""

@@ -21,7 +21,7 @@ activity_logger = logging.getLogger("outbox.activity")
 _STEPS = 10
 _SHORTEST = 0.001
 _SHARE = 0.99
-_WAITING = ("waiting", "retry", "blocked")
+_WAITING = ("waiting", "retry", "behind")
 
 
 class Activity:

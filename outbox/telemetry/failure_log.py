@@ -97,7 +97,7 @@ class FailureLog:
                 text = f"{self._words.accepted(outage.topic)} after {age(outage.seconds)}{self._waited(outage)}"
                 self._warn(text, "destination_back", topic=outage.topic, seconds=outage.seconds)
             case Parked(messages=messages) if self._logged and len(self._waiting) < _MOST_WAITING:
-                waiting = [m for m, parked in messages if parked.state in ("waiting", "blocked")]
+                waiting = [m for m, parked in messages if parked.state in ("waiting", "behind")]
                 self._waiting.update((m.id, m.topic) for m in waiting if self._logged & {None, m.topic})
             case Dead(messages=messages):
                 self._dead(messages)

@@ -19,8 +19,8 @@ class Findings:
 
     #: Ids of messages that failed since the destination last accepted something: others are tried first.
     tried: set[int | None] = field(default_factory=set)
-    #: Topics that were refused alone, while others were accepted.
-    refused: set[str] = field(default_factory=set)
+    #: Topics of the log that are not accepted, with the last error: messages of others are tried first.
+    refused: dict[str, str] = field(default_factory=dict)
     #: The last error of each message that was not accepted, by log id.
     errors: dict[int | None, str] = field(default_factory=dict)
     #: Why the destination accepts nothing at all, since it last accepted something.
@@ -28,37 +28,30 @@ class Findings:
     #: True when the destination has accepted a message of the batch.
     some_accepted: bool = False
 
-    def accepted(self) -> None:
-        """Note that the destination has accepted a message of the batch."""
+    def accepted(self, messages: Iterable[Message]) -> None:
+        """Note that the destination has accepted messages of the batch."""
         self.tried.clear()
         self.away, self.some_accepted = None, True
+        for message in messages if self.refused else ():
+            self.refused.pop(message.topic, None)
 
     def failed(self, message: Message, error: str) -> None:
         """Note a message that failed alone, without blame."""
         self.tried.add(message.id)
         self.errors[message.id] = error
 
-    def refused_alone(self, message: Message) -> None:
-        """Note that the destination was unavailable for a message alone in its call."""
-        self.tried.add(message.id)
-        if self.some_accepted:
-            self.refused.add(message.topic)
-
-    def is_refused(self, topic: str, pending: Iterable[Message]) -> bool:
-        """Return whether a topic was refused while others were accepted, or two messages of the topic have failed
-        alone.
-
-        `pending`: the messages without an outcome.
-        """
-        return topic in self.refused or sum(m.topic == topic for m in pending if m.id in self.tried) > 1
+    def failed_twice(self, topic: str, pending: Iterable[Message]) -> bool:
+        """Return whether two messages of a topic have failed alone; `pending`: the messages without an outcome."""
+        return sum(m.topic == topic for m in pending if m.id in self.tried) > 1
 
     def errors_by_topic(self, messages: Iterable[Message]) -> dict[str, str]:
         """Return, by topic, why messages were not accepted, as far as an error is known."""
         return {m.topic: self.errors[m.id] for m in messages if m.id in self.errors} if self.errors else {}
 
     def error_of(self, message: Message) -> str:
-        """Return the last error of a message that was not accepted, or a general text."""
-        return self.errors.get(message.id, "not accepted, and there was nothing else to try")
+        """Return the last error of a message that was not accepted, or of its topic, or a general text."""
+        of_topic = self.refused.get(message.topic, "not accepted, and there was nothing else to try")
+        return self.errors.get(message.id, of_topic)
 
     def error_of_all(self, errors: Iterable[str]) -> str | None:
         """Return why the destination accepts nothing at all: as the destination says, or if several topics have one and

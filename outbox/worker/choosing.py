@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from outbox.model.message import Message
@@ -32,22 +32,31 @@ class Chooser:
         key.
 
         A message that has failed alone is called alone again, because only then can a failure be blamed on the message.
-        All other messages go first, then the suspect that was tried longest ago. So every message is tried some time,
-        although the message in front is never accepted.
+        All other messages go first, then the suspect that was tried longest ago; before those of refused topics those
+        of others. So every message is tried some time, although the message in front is never accepted.
         """
         most = 1 if self._policy.suspend else self._caller.concurrency
         calls = most - len(under_way)
         if calls < 1 or len(self._caller.overdue) >= MAX_HUNG:
             return []
         size = self._next_size(batch, most)
-        if calls == 1 and not (batch.findings.tried or self._hung or self._blame.some_suspects or under_way):
+        refused = batch.findings.refused
+        if calls == 1 and not (batch.findings.tried or refused or self._hung or self._blame.some_suspects or under_way):
             return batch.messages[:size]
-        suspects: list[Message] = []
-        free = list(islice(self._free(batch, under_way, suspects), calls * size))
-        return self._share(free, calls)[:size] or self._blame.next_suspect(suspects)
+        for topics in (refused, ()) if refused else ((),):
+            suspects: list[Message] = []
+            free = list(islice(self._free(batch, under_way, suspects, topics), calls * size))
+            if chosen := self._share(free, calls)[:size] or self._blame.next_suspect(suspects):
+                return chosen
+        return []
 
-    def _free(self, batch: Pending, under_way: Sequence[Call], suspects: list[Message]) -> Iterator[Message]:
-        """Yield the messages that a call may have; add to `suspects` those that it may have alone."""
+    def _free(
+        self, batch: Pending, under_way: Sequence[Call], suspects: list[Message], refused: Collection[str]
+    ) -> Iterator[Message]:
+        """Yield the messages that a call may have; add to `suspects` those that it may have alone.
+
+        `refused`: topics without a message in the call.
+        """
         ordered, tried = self._policy.ordered, batch.findings.tried
         begun = [message for call in under_way for message in call.messages]
         taken = self._hung.ids.union(message.id for message in begun)
@@ -56,7 +65,7 @@ class Chooser:
             key = message.key
             if message.id in taken:
                 continue
-            if key not in held and message.id not in tried:
+            if key not in held and message.id not in tried and message.topic not in refused:
                 if not self._blame.is_suspect(message):
                     yield message
                     continue

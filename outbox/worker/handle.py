@@ -162,11 +162,19 @@ class BatchHandler:
         try:
             yield from self._work_through(batch)
             batch.leave_all()
+            self._put_behind(batch)
             yield self._part(batch)
         except BaseException:
             self._leave_calls(batch)
             self.keep(batch.outcome.done, batch.outcome.parked, parked=parked)
             raise
+
+    def _put_behind(self, batch: Pending) -> None:
+        """Have parked messages that were tried in vain be due behind the others of their topic."""
+        if batch.parked:
+            errors, open = batch.findings.errors, batch.outcome.open
+            tried = [message for message in open if message.id in errors]
+            batch.outcome.parked += [(message, self.policy.waiting(message, errors[message.id])) for message in tried]
 
     def _part(self, batch: Pending, *, pauses: bool = False) -> Outcome:
         """Return the outcomes since the previous part; `pauses`: none of the remaining messages is accepted now."""
@@ -175,11 +183,13 @@ class BatchHandler:
         if self._outages:
             self._outages.accepted(part.accepted_topics)
         self._blame.forget(part.done)
-        self._blame.forget(message for message, parking in part.parked if parking.state != "retry")
+        again = ("retry", "waiting") if batch.parked else ("retry",)
+        self._blame.forget(message for message, parking in part.parked if parking.state not in again)
         return part
 
     def _work_through(self, batch: Pending) -> Generator[Wait | Look | Outcome, None, None]:
-        while batch.messages and (self._under_way or not self._ends(batch)):
+        # Also for messages that were left open meanwhile: the answers of calls under way are settled with this batch.
+        while self._under_way or (batch.messages and not self._ends(batch)):
             self._look_after_hung(batch)
             if not self._under_way and (not batch.messages or self.gave_up):
                 break
@@ -191,6 +201,7 @@ class BatchHandler:
                 tried = [message for message in batch.messages if message.id in batch.findings.tried]
                 batch.findings.tried.clear()
             elif call.late or self._judged(batch, call):
+                self._set_refused_aside(batch)
                 self._let_expire(batch)
                 if batch.has_part(after=self._part_seconds):
                     yield self._part(batch)
@@ -199,7 +210,8 @@ class BatchHandler:
                 continue
             chunk = [] if call is None else list(call.messages)
             if not batch.parked:
-                yield from self._wait_for_destination(batch, others_help=not chunk)
+                refused = all(message.topic in batch.findings.refused for message in batch.messages)
+                yield from self._wait_for_destination(batch, others_help=refused or not chunk)
             elif self._leaves_all(batch, chunk, tried):
                 break
 
@@ -235,9 +247,22 @@ class BatchHandler:
         if not chunk:
             batch.leave_topics(tried)
             return True
-        if len(chunk) == 1 and batch.findings.is_refused(chunk[0].topic, batch.messages):
+        if len(chunk) == 1 and batch.findings.failed_twice(chunk[0].topic, batch.messages):
             batch.leave_topics(chunk)
         return False
+
+    def _set_refused_aside(self, batch: Pending) -> None:
+        """Let messages of refused topics wait, as others are accepted, and as far as the quota allows."""
+        refused = batch.findings.refused
+        if not refused or batch.parked or not batch.findings.some_accepted:
+            return
+        begun = [message for call in self._under_way for message in call.messages]
+        ids = self.hung.ids.union(message.id for message in begun)
+        keys = self.hung.keys.union(message.key for message in begun if message.key is not None)
+        free = (each for each in batch.heads() if each.id not in ids and each.key not in keys)
+        heads = [each for each in free if each.topic in refused][: batch.quota]
+        batch.quota -= len(heads)
+        batch.resolve([], [(message, self.policy.waiting(message, refused[message.topic])) for message in heads])
 
     def _let_expire(self, batch: Pending) -> None:
         """Park expired messages as dead, unless they may have arrived."""
@@ -249,8 +274,8 @@ class BatchHandler:
     def _let_pass(self, batch: Pending) -> Generator[Look, None, None]:
         """Park the head of each key as `waiting`, if there are other messages to try and the quota allows it.
 
-        Every remaining message has failed in a call of its own. Later messages can show whether the destination accepts
-        any.
+        Every remaining message has failed in a call of its own, or its topic is refused. Later messages can show
+        whether the destination accepts any.
         """
         look = Look()
         yield look

@@ -87,13 +87,14 @@ class Judge:
         After the first verdict of a key other than `Done`, later verdicts of the key count only if they are `Done`.
         """
         if verdicts and verdicts.count(DONE) == len(messages):
-            self._accepted(batch, len(messages))
+            self._accepted(batch, messages)
             batch.resolve(messages, [])
             return True
         done = [message for message, verdict in zip(messages, verdicts, strict=True) if isinstance(verdict, Done)]
         if done:
-            self._accepted(batch, len(done))
+            self._accepted(batch, done)
         parked: list[tuple[Message, Parking]] = []
+        refused: dict[str, str] = {}
         failed_keys: set[str | None] = set()
         alone = len(messages) == 1 or self._policy.in_portions
         last_done = max((place for place, verdict in enumerate(verdicts) if isinstance(verdict, Done)), default=-1)
@@ -105,12 +106,15 @@ class Judge:
             if isinstance(verdict, Unavailable):
                 # A destination that has accepted a later message of the call is not away.
                 away = verdict.everything and place > last_done
+                refused[message.topic] = verdict.error
                 parking = self._unavailable(batch, message, verdict.error, away=away, alone=alone)
             else:
                 parking = self._failed(message, verdict)
             if parking is not None:
                 parked.append((message, parking))
         batch.resolve(done, parked)
+        if refused:
+            batch.note_refused(refused, accepted={message.topic for message in done})
         return bool(done or parked)
 
     def _is_passed(self, batch: Pending, message: Message, *, away: bool) -> bool:
@@ -124,19 +128,25 @@ class Judge:
     def _unavailable(self, batch: Pending, message: Message, error: str, *, away: bool, alone: bool) -> Parking | None:
         """Return the parking of a message that is not accepted, while others are; None: the message stays in place.
 
-        `away`: the destination accepts nothing at all.
+        `away`: the destination accepts nothing at all. A parked message is the last of its topic to be tried again.
         """
         if self._policy.suspend:
             return self._policy.failed(message, Retry(error, counts=False))
         batch.findings.away = error if away else None
+        if batch.parked:
+            if away:
+                self._size.one()
+            return self._policy.waiting(message, error)
         if batch.quota > 0 and self._is_passed(batch, message, away=away):
             batch.quota -= 1
             return self._policy.waiting(message, error)
         self._size.one()
         batch.findings.errors[message.id] = error
+        if not away:
+            batch.findings.refused[message.topic] = error
         if alone:
             self._blame.refused_alone(message)
-            batch.findings.refused_alone(message)
+            batch.findings.tried.add(message.id)
         return None
 
     def _failed(self, message: Message, verdict: Retry | Reject) -> Parking:
@@ -162,7 +172,8 @@ class Judge:
         for hung in self._hung.unfinished:
             # Found by id, because a message that was parked meanwhile was read again. One call counts only once.
             message = None if hung.alone is None else batch.by_id().get(hung.alone.id)
-            if message is None:
+            # After a lease of another process an earlier message of its key may be here, and comes first.
+            if message is None or not batch.in_turn({identity_of(message)}, ordered=self._policy.ordered):
                 continue
             if self._policy.in_portions and hung.call.over:
                 hung.blamed = True
@@ -201,10 +212,10 @@ class Judge:
                 logger.warning("a call with %s hangs for %d s: %s", number, call.seconds, why, extra=about)
                 batch.resolve([], [(message, self._policy.waiting(message, why)) for message in stuck])
 
-    def _accepted(self, batch: Pending, count: int) -> None:
-        self._blame.accepted(count)
-        self._size.accepted(count)
-        batch.findings.accepted()
+    def _accepted(self, batch: Pending, messages: Sequence[Message]) -> None:
+        self._blame.accepted(len(messages))
+        self._size.accepted(len(messages))
+        batch.findings.accepted(messages)
 
 
 def _tell_late(call: Call) -> None:

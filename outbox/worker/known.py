@@ -67,12 +67,12 @@ class KnownOutcomes:
         *,
         parked: bool = False,
     ) -> None:
-        """Remember outcomes, except `blocked` and `delayed`, which follow from other messages and from the time."""
+        """Remember outcomes, except `behind` and `delayed`, which follow from other messages and from the time."""
         with self._lock:
             for message in done:
                 self._note(message, None, parked=parked)
             for message, parking in parkings:
-                if parking.state not in ("blocked", "delayed") and not (parked and _looks_the_same(message, parking)):
+                if parking.state not in ("behind", "delayed") and not (parked and _looks_the_same(message, parking)):
                     self._note(message, parking, parked=parked)
 
     def _note(self, message: Message, parking: Parking | None, *, parked: bool) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from operator import is_
 from typing import Protocol
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.worker.blame import Findings
 from outbox.worker.known import Identity, identity_of
-from outbox.worker.policy import BLOCKED, EXPIRED
+from outbox.worker.policy import BEHIND, EXPIRED, with_one_head
 
 
 class Finished(Protocol):
@@ -30,8 +31,9 @@ class Finished(Protocol):
 class Outcome:
     """The result of a batch, or of a part of a batch.
 
-    `open`: without a result, because the worker was stopped or the topic is in `refused`, which says why, as far as
-    known. `next`: the first message without a result; None in the last part.
+    `open`: without a result, because the worker was stopped or the topic is refused. `refused`: topics of which some
+    message was not accepted, with the error, as far as known. `next`: the first message without a result; None in the
+    last part.
     """
 
     done: list[Message] = field(default_factory=list)
@@ -77,7 +79,7 @@ class Pending:
         part, self._part_began = self.outcome, time.monotonic()
         part.away = away
         part.next = self.messages[0] if self.messages else None
-        self.outcome = Outcome(open=list(part.open), refused=dict(part.refused))
+        self.outcome = Outcome(open=list(part.open), refused=dict(part.refused) if self.parked else {})
         return part
 
     def in_turn(self, identities: Container[Identity], *, ordered: bool) -> list[Message]:
@@ -124,19 +126,24 @@ class Pending:
         return zero + timedelta(seconds=time.monotonic())
 
     def resolve(self, done: Sequence[Message], parked: list[tuple[Message, Parking]]) -> None:
-        """Give messages their outcome; park as `blocked` the rest of each blocked key."""
+        """Give messages their outcome; park the rest of each held key behind them."""
         self.outcome.done.extend(done)
-        if len(done) == len(self.messages):
+        if len(done) == len(self.messages) and all(map(is_, done, self.messages)):
             self.messages = []
             return
+        if self.outcome.open:
+            # They were left open while a call had them.
+            answered = {message.id for message in done} | {message.id for message, _ in parked}
+            self.outcome.open = [message for message in self.outcome.open if message.id not in answered]
+        parked = with_one_head(parked) if len(parked) > 1 else parked
         self.outcome.parked.extend(parked)
         self.suspended |= any(parking.state == "retry" for _, parking in parked)
         resolved = {message.id for message in done} | {message.id for message, _ in parked}
-        blocked_keys = {message.key for message, parking in parked if parking.blocks and message.key is not None}
+        held_keys = {message.key for message, parking in parked if parking.holds and message.key is not None}
         rest = [message for message in self.messages if message.id not in resolved]
-        if blocked_keys:
-            self.outcome.parked.extend((message, BLOCKED) for message in rest if message.key in blocked_keys)
-            rest = [message for message in rest if message.key not in blocked_keys]
+        if held_keys:
+            self.outcome.parked.extend((message, BEHIND) for message in rest if message.key in held_keys)
+            rest = [message for message in rest if message.key not in held_keys]
         self.messages = rest
 
     def leave_all(self) -> None:
@@ -144,13 +151,31 @@ class Pending:
         self.outcome.open.extend(self.messages)
         self.messages = []
 
+    def note_refused(self, errors: Mapping[str, str], *, accepted: Container[str]) -> None:
+        """Note the errors of topics. Of what is parked, leave messages of refused topics open, unless `accepted`.
+
+        If the destination accepts nothing, all messages stay open.
+        """
+        if not self.parked:
+            self.outcome.refused |= {} if self.findings.away else errors
+            return
+        everything = {message.topic: self.findings.away for message in self.messages} if self.findings.away else {}
+        self.outcome.refused |= {**everything, **errors}
+        self._leave({topic for topic in (*everything, *errors) if topic not in accepted})
+
     def leave_topics(self, messages: Iterable[Message]) -> None:
-        """Leave all messages of the topics of some messages open, and other messages of the same keys."""
+        """Leave all messages of the topics of some messages open, and later messages of the same keys."""
         topics = {message.topic for message in messages}
         errors = self.findings.errors_by_topic(message for message in self.messages if message.topic in topics)
         self.outcome.refused |= {topic: errors.get(topic, self.findings.away) for topic in topics}
-        left = [message for message in self.messages if message.topic in self.outcome.refused]
-        keys = {message.key for message in left if message.key is not None}
-        self.outcome.open.extend(left)
-        self.outcome.open.extend(m for m in self.messages if m.topic not in self.outcome.refused and m.key in keys)
-        self.messages = [m for m in self.messages if m.topic not in self.outcome.refused and m.key not in keys]
+        self._leave(topics)
+
+    def _leave(self, topics: Container[str]) -> None:
+        kept, keys = list[Message](), set[str | None]()
+        for message in self.messages:
+            if message.topic not in topics and message.key not in keys:
+                kept.append(message)
+                continue
+            self.outcome.open.append(message)
+            keys.update((message.key,) if message.key is not None else ())
+        self.messages = kept

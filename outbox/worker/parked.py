@@ -1,10 +1,10 @@
-"""Parked messages: retried and unblocked beside the log, with the requests of people."""
+"""Parked messages: tried again beside the log, with the requests of people."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outbox.model.message import Message
@@ -16,7 +16,7 @@ from outbox.telemetry.events import Teller
 from outbox.worker import upkeep
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Finished, Outcome
-from outbox.worker.policy import BLOCKED, EXPIRED, MAX_ERROR, HandlerPolicy
+from outbox.worker.policy import BEHIND, EXPIRED, MAX_ERROR, HandlerPolicy
 from outbox.worker.refusals import Refusals
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
@@ -31,20 +31,18 @@ _LOOK_SECONDS = 1.0
 _DONE_SECONDS = 5.0
 
 
-class ParkedKeys:
+class Holds:
     """The held keys, in memory: only the lease holder changes parked rows."""
 
     def __init__(self, parked: Parked, most: int, paused: Collection[str | None] = ()) -> None:
         """`most`: so many keys are kept in memory; if there are more, the database is asked. `paused`: keys that are
-        held back by order of a person.
+        held by order of a person.
         """
         self._parked = parked
         self._most = most
         self.paused = frozenset(key for key in paused if key is not None)
         keys = parked.keys(most)
-        #: Keys that nothing holds back any more, but whose parked messages have to go first.
-        self.released = parked.released_keys()
-        self._keys: set[str] | None = None if keys is None else keys | self.released | self.paused
+        self._keys: set[str] | None = None if keys is None else keys | self.paused
 
     def among(self, messages: Sequence[Message]) -> Collection[str | None]:
         """Return the held keys, at least those of these messages."""
@@ -53,30 +51,17 @@ class ParkedKeys:
         return self.paused | self._parked.held_among({m.key for m in messages if m.key is not None})
 
     def hold(self, keys: Iterable[str | None]) -> None:
-        """Hold keys back from now on."""
-        new = {key for key in keys if key is not None}
-        self.released -= new
+        """Hold keys from now on."""
         if self._keys is not None:
-            self._keys |= new
+            self._keys.update(key for key in keys if key is not None)
             if len(self._keys) > self._most:
                 self._keys = None
 
-    def fell_due(self, key: str | None) -> None:
-        """Note that a delayed message of a key fell due, and may be handled now if nothing else holds the key."""
-        if key is None:
-            return
-        if self._keys is None or key not in self._keys:
-            self.released.add(key)
-        if self._keys is not None:
-            self._keys.add(key)
-
     def reconsider(self, keys: Collection[str]) -> None:
         """Ask the database which keys are still held, after messages were done, discarded or replayed."""
-        still = self._parked.held_among(keys) | self.paused.intersection(keys) if keys else set()
-        if self._keys is not None:
-            self._keys -= set(keys) - still
-        self.released -= set(keys)
-        self.released |= still
+        if keys and self._keys is not None:
+            self._keys.difference_update(keys)
+            self.hold(self._parked.held_among(keys) | self.paused.intersection(keys))
 
 
 @dataclass(slots=True)
@@ -97,6 +82,7 @@ def carry_out(requests: Sequence[Request], parked: Parked, *, waits: bool = True
     """
     left = parked.discard([request.id for request in requests if request.verb == "discard"], waits=waits)
     parked.replay([request.id for request in requests if request.verb == "replay"])
+    parked.advance({request.key for request in requests if request.key is not None})
     return [request for request in requests if request.id not in left]
 
 
@@ -132,7 +118,7 @@ class ParkedQueue:
         self._teller = teller
         self._finished = finished
         self._done_at = 0.0
-        self.keys = ParkedKeys(parked, upkeep.MOST_KEYS, policy.paused)
+        self.holds = Holds(parked, upkeep.MOST_KEYS, policy.paused)
         self._refusals = Refusals()
         self._look_at = 0.0
         #: Whether messages may wait for their destination, with or without keys.
@@ -142,7 +128,7 @@ class ParkedQueue:
     @property
     def suspended(self) -> bool:
         """True when everything waits for a message that failed."""
-        return self._suspends and self._parked.some_retry(self.keys.paused)
+        return self._suspends and self._parked.some_retry(self.holds.paused)
 
     @property
     def due_in(self) -> float:
@@ -151,14 +137,22 @@ class ParkedQueue:
 
     def parked(self, parkings: Parkings) -> None:
         """Take note of messages of the log that were parked now."""
-        # The key of a blocked message is held already. If only the order of its parked messages holds it, it must stay
-        # in `released`, and `hold` would remove it.
-        self.keys.hold(message.key for message, parking in parkings if parking.blocks and parking is not BLOCKED)
+        self.holds.hold(message.key for message, parking in parkings if parking.holds)
         self._some_wait = self._some_wait or any(parking.state == "waiting" for _, parking in parkings)
         delays = [parking.delay.total_seconds() for _, parking in parkings if parking.delay is not None]
         self._look_at = min(self._look_at, time.monotonic() + min(delays, default=_LOOK_SECONDS))
         if any(parking.state == "delayed" for _, parking in parkings):
             self._look_at = 0.0
+
+    def note(self, refused: Mapping[str, str | None], accepted: Collection[str]) -> None:
+        """Note which topics of the log were refused, and which were accepted."""
+        self._refusals.note(refused, accepted)
+        following = self._refusals.next()
+        self._look_at = self._look_at if following is None else min(self._look_at, following)
+
+    def paused(self) -> Mapping[str, str]:
+        """Return the topics of which no message is handed over now, with the last error."""
+        return self._refusals.paused()
 
     @property
     def some(self) -> bool:
@@ -177,23 +171,12 @@ class ParkedQueue:
         """Carry out requests, and let delayed messages fall due; return the messages to handle, if there are any."""
         worked = self._carry_out_requests() + self._remove_done() + self._fall_due() > 0
         self._round = _Round(worked)
-        ready, again = self._look()
-        if again and not ready:
-            ready, _ = self._look()
+        probed, most = self._refusals.probed(), self._limits
+        paused, held, retries = self._refusals.paused(), self._held(), self.suspended
+        ready = self._parked.ready(paused, most.rows, most.bytes, probed=probed, held=held, retries=retries)
+        missed = set(probed).difference(each.message.topic for each in ready)
+        self._refusals.missed(missed, nothing_due=not ready)
         return self._sorted_out(ready) if ready else None
-
-    def _look(self) -> tuple[list[Ready], bool]:
-        """Return the messages to handle; and whether, of a refused topic, the next look begins again."""
-        places = self._refusals.places()
-        ready, more = self._parked.ready(
-            self.keys.released - self.keys.paused,
-            places,
-            self._limits.rows,
-            self._limits.bytes,
-            held=self._held(),
-            retries=self.suspended,
-        )
-        return ready, self._refusals.looked(ready, places, more=more)
 
     def _sorted_out(self, ready: list[Ready]) -> list[Message]:
         """Return the messages to handle. Expired ones, and those done already, are settled with the first part."""
@@ -209,8 +192,8 @@ class ParkedQueue:
     def settle(self, outcome: Outcome) -> None:
         """Write a part of the outcome."""
         done, changed = self._round.done + outcome.done, self._round.changed
-        # Messages that are blocked by their key are parked as blocked already.
-        changed += [each for each in outcome.parked if each[1] is not BLOCKED]
+        # What is behind another message of its key is parked so already.
+        changed += [each for each in outcome.parked if each[1] is not BEHIND]
         self._round.accepted |= {message.topic for message in outcome.done}
         self._round.refused, self._round.done, self._round.changed = outcome.refused, [], []
         if done or changed:
@@ -220,13 +203,14 @@ class ParkedQueue:
     def _write(self, done: list[Message], changed: Parkings) -> None:
         began = time.monotonic()
         try:
-            self._settlement.settle_parked([message.id or 0 for message in done], changed)
+            self._settlement.settle_parked({message.id or 0: message.key for message in done}, changed)
         except BaseException:
             self._hung.note(self._settlement.lease, done, changed, parked=True)
             raise
-        self.keys.reconsider({m.key for m in (*done, *(m for m, _ in changed)) if m.key is not None})
-        self.keys.hold(message.key for message, parking in changed if parking.blocks)
-        self._teller.tell_settled(done, changed, time.monotonic() - began)
+        self.holds.reconsider({m.key for m in (*done, *(m for m, _ in changed)) if m.key is not None})
+        # What goes on to wait for its destination is nothing new.
+        new = [each for each in changed if each[1].state != "waiting"]
+        self._teller.tell_settled(done, new, time.monotonic() - began)
 
     def end(self) -> bool:
         """Note when to look again; return whether there was anything to do."""
@@ -255,10 +239,8 @@ class ParkedQueue:
         Messages that are due, and could not be handled, count for nothing: they wait for a change.
         """
         now, due = time.monotonic(), self._parked.next_due()
-        moments = self._refusals.moments()
-        if due is not None:
-            moments.append(now + max(0.02, due))
-        return min([now + _LOOK_SECONDS, *moments])
+        moments = [now + _LOOK_SECONDS, self._refusals.next(), None if due is None else now + max(0.02, due)]
+        return min(each for each in moments if each is not None)
 
     def _carry_out_requests(self) -> int:
         requests = self._parked.requests(MOST_REQUESTS)
@@ -269,11 +251,7 @@ class ParkedQueue:
                 # One writer must not hold up the partition for as long as its transaction takes.
                 requests = carry_out(requests, self._parked, waits=False)
             log_carried_out(self._parked.subscription, requests)
-            replayed = [request for request in requests if request.verb == "replay"]
-            if replayed:
-                self._refusals.begin_again()
-            self.keys.hold(request.key for request in replayed)
-            self.keys.reconsider({request.key for request in requests if request.key is not None})
+            self.holds.reconsider({request.key for request in requests if request.key is not None})
         return len(requests)
 
     def _remove_done(self) -> int:
@@ -282,22 +260,21 @@ class ParkedQueue:
             return 0
         found = self._finished.dead(self._parked.subscription, _MOST_DONE)
         if found:
-            self._settlement.settle_parked([id for id, _ in found], [])
-            self.keys.reconsider({key for _, key in found if key is not None})
+            self._settlement.settle_parked(dict(found), [])
+            self.holds.reconsider({key for _, key in found if key is not None})
         self._done_at = 0.0 if len(found) == _MOST_DONE else time.monotonic() + _DONE_SECONDS
         return len(found)
 
     def _fall_due(self) -> int:
         if not (self._parked.ordered and self._parked.some_fell_due()):
-            # Without order a message that falls due needs no place, and is ready as it is.
+            # Without order a message that falls due stands for itself, and is ready as it is.
             return 0
         with self._settlement.held():
             keys = self._parked.fall_due(self._limits.rows)
-        for key in keys:
-            self.keys.fell_due(key)
+        self.holds.hold(keys)
         return len(keys)
 
     def _held(self) -> Held:
         """Return which messages are not to be tried: calls have them, or a person has paused their key."""
         held = self._hung.held()
-        return replace(held, keys={*held.keys, *self.keys.paused}) if self.keys.paused else held
+        return replace(held, keys={*held.keys, *self.holds.paused}) if self.holds.paused else held

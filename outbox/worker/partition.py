@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Container, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,7 +26,7 @@ from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance, Task
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, MAX_WAITING, HandlerPolicy, newest, sort_out
+from outbox.worker.policy import BEHIND, EXPIRED, MAX_WAITING, HandlerPolicy, newest, sort_out, with_one_head
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Look, Wait
@@ -226,6 +226,7 @@ class PartitionWorker:
             self._store_in_passing(batch)
             return
         to_send, parkings = self._sort_out(messages, batch.now)
+        aside = {message.id for message, _ in parkings}
         to_send, replaced = newest(to_send) if self._compact else (to_send, [])
         before, most = self._handled, self._settings.limits
         size = sum(len(message.body) for message in to_send) if before.end or postpone else 0
@@ -238,7 +239,7 @@ class PartitionWorker:
             outcome = yield from self._hand_over(to_send, batch)
         if outcome.open:
             # Without the replaced messages: they are not handled before the newest of their key is.
-            self._settle_partly(batch, outcome.open)
+            self._settle_partly(batch, outcome.open, aside)
         elif postpone and not self._outcome.parked and time.monotonic() < settle_at:
             self._handled.add(batch.end, self._outcome.done + replaced, size, settle_at)
         else:
@@ -258,6 +259,7 @@ class PartitionWorker:
                     each.others = self._more_available()
                 else:
                     outcome = each
+                    self._parked_queue.note(outcome.refused, outcome.accepted_topics)
                     self._outcome.done += outcome.done
                     self._outcome.parked += outcome.parked
                     if outcome.next is not None:
@@ -277,13 +279,18 @@ class PartitionWorker:
 
     def _sort_out(self, messages: list[Message], now: datetime) -> tuple[list[Message], Parkings]:
         """Separate the messages to be handled from messages to be parked at once."""
-        held = self._parked_queue.keys.among(messages)
+        held, refused = self._parked_queue.holds.among(messages), self._parked_queue.paused()
         timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
-        if not held and not timed:
-            return messages, []
-        # What may have arrived does not expire.
-        unanswered = self._hung.unanswered(timed, parked=False) if timed else set()
-        return sort_out(messages, now, held=held, unanswered=unanswered)
+        parkings: Parkings = []
+        if held or timed:
+            # What may have arrived does not expire.
+            unanswered = self._hung.unanswered(timed, parked=False) if timed else set()
+            messages, parkings = sort_out(messages, now, held=held, unanswered=unanswered)
+        if refused:
+            policy, quota = self._batch_handler.policy, self._parked_queue.quota(MAX_WAITING)
+            messages, waiting = policy.without_refused(messages, refused, quota)
+            parkings += waiting
+        return messages, parkings
 
     def _store(self, end: Progress, outcome: Outcome | None = None) -> None:
         """Store an outcome, and progress behind all batches that were handled before."""
@@ -303,18 +310,19 @@ class PartitionWorker:
             self._store(batch.upto(last), settled)
             self._outcome = left
 
-    def _settle_partly(self, batch: Batch, open: list[Message]) -> None:
-        """After a stop within a batch, settle up to the last handled message; park the open messages before."""
+    def _settle_partly(self, batch: Batch, open: list[Message], aside: Container[int | None]) -> None:
+        """After a stop within a batch, settle up to the last handled message; park the open messages before.
+
+        `aside`: messages that the handler did not get.
+        """
         self.settle_handled()
-        handled = [m.id or 0 for m in self._outcome.done] + [
-            m.id or 0 for m, parking in self._outcome.parked if parking not in (BLOCKED, EXPIRED, DELAYED)
-        ]
+        tried = [m for m, parking in self._outcome.parked if parking not in (BEHIND, EXPIRED) and m.id not in aside]
+        handled = [m.id or 0 for m in (*self._outcome.done, *tried)]
         if handled:
             last = max(handled)
             why = "the worker stopped before it was sent"
-            self._outcome.parked += [
-                (m, self._batch_handler.policy.waiting(m, why)) for m in open if (m.id or 0) < last
-            ]
+            waiting = [(m, self._batch_handler.policy.waiting(m, why)) for m in open if (m.id or 0) < last]
+            self._outcome.parked += with_one_head(waiting)
             self._store(batch.upto(last), _split(self._outcome, last)[0])
         # The other open messages will be read again from the stored progress.
         self._prefetcher.forget().move_to(self._stored.progress)

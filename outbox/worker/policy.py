@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -16,9 +16,9 @@ from outbox.model.subscription import Subscription
 from outbox.model.verdict import Retry
 from outbox.runtime.throttled_log import Throttle
 
-BLOCKED = Parking(state="blocked", blocks=True)
-DELAYED = Parking(state="delayed", blocks=False)
-EXPIRED = Parking(state="dead", blocks=False, error="expired before it was delivered")
+BEHIND = Parking(state="behind", holds=True)
+DELAYED = Parking(state="delayed", holds=False)
+EXPIRED = Parking(state="dead", holds=False, error="expired before it was delivered")
 MAX_ERROR = 2000
 #: With so many calls past their deadline no further call is made, and with so many past three deadlines the worker
 #: gives up.
@@ -112,8 +112,8 @@ class HandlerPolicy:
 
     def dead(self, message: Message, error: str) -> Parking:
         """Return the parking of a dead letter; with `block_on_dead` the rest of its key waits for a person."""
-        blocks = self.ordered and self.block_on_dead
-        return Parking(state="dead", blocks=blocks, attempts=message.attempt, error=error[:MAX_ERROR])
+        holds = self.ordered and self.block_on_dead
+        return Parking(state="dead", holds=holds, attempts=message.attempt, error=error[:MAX_ERROR])
 
     def failed(self, message: Message, verdict: Retry) -> Parking:
         """Return the parking of a message that failed: `retry`, or `dead` without attempts left."""
@@ -122,12 +122,45 @@ class HandlerPolicy:
             return self.dead(message, error)
         delay = self.retry.delay(message.attempt, verdict.cause or error) if after is None else after
         attempts = message.attempt if verdict.counts else message.attempt - 1
-        return Parking(state="retry", blocks=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
+        return Parking(state="retry", holds=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
 
     def waiting(self, message: Message, error: str) -> Parking:
         """Return the parking of a message that waits until the destination accepts messages; no attempt is counted."""
         attempts, delay = message.attempt - 1, timedelta(0)
-        return Parking(state="waiting", blocks=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
+        return Parking(state="waiting", holds=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
+
+    def without_refused(
+        self, messages: Sequence[Message], refused: Mapping[str, str], quota: int
+    ) -> tuple[list[Message], list[tuple[Message, Parking]]]:
+        """Separate messages from those of refused topics, which wait, and from what is behind a waiting message.
+
+        `refused`: why, by topic. `quota`: so many may wait; the others are tried.
+        """
+        free, waiting = list[Message](), list[tuple[Message, Parking]]()
+        held, tried = set[str | None](), set[str | None]()
+        for message in messages:
+            keys = {message.key} if self.ordered and message.key is not None else set[str | None]()
+            is_refused = message.topic in refused
+            if keys & held or (is_refused and keys & tried):
+                waiting.append((message, BEHIND))
+                held |= keys
+            elif is_refused and len(waiting) < quota:
+                waiting.append((message, self.waiting(message, refused[message.topic])))
+                held |= keys
+            else:
+                free.append(message)
+                tried |= keys
+        return free, waiting
+
+
+def with_one_head(parkings: Iterable[tuple[Message, Parking]]) -> list[tuple[Message, Parking]]:
+    """Return parkings in the order of a batch: of each key the first that holds the key, and the rest behind."""
+    held, found = set[str](), list[tuple[Message, Parking]]()
+    for message, parking in parkings:
+        holds = parking.holds and message.key is not None
+        found.append((message, BEHIND if holds and message.key in held else parking))
+        held.update((message.key,) if parking.holds and message.key is not None else ())
+    return found
 
 
 def sort_out(
@@ -145,7 +178,7 @@ def sort_out(
         elif message.deliver_at is not None and message.deliver_at > now:
             parkings.append((message, DELAYED))
         elif message.key in held:
-            parkings.append((message, BLOCKED))
+            parkings.append((message, BEHIND))
         else:
             to_send.append(message)
     return to_send, parkings

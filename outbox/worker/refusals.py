@@ -1,83 +1,79 @@
-"""Topics of parked messages that the destination does not accept: when each is tried again, and from where on."""
+"""Topics that the destination does not accept: a topic pauses, and is probed after each pause."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from tenacity.wait import wait_exponential
 
 from outbox.model.retry import seconds_to_wait
-from outbox.store.subscriptions.parked import EVERYWHERE, Ready
 
 #: Seconds between two probes of a topic that was refused. A probe costs one message. When the topic is accepted again,
 #: its waiting messages go on within this time.
 _PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
+#: So many topics are probed at once, and so many seconds pass between two such looks: any number of refused topics
+#: costs the others no more than this.
+_MOST_PROBES = 50
+_LOOK_SECONDS = 0.2
 
 
 @dataclass(slots=True)
 class _Refusal:
-    """A topic that is refused until a moment. `failures`: in a row. `place`: up to there its messages were looked at in
-    vain.
-    """
+    """A topic that pauses until a moment. `failures`: in a row. `partly`: some of its messages are accepted."""
 
+    error: str | None = None
     until: float = 0.0
     failures: int = 0
-    place: int = 0
+    partly: bool = False
 
 
 class Refusals:
     """The refused topics of one partition.
 
-    A look reads at most a batch, and a batch may hold nothing but messages that are never accepted. So after a whole
-    batch in vain the next look goes on behind it, and begins again when nothing is left. Else the first messages of a
-    topic, or those of one key, would hide all others.
+    A probe is the message of a topic that is due for longest. A refused probe is due for the shortest time; so one
+    message that is never accepted hides no other.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[str, _Refusal] = {}
-        #: The last places of the topics in a whole batch.
-        self._places: dict[str, int] = {}
         #: When the error of a topic's waiting messages is stored again; also for a topic that was accepted since.
         self._renew_at: dict[str, float] = {}
 
-    def places(self) -> dict[str, int]:
-        """Return, of each refused topic, the place up to which no message is tried now."""
+    def paused(self) -> Mapping[str, str]:
+        """Return the topics of which no message is tried now, with the last error."""
+        if not self._known:
+            return {}
+        now, probed = self._clock(), self.probed()
+        wait = {topic: each for topic, each in self._known.items() if each.until > now or not each.partly}
+        return {topic: each.error or "not accepted" for topic, each in wait.items() if topic not in probed}
+
+    def probed(self) -> Collection[str]:
+        """Return the topics of which one message is tried now: those whose pause is over for longest."""
         now = self._clock()
-        return {topic: EVERYWHERE if each.until > now else each.place for topic, each in self._known.items()}
+        over = [(each.until, topic) for topic, each in self._known.items() if each.until <= now and not each.partly]
+        return {topic for _, topic in sorted(over)[:_MOST_PROBES]}
 
-    def looked(self, ready: Sequence[Ready], places: Mapping[str, int], *, more: bool) -> bool:
-        """Note what a look has found from `places` on; `more`: it may have left some out. Return whether a topic of
-        which nothing is left begins again.
-        """
-        found = {each.message.topic: each.place for each in ready}
-        self._places = found if more else {}
-        again = False
-        for topic, place in places.items():
-            if place < EVERYWHERE and not (more or topic in found):
-                if place:
-                    self._known[topic].place, again = 0, True
-                else:
-                    del self._known[topic]
-        return again
-
-    def begin_again(self) -> None:
-        """Look at all messages of each topic again, because some became due at a place that was passed."""
-        for each in self._known.values():
-            each.place = 0
-
-    def note(self, refused: Collection[str], accepted: Collection[str]) -> None:
+    def note(self, refused: Mapping[str, str | None], accepted: Collection[str]) -> None:
         """Note which topics were refused in this batch, and which were accepted."""
-        for topic in refused:
+        for topic, error in refused.items():
             refusal = self._known.setdefault(topic, _Refusal())
-            # Some messages of the topic are accepted, so it is only slow: its pauses do not grow.
-            refusal.failures = 1 if topic in accepted else refusal.failures + 1
+            refusal.error, refusal.partly = error or refusal.error, topic in accepted
+            # A topic of which some messages are accepted is only slow: its pauses do not grow.
+            refusal.failures = 1 if refusal.partly else refusal.failures + 1
             refusal.until = self._clock() + seconds_to_wait(_PAUSE, refusal.failures)
-            refusal.place = self._places.get(topic, 0)
-        for topic in set(accepted).difference(refused):
+        for topic in set(accepted).difference(refused) if self._known else ():
             self._known.pop(topic, None)
+
+    def missed(self, topics: Collection[str], *, nothing_due: bool) -> None:
+        """Let topics pause again of which a look found no message for a probe; forget them if nothing at all is due."""
+        for topic in topics:
+            if nothing_due:
+                self._known.pop(topic, None)
+            elif (refusal := self._known.get(topic)) is not None:
+                refusal.until = self._clock() + seconds_to_wait(_PAUSE, refusal.failures)
 
     def to_store(self, errors: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
         """Yield topics with the error to store with their waiting messages. `errors`: the last ones."""
@@ -89,7 +85,7 @@ class Refusals:
         """Note that the error of a topic was stored, and when it is stored again."""
         self._renew_at[topic] = renew_at
 
-    def moments(self) -> list[float]:
-        """Return the moments to come when a topic is tried again."""
-        now = self._clock()
-        return [each.until for each in self._known.values() if each.until > now]
+    def next(self) -> float | None:
+        """Return the moment when a topic is tried again, by our clock; None: no topic is refused."""
+        soon = self._clock() + _LOOK_SECONDS
+        return max(soon, min(each.until for each in self._known.values())) if self._known else None

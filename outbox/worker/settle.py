@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
@@ -17,17 +16,27 @@ from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
+from outbox.worker.policy import with_one_head
 
 Parkings = list[tuple[Message, Parking]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedChanges:
-    """The changes of parked messages that a settle makes, by log id."""
+    """The changes of parked messages that a settle makes, by log id.
 
-    parked: dict[Parking, list[int]] = field(default_factory=dict)
-    removed: list[int] = field(default_factory=list)
-    changed: dict[Parking, list[int]] = field(default_factory=dict)
+    `keys`: of what goes or changes; behind it another message may be the first.
+    """
+
+    parked: Sequence[tuple[int, Parking]] = ()
+    removed: Sequence[int] = ()
+    changed: Sequence[tuple[int, Parking]] = ()
+    keys: Collection[str] = ()
+
+    @property
+    def alone(self) -> ParkedChanges:
+        """The same changes of messages that hold no key: somebody else may have given a key another head meanwhile."""
+        return replace(self, parked=_alone(self.parked), changed=_alone(self.changed))
 
 
 class Unsettled:
@@ -101,7 +110,8 @@ class Settlement:
             DatabaseError: ids were given out again since the last settle; nothing was written.
         """
         crash_point("worker.before_settle")
-        changes = ParkedChanges(parked=by_parking(parkings))
+        heads = with_one_head(sorted(parkings, key=lambda each: each[0].id or 0))
+        changes = ParkedChanges(parked=by_id(heads), keys=_keys(parkings))
         with self._unsettled.unless_written(changes):
             if parkings:
                 with self.held():
@@ -112,9 +122,13 @@ class Settlement:
                 self._append(end)
         crash_point("worker.after_settle")
 
-    def settle_parked(self, done: list[int], parkings: Parkings) -> None:
-        """Remove parked messages that are done, and give others their new parking; errors as in `settle`."""
-        changes = ParkedChanges(removed=done, changed=by_parking(parkings))
+    def settle_parked(self, done: Mapping[int, str | None], parkings: Parkings) -> None:
+        """Remove parked messages that are done, by log id with their keys, and give others their new parking.
+
+        Errors as in `settle`.
+        """
+        keys = {key for key in done.values() if key is not None} | _keys(parkings)
+        changes = ParkedChanges(removed=list(done), changed=by_id(parkings), keys=keys)
         with self._unsettled.unless_written(changes), self.held():
             self._write(changes)
 
@@ -127,7 +141,7 @@ class Settlement:
         with self._unsettled.still():
             if self._unsettled.changes is not None:
                 with suppress(_TakenBack), self.held():
-                    self._write(self._unsettled.changes)
+                    self._write(self._unsettled.changes.alone)
                     if self._check_now is not None:
                         self._channel.run(self._check_now)
                     raise _TakenBack
@@ -147,6 +161,7 @@ class Settlement:
         if changes.removed or changes.changed:
             crash_point("worker.in_parked")
         self._parked.change(changes.changed)
+        self._parked.advance(changes.keys)
 
     def _append(self, end: Progress) -> None:
         # One statement locks the lease row, checks epoch, incarnation and the last message, and writes.
@@ -160,12 +175,18 @@ class _TakenBack(Exception):  # noqa: N818 - it is no error, it ends a transacti
     pass
 
 
-def by_parking(parkings: Iterable[tuple[Message, Parking]]) -> dict[Parking, list[int]]:
-    """Return the log ids by parking, because one statement writes all messages with the same parking."""
-    grouped: dict[Parking, list[int]] = defaultdict(list)
-    for message, parking in parkings:
-        grouped[parking].append(message.id or 0)
-    return grouped
+def by_id(parkings: Iterable[tuple[Message, Parking]]) -> list[tuple[int, Parking]]:
+    """Return parkings by log id."""
+    return [(message.id or 0, parking) for message, parking in parkings]
+
+
+def _alone(parkings: Sequence[tuple[int, Parking]]) -> list[tuple[int, Parking]]:
+    heads = ((id, replace(each, state="retry") if each.state == "behind" else each) for id, each in parkings)
+    return [(id, replace(each, holds=False)) for id, each in heads]
+
+
+def _keys(parkings: Iterable[tuple[Message, Parking]]) -> set[str]:
+    return {message.key for message, _ in parkings if message.key is not None}
 
 
 def _lost(lease: Lease) -> LeaseLostError:

@@ -1,4 +1,4 @@
-"""Parked messages, chosen by a person: who blocks whom, and how many a decision lets loose."""
+"""Parked messages, chosen by a person: who stands behind whom, and how many a decision lets loose."""
 
 import logging
 from collections.abc import Callable
@@ -66,7 +66,7 @@ class Destination:
 
 @pytest.fixture
 def shop(engine) -> Outbox:
-    """A message in each state; two blocked behind the dead letter, and one behind the retry."""
+    """A message in each state; two behind the dead letter, and one behind the retry."""
     outbox = Outbox(engine)
     with outbox.begin() as session:
         for topic, key in (("dead", "a"), *[("fine", "a")] * 2, ("retry", "b"), ("fine", "b"), ("waiting", "c")):
@@ -77,12 +77,12 @@ def shop(engine) -> Outbox:
 
 
 def states(admin: Admin, **choice) -> list[tuple[str, str | None, int | None]]:
-    return [(each.state, each.key, each.blocked_by) for each in admin.parked(**choice)]
+    return [(each.state, each.key, each.head) for each in admin.parked(**choice)]
 
 
-def test_each_is_shown_with_the_message_that_blocks_its_key(shop):
+def test_each_is_shown_with_the_head_of_its_key(shop):
     assert states(shop.admin) == [
-        ("dead", "a", None), ("blocked", "a", 1), ("blocked", "a", 1), ("retry", "b", None), ("blocked", "b", 4),
+        ("dead", "a", None), ("behind", "a", 1), ("behind", "a", 1), ("retry", "b", None), ("behind", "b", 4),
         ("waiting", "c", None), ("delayed", None, None),
     ]  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_they_are_chosen_by_their_properties(shop):
 REFUSALS = {
     # What means nothing, or two things.
     ask("parked", state="gone"): (
-        "SubscriptionError: state: gone is no state; the states are delayed, waiting, retry, blocked, dead"
+        "SubscriptionError: state: gone is no state; the states are delayed, waiting, retry, dead, behind"
     ),
     ask("parked", before=datetime(2020, 1, 1)): (  # noqa: DTZ001  # the point
         "SubscriptionError: before: 2020-01-01 00:00:00 has no time zone"
@@ -120,8 +120,8 @@ REFUSALS = {
     ask("replay", 4): (
         "SubscriptionError: no dead messages of relay: 4; nothing was done; to see its state, run: outbox parked show 4"
     ),
-    ask("replay", 2, state="blocked"): (
-        "SubscriptionError: state: a blocked message goes on as soon as the message before it is done"
+    ask("replay", 2, state="behind"): (
+        "SubscriptionError: state: a message behind another one goes on as soon as that one is done"
     ),
     # What is neither true nor false: every text would count as true.
     **{
@@ -212,7 +212,7 @@ def test_a_message_behind_two_others_does_not_go_on_when_one_is_gone(engine):
         outbox.send_all(session, [Message(topic, b"1", key="a") for topic in ("retry", "fine")])
     Relay(outbox, Destination()).until_empty()
 
-    (decision,) = outbox.admin.discard(2, state="blocked", reason="x", rehearsal=True)
+    (decision,) = outbox.admin.discard(2, state="behind", reason="x", rehearsal=True)
 
     assert (decision.messages, decision.behind) == (1, 0)
 
@@ -226,7 +226,7 @@ def test_a_discard_of_a_delayed_message_and_of_a_retry_lets_their_keys_go_on(sho
         assert eventually(lambda: destination.got == [("fine", "b")])
 
     assert [(each.messages, each.behind, each.worker is None) for each in done] == [(2, 1, False)]
-    assert states(shop.admin) == [("dead", "a", None), ("blocked", "a", 1), ("blocked", "a", 1), ("waiting", "c", None)]
+    assert states(shop.admin) == [("dead", "a", None), ("behind", "a", 1), ("behind", "a", 1), ("waiting", "c", None)]
 
 
 def test_a_replay_of_a_delayed_message_sends_it_now(shop):
@@ -328,14 +328,14 @@ def test_a_decision_that_is_rolled_back_is_not_logged(engine, shop, caplog):
 
 def test_the_command_line_has_the_same_filters(shop):
     engine = shop.engine
-    listed = run(engine, "parked", "list", "--state", "blocked,retry", "--key", "b", "--before", "2100-01-01T00:00:00Z")
+    listed = run(engine, "parked", "list", "--state", "behind,retry", "--key", "b", "--before", "2100-01-01T00:00:00Z")
     shown = run(engine, "parked", "show", "1", "--json").json
     asked = run(engine, "parked", "discard", "--all", "--reason", "x", "--error-like", "HTTP")
 
     assert [line.split()[1:5] for line in listed.out.splitlines()[1:]] == [
-        ["4", "retry", "retry", "b"], ["5", "blocked", "fine", "b"],
+        ["4", "retry", "retry", "b"], ["5", "behind", "fine", "b"],
     ]  # fmt: skip
-    assert (shown["behind"], shown["blocked_by"], shown["body"]) == (2, None, "1")
+    assert (shown["behind"], shown["head"], shown["body"]) == (2, None, "1")
     assert (asked.code, "discard 1 message of relay, with 2 messages behind?" in asked.err) == (2, True)
 
 

@@ -380,8 +380,8 @@ def _parked_elsewhere(tenant: Outbox, engine: Engine, where: tuple[str, ...]) ->
     return run(None, "parked", "discard", f"{id}", "--name", "relay", "--state", "retry", "--reason", "odd", *where).err
 
 
-def _blocked(tenant: Outbox, engine: Engine, where: tuple[str, ...]) -> str:
-    return run(None, "parked", "replay", "--all", "--state", "blocked", *where).err
+def _behind(tenant: Outbox, engine: Engine, where: tuple[str, ...]) -> str:
+    return run(None, "parked", "replay", "--all", "--state", "behind", *where).err
 
 
 def _erased_too_early(tenant: Outbox, engine: Engine, where: tuple[str, ...]) -> str:
@@ -446,7 +446,7 @@ SITUATIONS = {
     _backfill_before_the_alter: ["subscriptions alter", "status --schema"],
     _all_topics_split: ["subscriptions alter"],
     _parked_elsewhere: ["parked show"],
-    _blocked: ["parked list"],
+    _behind: ["parked list"],
     _erased_too_early: ["status --schema", "status --schema", "half list"],
     _purged_too_early: ["status --schema"],
     _no_consumer: ["status --schema"],

@@ -48,7 +48,7 @@ def destination() -> Destination:
 
 @pytest.fixture
 def dead(engine, destination) -> list[int]:
-    """Four dead letters of `relay`, of two topics and with three keys; the first has one blocked behind it."""
+    """Four dead letters of `relay`, of two topics and with three keys; the first has one behind it."""
     sender = Outbox(engine)
     with sender.begin() as session:
         for topic, key in (("orders", "a"), ("orders", "b"), ("mail", "c"), ("mail", None), ("orders", "a")):
@@ -427,7 +427,7 @@ def test_dropping_needs_a_yes_and_tells_what_goes(engine, dead):
     asked = outbox(engine, "subscriptions", "drop", "relay")
     done = outbox(engine, "subscriptions", "drop", "relay", "--yes")
 
-    assert (asked.code, "1 blocked, 4 dead" in asked.err) == (2, True)
+    assert (asked.code, "4 dead, 1 behind" in asked.err) == (2, True)
     assert (done.code, outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == (0, [])
     with engine.connect() as connection:
         tables = ("parked", "progress", "lease")
@@ -523,7 +523,7 @@ def test_unread_messages_of_a_key_are_given_up_as_the_page_says(engine, destinat
     outbox(engine, "subscriptions", "pause", "relay", "--key", "order-7")
     Relay(Outbox(engine), destination).until_empty()
     ended = outbox(
-        engine, "parked", "discard", "--all", "--key", "order-7", "--state", "blocked", "--reason", "x", "--yes"
+        engine, "parked", "discard", "--all", "--key", "order-7", "--state", "retry,behind", "--reason", "x", "--yes"
     )
     outbox(engine, "subscriptions", "resume", "relay", "--key", "order-7")
 

@@ -19,6 +19,7 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox
+from tests.support.parked import by_id
 from tests.support.partitions import KEYS, LENGTH, OnePartition, apart
 
 ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
@@ -159,7 +160,7 @@ def test_a_subscription_with_partitions_is_split_into_two_with_as_many(shop, cha
     origin = Subscriptions(channel).get("relay")
     before = ProgressLog(channel).standing(origin)
     with channel.transaction():
-        Parked(channel, "relay").park({Parking(state="dead", blocks=True): [1, 2]})
+        Parked(channel, "relay").park(by_id({Parking(state="dead", holds=True): [1, 2]}))
 
     _, split_off, moved = split(channel, "relay", ["orders"], destination="stdout:")
 
@@ -193,7 +194,7 @@ def test_requests_are_carried_out_on_dead_letters_of_all_partitions(engine, chan
     with shop.begin() as session:
         shop.send_all(session, [Message("orders", b"x", key=key) for key in KEYS])
     with channel.transaction():
-        Parked(channel, "relay").park({Parking(state="dead", blocks=True): list(range(1, len(KEYS) + 1))})
+        Parked(channel, "relay").park(by_id({Parking(state="dead", holds=True): list(range(1, len(KEYS) + 1))}))
 
     ended = outbox(engine, "parked", "discard", "--all", "--yes", "--reason", "a test", "--json")
 

@@ -76,4 +76,4 @@ def test_the_lists_show_the_pause_that_holds_a_key_back(idle):
     pause += "outbox subscriptions resume relay --key k1"
     lines = [re.sub(r"(?<=since )[^;]+(?= UTC;)", "<moment>", each.err.splitlines()[0]) for each in shown]
     told = [re.sub(r"(?<=by )\S+", "<who>", each) for each in lines]
-    assert (told, shown[0].out.splitlines()[1].split()[2:5]) == ([pause] * 3, ["blocked", "orders", "k1"])
+    assert (told, shown[0].out.splitlines()[1].split()[2:5]) == ([pause] * 3, ["retry", "orders", "k1"])

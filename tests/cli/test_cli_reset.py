@@ -12,7 +12,7 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox
 from tests.support.destination import fill
-from tests.support.parked import request, states
+from tests.support.parked import by_id, request, states
 
 ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 
@@ -23,8 +23,8 @@ def sent(engine, channel, shop, tmp_path):
     fill(shop, 10)
     assert outbox(engine, "relay", "--to", f"file://{tmp_path / 'sent'}", "--until-empty").code == 0
     with channel.transaction():
-        retry = Parking(state="retry", blocks=True, attempts=1, delay=timedelta(hours=1))
-        Parked(channel, "relay").park({Parking(state="dead", blocks=True): [1, 2], retry: [3]})
+        retry = Parking(state="retry", holds=True, attempts=1, delay=timedelta(hours=1))
+        Parked(channel, "relay").park(by_id({Parking(state="dead", holds=True): [1, 2], retry: [3]}))
     return tmp_path / "sent"
 
 

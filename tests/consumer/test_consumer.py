@@ -210,7 +210,7 @@ def test_a_message_without_tries_left_is_a_dead_letter_of_the_group(outbox):
 
     until_over(consumer)
 
-    assert parked(outbox) == [("dead", 3, "ValueError: no stock"), ("blocked", 0, None)]
+    assert parked(outbox) == [("dead", 3, "ValueError: no stock"), ("behind", 0, None)]
 
 
 def test_a_dead_letter_may_let_its_key_go_on(outbox):

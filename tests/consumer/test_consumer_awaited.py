@@ -202,7 +202,7 @@ def test_a_coroutine_that_blocks_holds_its_key_until_it_returns(outbox):
         return Retry("not yet") if message.attempt < 3 else None
 
     with overdue(lambda messages: any(each.body in blocking for each in messages)), consumer:
-        held = eventually(lambda: [state for state, _, _ in parked(outbox)] == ["retry", "blocked"])
+        held = eventually(lambda: [state for state, _, _ in parked(outbox)] == ["retry", "behind"])
         write(outbox, "mail", topic="mail")
         others = eventually(lambda: "mail 3" in got)
         beside = list(got)

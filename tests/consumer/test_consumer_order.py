@@ -167,7 +167,7 @@ def test_a_poison_message_delays_no_other_key(outbox):
     until_over(consumer)
 
     assert got == {f"k{key}": 10 for key in range(20) if key != 7}
-    assert Counter(state for state, _, _ in parked(outbox)) == {"dead": 1, "blocked": 9}
+    assert Counter(state for state, _, _ in parked(outbox)) == {"dead": 1, "behind": 9}
 
 
 def test_of_what_waits_only_the_newest_of_a_key_is_handled(outbox):

@@ -6,27 +6,25 @@ must not stop the others. A state is what has been decided so far; the handler i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator
 from datetime import timedelta
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from tenacity.wait import wait_fixed
 
 from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.verdict import DONE, Unavailable
-from outbox.store.subscriptions.parked import Ready
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call
-from outbox.worker.policy import BLOCKED, HandlerPolicy
+from outbox.worker.policy import BEHIND, HandlerPolicy
 from outbox.worker.refusals import Refusals
 from tests.model import rules
 from tests.model.explorer import Moves
 from tests.model.handling import Handled, Handler, Item
 from tests.model.rules import LogRow, Parked
 
-NOW = 0
 #: A call of the handler takes no time here, and waits for nothing.
 _SECONDS = timedelta(hours=1)
 _POLICY = HandlerPolicy(retry=RetryPolicy(attempts=2, wait=wait_fixed(0)), deadline=_SECONDS)
@@ -43,7 +41,7 @@ class State(NamedTuple):
     arrived: tuple[int, ...]
     dead: frozenset[int]
     counted: frozenset[int]
-    #: Blocked messages that wait for nothing.
+    #: Messages behind a head that is not there.
     forgotten: frozenset[int]
     broken: str | None
 
@@ -105,9 +103,13 @@ class Blaming:
         """Return what remembers which messages failed alone; None: the library's own. Twins have another one."""
         return None
 
-    def released_keys(self, rows: Parked) -> set[str]:
-        """Return the keys whose blocked rows may be tried; twins have other ones."""
-        return rules.released_keys(rows, NOW)
+    def advanced(self, rows: Parked, keys: Collection[str], now: int) -> Parked:
+        """Return the rows after the first of each of these keys became a head; twins make none."""
+        return rules.advanced(rows, keys, now)
+
+    def due_again(self, now: int) -> int:
+        """Return since when a message is due that was tried now; twins have another moment."""
+        return now
 
     def refusals(self) -> Refusals:
         """Return what remembers what was tried in vain, where each pause is over at once; twins have another one."""
@@ -148,6 +150,8 @@ class _Play:
         self._outage: Literal["to come", "now", "over"] = "to come" if world.away else "over"
         self._away, self._calls = world.away, 0
         self._waited = False
+        #: The looks at what is parked, which stand for a clock.
+        self._now = 0
         #: The messages of the last call.
         self._last: set[int | None] = set()
         self.arrived: list[int] = []
@@ -165,9 +169,9 @@ class _Play:
 
     @property
     def forgotten(self) -> set[int]:
-        """The blocked messages of keys that nothing holds back; what was tried last is not forgotten."""
-        held = rules.keys_held(self._parked)
-        return {row.id for row in self._parked if row.state == "blocked" and row.key not in held} - self._tried
+        """The messages behind a head that is not there."""
+        held = {row.unit for row in self._parked if row.state is not None}
+        return {row.id for row in self._parked if row.state is None and row.unit not in held}
 
     @property
     def _tried(self) -> set[int]:
@@ -198,39 +202,36 @@ class _Play:
 
     def _look(self) -> list[Item]:
         """Return the next batch of what is parked, as the worker looks for it."""
-        for _ in range(2):
-            places = self._refusals.places()
-            ready = self._ready(self._world.rows, places.get(_TOPIC, -1))
-            there = {row.id: row for row in self._parked}
-            items: list[Any] = list(ready)
-            found = [Ready(item, there[item.id].state, False, there[item.id].place) for item in items]
-            again = self._refusals.looked(found, places, more=len(ready) == self._world.rows)
-            if ready or not again:
-                break
-        return ready
+        self._now += 1
+        if _TOPIC in self._refusals.paused():
+            return []
+        ready = self._ready(self._world.rows)
+        return ready[:1] if _TOPIC in self._refusals.probed() else ready
 
-    def _ready(self, most: int, behind: int = -1) -> list[Item]:
-        keys = {item.id: item.key for item in self._world.log}
-        rows = rules.ready(self._parked, self._world.released_keys(self._parked), NOW, most, behind)
-        return [Item(row.id, keys[row.id], row.attempts + 1) for row in rows]
+    def _ready(self, most: int) -> list[Item]:
+        rows = rules.ready(self._parked, self._now, most)
+        return [Item(row.id, row.key, row.attempts + 1) for row in rows]
 
     def _handle_log(self) -> Choice:
         batch = self._world.log[self._passed : self._passed + self._world.rows]
-        held = rules.held_among(self._parked, {item.key for item in batch if item.key is not None})
+        held = rules.keys_held(self._parked)
         free = [item for item in batch if item.key not in held]
         more = self._passed + len(batch) < len(self._world.log)
         handled = yield from self._perform(free, parked=False, others=lambda: more or bool(self._ready(1)))
-        for item, parking in [(item, BLOCKED) for item in batch if item.key in held] + handled.parked:
-            self._parked = rules.parked(self._parked, [LogRow(item.id, item.key)], parking, NOW)
+        parkings = [(item, BEHIND) for item in batch if item.key in held] + handled.parked
+        for item, parking in sorted(parkings, key=lambda each: each[0].id):
+            self._parked = rules.parked(self._parked, [LogRow(item.id, item.key)], parking, self._now)
         self._passed += len(batch)
 
     def _handle_parked(self, items: list[Item]) -> Choice:
         handled = yield from self._perform(items, parked=True, others=lambda: False)
         self._refusals.note(handled.refused, [_TOPIC] if handled.done else [])
         for item, parking in handled.parked:
-            if parking is not BLOCKED:
-                self._parked = rules.changed(self._parked, [item.id], parking, NOW)
-        self._parked = rules.removed(self._parked, self.arrived)
+            if parking is not BEHIND:
+                now = self._world.due_again(self._now) if parking.state == "waiting" else self._now
+                self._parked = rules.changed(self._parked, [item.id], parking, now)
+        keys = {item.key for item in items if item.key is not None}
+        self._parked = self._world.advanced(rules.removed(self._parked, self.arrived), keys, self._now)
 
     def _perform(
         self, items: list[Item], *, parked: bool, others: Callable[[], bool]
@@ -309,28 +310,20 @@ class BlamesEveryFailure(Blaming):
         return _Everyone()
 
 
-class ForgetsBlocked(Blaming):
-    """Tries no blocked message, also when nothing holds its key back any more."""
+class NeverAdvances(Blaming):
+    """Makes no head of what stood behind a message that is done."""
 
-    def released_keys(self, rows: Parked) -> set[str]:
-        """Return no key."""
-        return set()
-
-
-class _Forgetful(Refusals):
-    """Remembers no place."""
-
-    def looked(self, ready: Sequence[Ready], places: Mapping[str, int], *, more: bool) -> bool:
-        """Take each batch for a part of one."""
-        return super().looked(ready, places, more=False)
+    def advanced(self, rows: Parked, keys: Collection[str], now: int) -> Parked:
+        """Leave the rows as they are."""
+        return rows
 
 
-class LooksAtTheFirst(Blaming):
-    """Tries the first batch of what is parked again and again."""
+class TriesTheFirst(Blaming):
+    """Tries the message again that was tried in vain, before others that are due."""
 
-    def refusals(self) -> Refusals:
-        """Remember nothing."""
-        return _Forgetful(count(0, 1000).__next__)
+    def due_again(self, now: int) -> int:
+        """Return the beginning."""
+        return 0
 
 
 class BlamesNobody(Blaming):

@@ -6,6 +6,7 @@ which keys are held back says its own memory of them. The destination may refuse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from itertools import product
@@ -16,12 +17,12 @@ from tenacity.wait import wait_fixed
 from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
 from outbox.model.verdict import DONE, Reject, Retry, Unavailable, Verdict
-from outbox.worker.parked import ParkedKeys
-from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy, sort_out
+from outbox.worker.parked import Holds
+from outbox.worker.policy import BEHIND, EXPIRED, HandlerPolicy, sort_out
 from tests.model import rules
 from tests.model.explorer import Moves
 from tests.model.handling import Item, judged
-from tests.model.rules import BETWEEN, LogRow, Parked, ParkedRow
+from tests.model.rules import LogRow, Parked, ParkedRow
 
 #: A moment that has come, and one that has not.
 NOW, LATER = 0, 1
@@ -44,13 +45,12 @@ class Unsettled(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a worker knows: the keys that are held back, those that nothing holds any more, and what is not settled.
+    """What a worker knows: the keys that are held, and what is not settled.
 
     `keys` None: there are too many, and the database is asked.
     """
 
     keys: frozenset[str] | None
-    released: frozenset[str]
     unsettled: Unsettled | None = None
 
 
@@ -84,7 +84,7 @@ class State(NamedTuple):
 
 
 class ListParked:
-    """The parked rows as `ParkedKeys` asks for them."""
+    """The parked rows as `Holds` asks for them."""
 
     def __init__(self, rows: Parked) -> None:
         self._rows = rows
@@ -92,18 +92,14 @@ class ListParked:
         self.asked = False
 
     def keys(self, limit: int) -> set[str] | None:
-        """Return the keys that a row blocks which is not blocked itself; None: more than `limit`."""
-        found = [row.key for row in self._rows if row.key is not None and row.blocks and row.state != "blocked"]
-        return set(found) if len(found) <= limit else None
-
-    def released_keys(self) -> set[str]:
-        """Return the keys with blocked rows that nothing holds back."""
-        return rules.released_keys(self._rows, NOW)
+        """Return the keys that are held; None: more than `limit`."""
+        found = rules.keys_held(self._rows)
+        return found if len(found) <= limit else None
 
     def held_among(self, keys: Collection[str]) -> set[str]:
-        """Return which of these keys are held back."""
+        """Return which of these keys are held."""
         self.asked = True
-        return rules.held_among(self._rows, keys)
+        return rules.keys_held(self._rows).intersection(keys)
 
 
 class _Remembered(ListParked):
@@ -117,12 +113,8 @@ class _Remembered(ListParked):
         """Return what is remembered."""
         return None if self._memory.keys is None else set(self._memory.keys)
 
-    def released_keys(self) -> set[str]:
-        """Return what is remembered."""
-        return set(self._memory.released)
 
-
-class Keys(ParkedKeys):
+class Keys(Holds):
     """The library's keys, as a value before and after what it does."""
 
     def __init__(self, rows: ListParked, most: int) -> None:
@@ -134,7 +126,7 @@ class Keys(ParkedKeys):
         """Return what is remembered now."""
         self._rows.asked = False
         keys = frozenset(key for key in self.among([]) if key is not None)
-        return Memory(None if self._rows.asked else keys, frozenset(self.released))
+        return Memory(None if self._rows.asked else keys)
 
 
 class Holding:
@@ -223,13 +215,17 @@ class Holding:
         """Return which of these keys are held back, as the worker knows it."""
         return self._keys(state.parked, memory).among([_message(Item(0, key)) for key in keys])
 
-    def takes_place(self, state: State) -> tuple[Parked, list[str | None]]:
+    def takes_place(self, state: State) -> tuple[Parked, set[str]]:
         """Return the rows after delayed ones that are due took their place, and their keys."""
         return rules.fallen_due(state.parked, NOW, self.rows)
 
     def ready(self, state: State, memory: Memory) -> list[ParkedRow]:
         """Return the parked messages whose turn has come."""
-        return rules.ready(state.parked, memory.released, NOW, self.rows)
+        return rules.ready(state.parked, NOW, self.rows)
+
+    def advanced(self, rows: Parked, keys: Collection[str]) -> Parked:
+        """Return the rows after the first of each of these keys became a head."""
+        return rules.advanced(rows, keys, NOW)
 
     def still_held(self, rows: Parked, memory: Memory) -> ListParked:
         """Return the rows as a worker asks them which keys are still held."""
@@ -252,8 +248,7 @@ class Holding:
         if any(row.state == "delayed" and row.due_at == NOW for row in state.parked):
             placed, keys_due = self.takes_place(state)
             keys = self._keys(placed, memory)
-            for key in keys_due:
-                keys.fell_due(key)
+            keys.hold(keys_due)
             yield "what was delayed takes its place", state._replace(parked=placed, memory=keys.memory())
         due = self.ready(state, memory)
         if due:
@@ -266,10 +261,10 @@ class Holding:
         asked = [row for row in state.parked if row.request is not None]
         if asked:
             ids = [row.id for row in asked]
-            after = rules.replayed(rules.discarded(state.parked, ids), ids, NOW)
+            of_keys = {row.key for row in asked if row.key is not None}
+            after = self.advanced(rules.replayed(rules.discarded(state.parked, ids), ids, NOW), of_keys)
             keys = self._keys(after, memory)
-            keys.hold(row.key for row in asked if row.request == "replay")
-            keys.reconsider({row.key for row in asked if row.key is not None})
+            keys.reconsider(of_keys)
             gone = state.discarded | {row.id for row in asked if row.request == "discard"}
             again = {row.id for row in asked if row.request == "replay" and self._on_dead == "continue"}
             yield (
@@ -309,10 +304,11 @@ class Holding:
         for answers in _answers(items, state.troubles.refusals):
             handled = judged(self._policy, items, [_VERDICTS[answer] for answer in answers], parked=upto is None)
             failed = handled.parked
-            behind = {item.id: "behind it" for item, parking in failed if parking is BLOCKED}
+            behind = {item.id: "behind it" for item, parking in failed if parking is BEHIND}
             if upto is None:
-                failed = [(item, parking) for item, parking in failed if parking is not BLOCKED]
-            passes = {item.id for item, parking in (*parkings, *failed) if not parking.blocks}
+                failed = [(item, parking) for item, parking in failed if parking is not BEHIND]
+            passes = {item.id for item, parking in (*parkings, *failed) if not parking.holds}
+            passes |= {row.id for row in state.parked if row.unit is None}
             after = state
             for item in items:
                 if item.id in handled.done:
@@ -342,13 +338,13 @@ class Holding:
     def _overtaken(self, state: State, item: Item, passes: Collection[int]) -> str | None:
         """Return which message of the key should have come before, or None.
 
-        What is replayed after others were let pass has lost its place among them; but what comes later waits for it.
+        What stands for itself, as what is replayed after others were let pass, has lost its place among them.
         """
         if item.key is None or item.id in state.replayed:
             return None
-        rows = {row.id: row for row in state.parked if row.key == item.key}
-        place = rows[item.id].place if item.id in rows else item.id * BETWEEN
-        before = [row.id for row in rows.values() if row.blocks and (row.place, row.id) < (place, item.id)]
+        rows = {row.id: row for row in state.parked if row.unit == item.key}
+        place = rows[item.id].place if item.id in rows else math.inf
+        before = [row.id for row in rows.values() if row.place < place]
         before += [
             row.id
             for row in self._log[state.passed : state.committed]
@@ -362,17 +358,18 @@ class Holding:
             rows = rules.removed(state.parked, unsettled.done)
             for item, parking in unsettled.parkings:
                 rows = rules.changed(rows, [item.id], parking, NOW)
-            keys = self._keys(rows, memory)
             changed = {row.key for row in state.parked ^ rows if row.key is not None}
+            rows = self.advanced(rows, changed)
+            keys = self._keys(rows, memory)
             keys.reconsider(changed)
-            keys.hold(item.key for item, parking in unsettled.parkings if parking.blocks)
             return state._replace(parked=rows, memory=keys.memory())
         rows = state.parked
-        for item, parking in unsettled.parkings:
+        for item, parking in sorted(unsettled.parkings, key=lambda each: each[0].id):
             row = self._log[item.id - 1]
             rows = rules.parked(rows, [row._replace(expires_at=self._expires(state, row))], parking, NOW)
+        rows = self.advanced(rows, {item.key for item, _ in unsettled.parkings if item.key is not None})
         keys = self._keys(rows, memory)
-        keys.hold(item.key for item, parking in unsettled.parkings if parking.blocks and parking is not BLOCKED)
+        keys.hold(item.key for item, parking in unsettled.parkings if parking.holds)
         return state._replace(parked=rows, passed=unsettled.upto, memory=keys.memory())
 
     def _keys(self, rows: Parked, memory: Memory) -> Keys:
@@ -402,19 +399,19 @@ def _message(item: Item) -> Any:
 
 
 class ForgetsKeys(Holding):
-    """Takes the lease and knows of no key that is held back."""
+    """Takes the lease and knows of no key that is held."""
 
     def loads(self, rows: Parked) -> Memory:
         """Load nothing."""
-        return Memory(frozenset(), frozenset())
+        return Memory(frozenset())
 
 
-class ForgetsBlocked(Holding):
-    """Takes the lease and knows the keys that something holds back, and not those whose turn has come."""
+class NeverAdvances(Holding):
+    """Removes the head of a key and makes none of what stood behind it."""
 
-    def loads(self, rows: Parked) -> Memory:
-        """Load the keys of what blocks and is not blocked itself."""
-        return Memory(frozenset(rules.keys_held(rows)), frozenset())
+    def advanced(self, rows: Parked, keys: Collection[str]) -> Parked:
+        """Leave the rows as they are."""
+        return rows
 
 
 class _NothingHeld(_Remembered):
@@ -428,3 +425,13 @@ class FreesAtOnce(Holding):
     def still_held(self, rows: Parked, memory: Memory) -> ListParked:
         """Find nothing."""
         return _NothingHeld(rows, memory)
+
+
+class TriesWhatIsBehind(Holding):
+    """Tries each message of a held key by itself, whatever stands before it."""
+
+    def ready(self, state: State, memory: Memory) -> list[ParkedRow]:
+        """Return all rows but the delayed and the dead ones."""
+        return [row for row in sorted(state.parked, reverse=True) if row.state is None or row.due_at == NOW][
+            : self.rows
+        ]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple, TypeVar
 
 from outbox.model.lease import Holder
-from outbox.model.parking import Parking, State
+from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Progress
 
 Verdict = TypeVar("Verdict", bound=str)
@@ -111,17 +111,14 @@ def noted(inbox: Handled, consumer: str, message_id: int) -> tuple[Handled, bool
 
 # Parked messages
 
-#: The number of places between two neighbours of the log.
-BETWEEN = 1 << 20
-
 
 class ParkedRow(NamedTuple):
-    """A row of `outbox_parked`. Moments are numbers; `due_at` None: due when its turn comes."""
+    """A row of `outbox_parked`. `state`: only the head of a unit has one. Moments are numbers."""
 
     id: int
     key: str | None
-    state: State
-    blocks: bool = False
+    state: str | None
+    unit: str | None = None
     place: int = 0
     attempts: int = 0
     due_at: int | None = None
@@ -142,31 +139,27 @@ Parked = frozenset[ParkedRow]
 
 
 def parked(rows: Parked, messages: Iterable[LogRow], parking: Parking, now: int) -> Parked:
-    """Return the parked rows after messages of the log were parked. A message that is parked already stays as it is."""
-    known = {row.id for row in rows}
-    new = (
-        ParkedRow(
-            each.id,
-            each.key,
-            parking.state,
-            parking.blocks and each.key is not None,
-            each.id * BETWEEN,
-            parking.attempts,
-            each.deliver_at if parking.state == "delayed" else _due(parking, now),
-            expires_at=each.expires_at,
-        )
-        for each in messages
-        if each.id not in known
-    )
+    """Return the parked rows after messages of the log were parked. A message that is parked already stays as it is.
+
+    Messages that hold their key stand at the end of its unit, in the order of the log.
+    """
+    known, new = {row.id for row in rows}, list[ParkedRow]()
+    places: dict[str | None, int] = {}
+    for each in sorted(messages):
+        places[each.key] = places.get(each.key, _last(rows, each.key)) + 1
+        due = each.deliver_at if parking.state == "delayed" else _due(parking, now)
+        unit = each.key if parking.holds else None
+        row = ParkedRow(each.id, each.key, _state(parking), unit, places[each.key], parking.attempts, due)
+        new += [row._replace(expires_at=each.expires_at)] if each.id not in known else []
     return rows.union(new)
 
 
 def changed(rows: Parked, ids: Collection[int], parking: Parking, now: int) -> Parked:
-    """Return the rows after some got another state."""
+    """Return the rows after some got another state; what stands for itself goes on to do so."""
     return frozenset(
         row._replace(
-            state=parking.state,
-            blocks=parking.blocks and row.key is not None,
+            state=_state(parking),
+            unit=row.unit if parking.holds else None,
             attempts=parking.attempts,
             due_at=_due(parking, now),
         )
@@ -176,8 +169,27 @@ def changed(rows: Parked, ids: Collection[int], parking: Parking, now: int) -> P
     )
 
 
+def _state(parking: Parking) -> str | None:
+    return None if parking.state == "behind" else parking.state
+
+
 def _due(parking: Parking, now: int) -> int | None:
     return None if parking.delay is None else now + int(parking.delay.total_seconds())
+
+
+def _last(rows: Parked, key: str | None) -> int:
+    return max((row.place for row in rows if row.unit == key is not None), default=0)
+
+
+def advanced(rows: Parked, keys: Collection[str], now: int) -> Parked:
+    """Return the rows after the first of each of these keys became a head, if what stood before it is gone."""
+    firsts = {min(places) for key in keys if (places := [(row.place, row.id) for row in rows if row.unit == key])}
+    return frozenset(
+        row._replace(state="retry", attempts=0, due_at=now)
+        if row.unit in keys and (row.place, row.id) in firsts and row.state is None
+        else row
+        for row in rows
+    )
 
 
 def removed(rows: Parked, ids: Collection[int]) -> Parked:
@@ -193,50 +205,47 @@ def discarded(rows: Parked, ids: Collection[int]) -> Parked:
 def replayed(rows: Parked, ids: Collection[int], now: int) -> Parked:
     """Return the rows after those are due whose replay a person has requested.
 
-    Their attempts begin again, and they do not expire any more.
+    Their attempts begin again, and they do not expire any more. What stands for itself joins the end of its key's unit.
     """
-    return frozenset(
-        row._replace(state="retry", attempts=0, due_at=now, blocks=row.key is not None, request=None, expires_at=None)
-        if row.id in ids and row.request == "replay"
+    rows = frozenset(
+        row._replace(request=None, expires_at=None, attempts=0)
+        if row.id in ids and row.request == "replay" and row.state is None
         else row
         for row in rows
     )
+    asked = {row for row in rows if row.id in ids and row.request == "replay"}
+    due = rows.difference(asked).union(
+        row._replace(
+            state="delayed" if row.unit is None and row.key else "retry",
+            attempts=0,
+            due_at=now,
+            request=None,
+            expires_at=None,
+        )
+        for row in asked
+    )
+    return _joined(due, [row for row in _fallen(due, now) if row.id in ids])
+
+
+def _fallen(rows: Parked, now: int) -> list[ParkedRow]:
+    """Return the delayed rows of keys that are due, in the order in which they fell due."""
+    due = [row for row in rows if row.state == "delayed" and row.key and row.due_at is not None and row.due_at <= now]
+    return sorted(due, key=lambda row: (row.due_at, row.id))
+
+
+def _joined(rows: Parked, due: Iterable[ParkedRow]) -> Parked:
+    """Return the rows after some, in this order, joined the end of their keys' units."""
+    places: dict[str | None, int] = {}
+    after: dict[int, ParkedRow] = {}
+    for row in due:
+        places[row.key] = places.get(row.key, _last(rows, row.key)) + 1
+        after[row.id] = row._replace(state=None, unit=row.key, due_at=None, place=places[row.key])
+    return frozenset(after.get(row.id, row) for row in rows)
 
 
 def keys_held(rows: Parked) -> set[str]:
-    """Return the keys that a row blocks which is not blocked itself."""
-    return {row.key for row in rows if row.key is not None and row.blocks and row.state != "blocked"}
-
-
-def held_among(rows: Parked, keys: Collection[str]) -> set[str]:
-    """Return which of these keys are held back."""
-    return {row.key for row in rows if row.key is not None and row.blocks and row.key in keys}
-
-
-def _unready(rows: Parked, row: ParkedRow, now: int, behind: int = -1) -> bool:
-    """Return whether an earlier row of the key waits for something, or has a place up to `behind`."""
-    return any(
-        each.place <= behind
-        or (each.state != "blocked" and (each.state == "dead" or (each.due_at is not None and each.due_at > now)))
-        for each in rows
-        if each.key == row.key is not None and each.blocks and (each.place, each.id) < (row.place, row.id)
-    )
-
-
-def _behind_blocked(rows: Parked, row: ParkedRow) -> bool:
-    """Return whether an earlier row of the key is blocked."""
-    return any(
-        each.key == row.key is not None
-        and each.blocks
-        and each.state == "blocked"
-        and (each.place, each.id) < (row.place, row.id)
-        for each in rows
-    )
-
-
-def released_keys(rows: Parked, now: int) -> set[str]:
-    """Return the keys with blocked rows that nothing holds back."""
-    return {row.key for row in rows if row.state == "blocked" and row.key is not None and not _unready(rows, row, now)}
+    """Return the keys that are held."""
+    return {row.unit for row in rows if row.unit is not None}
 
 
 def expired(row: ParkedRow, now: int) -> bool:
@@ -244,39 +253,33 @@ def expired(row: ParkedRow, now: int) -> bool:
     return row.expires_at is not None and row.expires_at <= now
 
 
-def ready(rows: Parked, released: Collection[str], now: int, limit: int, behind: int = -1) -> list[ParkedRow]:
-    """Return the rows whose turn has come, at most `limit`. `released`: keys whose blocked rows may be tried.
+def heads(rows: Parked, now: int) -> list[ParkedRow]:
+    """Return the heads that are due, those first that have been due for longest."""
+    due = [row for row in rows if row.due_at is not None and row.due_at <= now and row.state not in (None, "dead")]
+    due = [row for row in due if row.state != "delayed" or row.key is None]
+    return sorted(due, key=lambda row: (row.due_at, row.id))
 
-    `behind`: no row up to this place is tried.
+
+def run_of(rows: Parked, head: ParkedRow) -> list[ParkedRow]:
+    """Return a head, and what is tried with it: what stands behind it, unless it has failed before."""
+    if head.unit is None or head.state != "retry" or head.attempts:
+        return [head]
+    return sorted((row for row in rows if row.unit == head.unit), key=lambda row: row.place)
+
+
+def ready(rows: Parked, now: int, limit: int) -> list[ParkedRow]:
+    """Return the rows whose turn has come, at most `limit`; with fewer heads also of what stands behind these."""
+    due = heads(rows, now)[:limit]
+    begin = [row for row in due if row.unit is not None and row.state == "retry" and not row.attempts]
+    length = 1 + (limit - len(due)) // len(begin) if begin else 1
+    return [row for head in due for row in run_of(rows, head)[:length]]
+
+
+def fallen_due(rows: Parked, now: int, limit: int) -> tuple[Parked, set[str]]:
+    """Return the rows after delayed ones joined the end of their key's unit, and their keys.
+
+    Among each other they stand in the order in which they fell due.
     """
-    found = [
-        row
-        for row in rows
-        if row.place > behind
-        and (
-            (row.key is None or row.key in released or not _behind_blocked(rows, row))
-            if row.state in ("waiting", "retry") and row.due_at is not None and row.due_at <= now
-            else row.state == "blocked" and (row.key is None or row.key in released)
-        )
-        and not _unready(rows, row, now, behind)
-    ]
-    return sorted(found, key=lambda row: (row.place, row.id))[:limit]
-
-
-def fallen_due(rows: Parked, now: int, limit: int) -> tuple[Parked, list[str | None]]:
-    """Return the rows after delayed ones took a place in their key's order, and their keys.
-
-    The place is behind all rows of the key that are held back, and before what comes later; among each other in the
-    order in which they fell due.
-    """
-    due = [row for row in rows if row.state == "delayed" and row.due_at is not None and row.due_at <= now]
-    due = sorted(due, key=lambda row: (row.due_at, row.id))[:limit]
-    after: dict[int, ParkedRow] = {}
-    for key in {row.key for row in due}:
-        same = [row for row in due if row.key == key]
-        blocking = [row.place for row in rows if key is not None and row.key == key and row.blocks]
-        base = max(blocking) if blocking else min(row.place for row in same) - 1
-        for nth, row in enumerate(same, 1):
-            moved = row._replace(state="blocked", blocks=key is not None, due_at=None, place=base + nth)
-            after[row.id] = moved
-    return frozenset(after.get(row.id, row) for row in rows), [row.key for row in due]
+    due = _fallen(rows, now)[:limit]
+    keys = {row.key for row in due if row.key is not None}
+    return advanced(_joined(rows, due), keys, now), keys

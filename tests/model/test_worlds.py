@@ -15,7 +15,7 @@ QUICK = 10_000
 #: Twins of worlds that take seconds to visit.
 SLOW_TWINS = {
     "base kept over a lost connection",
-    "the first batch is tried again",
+    "the first is tried again",
     "barrier without stop_at",
     "barrier without the leases",
     "begins again beside its workers",

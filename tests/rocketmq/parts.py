@@ -153,7 +153,9 @@ def verdicts(engine: Engine) -> dict[str, str]:
 
 def parked(engine: Engine) -> list[tuple[str, int]]:
     """The transactions that the check service has parked: state, and how often they were asked about."""
-    statement = text("SELECT state, attempts FROM outbox_parked WHERE subscription = :name ORDER BY id")
+    statement = text(
+        "SELECT coalesce(state, 'behind'), attempts FROM outbox_parked WHERE subscription = :name ORDER BY id"
+    )
     with engine.connect() as connection:
         return [(row[0], row[1]) for row in connection.execute(statement, {"name": CHECK})]
 

@@ -216,6 +216,7 @@ def test_status_warns_no_more_once_a_person_has_decided(engine):
 def test_a_count_that_was_cut_says_so(engine, monkeypatch):
     """What a person has decided may fill the part that is counted."""
     monkeypatch.setattr(parked_status, "MOST_COUNTED", 1)
+    monkeypatch.setattr("outbox.model.status.MOST_COUNTED", 1)
     transactions = [begun(engine, "orders", "orders") for _ in range(2)]
     ask(engine)
     for transaction in transactions:

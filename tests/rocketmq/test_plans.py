@@ -17,6 +17,7 @@ from sqlalchemy import Engine, text
 
 from outbox import Message, create_engine
 from outbox.model.limits import HALF_TOPIC
+from outbox.model.parking import Parking
 from outbox.store.database import Database
 from outbox.store.dialects.statements import _PARAMETER, Sql
 from outbox.store.half_messages.half import Half, Halves
@@ -31,6 +32,8 @@ GROUP, CHECK = "shop", "check:shop"
 MOST_OF_ONE, MOST_OF_A_BATCH = 150, 200 * 12
 #: Of a look at what is due, which is sorted and looked at twice; a look at all of it touches a hundred times as many.
 MOST_OF_A_CROWD = 200 * 25
+#: What nobody has answered is asked again.
+ASKED_LATER = Parking(state="retry", holds=True, attempts=2, error="UNKNOWN", delay=timedelta(days=1))
 WALKS = {"Seq Scan", "Parallel Seq Scan"}
 
 FILL = f"""
@@ -46,9 +49,9 @@ DECIDE = """
 """
 PARK = f"""
     INSERT INTO outbox_parked (subscription, id, message_id, topic, key, slot, tags, headers, body, created_at, state,
-                               blocks, place, attempts, due_at, parked_at)
+                               unit, place, attempts, due_at, parked_at)
     SELECT '{CHECK}', id, message_id, topic, key, slot, tags, headers, body, created_at,
-           CASE WHEN id % :every = 1 THEN 'dead' ELSE 'retry' END, TRUE, id * 1048576, 1,
+           CASE WHEN id % :every = 1 THEN 'dead' ELSE 'retry' END, key, 1, 1,
            CASE WHEN id % :every <> 1 THEN now() + interval '1 day' + id * interval '1 millisecond' END, now()
     FROM outbox_message WHERE id % 2 = 1
 """
@@ -114,9 +117,14 @@ class Asked:
 
     def rows(self, statement: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
         """There are none."""
+        self.run(statement, **parameters)
+        return []
+
+    def run(self, statement: str, /, **parameters: Any) -> int:
+        """It touched none."""
         filled = statement if isinstance(statement, Sql) else self.database.sql(statement)
         self.statements.append((filled, parameters))
-        return []
+        return 0
 
 
 def of_a_transaction(database: Database, rows: int) -> dict[str, Any]:
@@ -141,16 +149,17 @@ def of_a_checker(rows: int) -> dict[str, Any]:
         "pending": lambda asked: DecidedHalves(asked).pending(keys, timedelta(seconds=6)),
         "finished": lambda asked: DecidedHalves(asked).finished(messages),
         "dead": lambda asked: DecidedHalves(asked).dead(CHECK, 1000),
-        "ready": lambda asked: Parked(asked, CHECK).ready([], {}, 200, 8_000_000),
+        "ready": lambda asked: Parked(asked, CHECK).ready([], 200, 8_000_000),
         "next due": lambda asked: Parked(asked, CHECK).next_due(),
         "fell due": lambda asked: Parked(asked, CHECK).some_fell_due(),
         "requests": lambda asked: Parked(asked, CHECK).requests(1000),
-        "released": lambda asked: Parked(asked, CHECK).released_keys(),
+        "advance": lambda asked: Parked(asked, CHECK).advance(keys),
+        "change": lambda asked: Parked(asked, CHECK).change([(n, ASKED_LATER) for n in range(1, rows, rows // 50)]),
     }
 
 
 ONE = ("half", "commit", "commit alone", "rollback", "join", "restore", "standing")
-BATCH = ("pending", "finished", "dead", "ready", "next due", "fell due", "requests", "released")
+BATCH = ("pending", "finished", "dead", "ready", "next due", "fell due", "requests", "advance", "change")
 
 
 @dataclass(frozen=True)
@@ -251,9 +260,9 @@ def test_of_a_crowd_that_is_due_few_are_looked_at(logs, rows, log):
     with closing(database.open()) as channel:
         everything = Parked(channel, CHECK)
         channel.run("UPDATE outbox_parked SET due_at = due_at - interval '2 days' WHERE state = 'retry'")
-        everything.ready([], {}, 200, 8_000_000)
+        everything.ready([], 200, 8_000_000)
         before = pages(channel)
-        found, _ = everything.ready([], {}, 200, 8_000_000)
+        found = everything.ready([], 200, 8_000_000)
         looked_at = pages(channel) - before
 
     assert [each.message.id for each in found] == [n for n in range(1, 500, 2) if n % (rows // 100) != 1][:200]

@@ -146,7 +146,7 @@ def test_a_large_message_that_was_often_asked_about_is_delivered(engine, outbox,
         step_clock(engine, 2 * HOUR, "outbox_parked.due_at")
     check_back(outbox, COMMIT)
 
-    assert [len(body) for body in arrived(outbox)] == [4 * 1024 * 1024, 5]
+    assert sorted(len(body) for body in arrived(outbox)) == [5, 4 * 1024 * 1024]
 
 
 def test_an_exception_for_one_stops_no_other(engine, outbox, producer):

@@ -268,7 +268,7 @@ def test_a_look_sets_a_bounded_number_of_messages_aside_behind_a_key_in_other_ha
     nothing, parked = consumer.receive(32, HOUR), states(engine)
     (other,) = consumer_of(outbox, fifo=True, await_duration=HOUR).receive(32, HOUR)
 
-    assert (nothing, parked) == ([], {"retry": 1, "blocked": 31 + MAX_ASIDE})
+    assert (nothing, parked) == ([], {"retry": 1, "behind": 31 + MAX_ASIDE})
     assert texts([first, other]) == ["0", "other"]
 
 
@@ -280,7 +280,7 @@ def test_a_call_that_hands_out_what_was_set_aside_reads_no_further(engine, outbo
 
     (second,) = consumer.receive(1, HOUR)
 
-    assert (texts([second]), states(engine)) == (["1"], {"retry": 1, "blocked": 30})
+    assert (texts([second]), states(engine)) == (["1"], {"retry": 1, "behind": 30})
 
 
 # The end of a process
@@ -550,3 +550,22 @@ def test_many_messages_of_a_key_that_waits_are_passed(outbox):
 
     assert texts(consumer.receive(1, HOUR)) == ["0"]
     assert texts(consumer.receive(1, HOUR)) == ["b"]
+
+
+@pytest.mark.every_database
+def test_what_stands_behind_an_acknowledged_message_comes_before_what_is_sent_later(engine, outbox):
+    """Each acknowledgement lets the next one of its key be tried."""
+    send(outbox, "1", "2", key="k")
+    consumer = consumer_of(outbox, fifo=True, await_duration=HOUR)
+    (first,) = consumer.receive(32, HOUR)
+    consumer.ack(first)
+    send(outbox, "3", key="k")
+
+    received = list[str]()
+    for _ in range(2):
+        (message,) = consumer.receive(32, HOUR)
+        received += texts([message])
+        consumer.ack(message)
+
+    assert received == ["2", "3"]
+    assert states(engine) == {}

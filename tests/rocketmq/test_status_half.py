@@ -262,10 +262,10 @@ def test_no_statement_reads_more_than_its_bound(pg_engine, plans):
         connection.execute(
             text("""
                 INSERT INTO outbox_parked (subscription, id, message_id, topic, key, slot, tags, headers, created_at,
-                                           state, blocks, place, attempts, due_at, parked_at, body)
+                                           state, unit, place, attempts, due_at, parked_at, body)
                 SELECT 'check:shop', id, message_id, topic, key, slot, tags, headers, created_at,
-                       CASE WHEN id % 10 = 0 THEN 'dead' WHEN id % 10 < 5 THEN 'blocked' ELSE 'retry' END,
-                       true, id, 1, created_at, created_at, body
+                       CASE WHEN id % 10 = 0 THEN 'dead' WHEN id % 10 >= 5 THEN 'retry' END,
+                       key, 1, 1, created_at, created_at, body
                 FROM outbox_message WHERE key > 'b000090000'""")
         )
     with pg_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

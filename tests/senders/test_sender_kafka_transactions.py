@@ -112,7 +112,7 @@ def test_what_is_refused_is_left_out_and_the_rest_is_stored_once(topics, to, nam
     assert {n: verdict for n, verdict in enumerate(verdicts[:-1]) if verdict != DONE} == {
         3: too_large[0], 40: too_large[1], 60: missing, 61: EARLIER,
     }  # fmt: skip
-    assert isinstance(verdicts[-1], Reject)
+    assert isinstance(verdicts[-1], Unavailable)
     stored = sorted(int(each.value().split()[0]) for each in topics.committed("narrow"))
     assert stored == [n for n in range(60) if n not in (3, 40)]
 

@@ -87,7 +87,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"where.message_id": "x"}, "where.message_id: 'x' is no value of type uuid"),
     ({"where.key": "a\0"}, "where.key: holds a NUL"),
     ({"keys": "a\0b"}, "keys: holds a NUL"),
-    ({"table": "parked", "where.blocks": "1"}, "where.blocks: '1' is neither true nor false"),
+    ({"table": "subscription", "where.ordered": "1"}, "where.ordered: '1' is neither true nor false"),
     ({"filter": "price > 'x'"}, "filter: Value ''x'' cannot be compared; only numbers have an order\n  price > 'x'\n"),
     ({"filter": ""}, "filter: Expression can't be null! SQL92; "),
     ({"table": "op", "filter": "a = 1"}, "filter: the table op has no column 'headers'"),

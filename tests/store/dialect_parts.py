@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,7 +15,7 @@ from outbox.errors import SubscriptionError
 from outbox.model.lease import Lease, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import Held, Parking
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.slots import slot_of
 from outbox.model.status import Count
@@ -37,12 +36,13 @@ from outbox.store.operations.purge import Purge, purged_id
 from outbox.store.operations.status import statuses
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import RefusalNotice, refused_workers
-from outbox.store.subscriptions.parked import EVERYWHERE, Parked
+from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.store.subscriptions.workers import LiveWorkers
 from tests.support import probe
+from tests.support.parked import by_id
 
 R = TypeVar("R")
 
@@ -161,33 +161,38 @@ class ParkedContract:
     """The tests of parked messages: which of them may be tried now, and in which order."""
 
     def test_parked_messages_come_in_the_order_of_their_keys(self, outbox: Outbox, channel: Channel) -> None:
-        """Read the due head of each key, and nothing behind a head that waits; a keyless message stands alone."""
-        ids = _appended(outbox, channel, ["a", "b", "a", "b", None, None, "c"])
+        """Read the heads that are due, and what stands behind one that did not fail; a keyless message stands alone."""
+        ids = _appended(outbox, channel, ["a", "b", "a", "b", None, None, "c", "a"])
         parked = Parked(channel, _NAME)
-        now, later = timedelta(0), timedelta(hours=1)
+        now, later, before, long_before = (timedelta(minutes=minutes) for minutes in (0, 60, -1, -2))
         parkings = {
-            Parking(state="retry", blocks=True, attempts=1, error="x", delay=now): [ids[0], ids[4]],
-            Parking(state="waiting", blocks=True, error="y", delay=later): [ids[1], ids[5]],
-            Parking(state="blocked", blocks=True): [ids[2], ids[3]],
-            Parking(state="dead", blocks=True, attempts=9, error="z"): [ids[6]],
+            Parking(state="retry", holds=True, attempts=1, error="x", delay=now): [ids[0]],
+            Parking(state="retry", holds=True, attempts=1, error="x", delay=before): [ids[4]],
+            Parking(state="waiting", holds=True, error="y", delay=later): [ids[1], ids[5]],
+            Parking(state="behind", holds=True): [ids[2], ids[3], ids[7]],
+            Parking(state="dead", holds=True, attempts=9, error="z"): [ids[6]],
         }
         with channel.transaction():
-            parked.park(parkings)
+            parked.park(by_id(parkings))
 
-        assert _ready(parked) == [(ids[0], 2), (ids[4], 2)]
+        assert _ready(parked) == [(ids[4], 2), (ids[0], 2)]
         assert parked.keys(4) == parked.held_among(["a", "b", "c", "d"]) == {"a", "b", "c"}
         assert parked.keys(2) is None
         assert 3_500 < (parked.next_due() or 0) <= 3_600
         parked.remove([ids[0]])
-        assert (parked.keys(4), parked.released_keys()) == ({"b", "c"}, {"a"})
-        assert _ready(parked, released=["a", "b"]) == [(ids[2], 1), (ids[4], 2)]
-        parked.change({Parking(state="retry", blocks=True, attempts=3, delay=now): [ids[1]]})
-        assert _ready(parked, released=["a", "b"]) == [(ids[1], 4), (ids[2], 1), (ids[3], 1), (ids[4], 2)]
-        assert _ready(parked, released=["a", "b"], refused={"alpha": EVERYWHERE}) == []
-        first, more = parked.ready(["a", "b"], {"beta": EVERYWHERE}, 1, 1_000_000)
-        assert ([each.message.id for each in first], more) == ([ids[1]], True)
-        assert _ready(parked, released=["a", "b"], refused={"alpha": first[0].place}) == [(ids[2], 1), (ids[4], 2)]
-        assert _ready(parked, released=["a", "b"], rows=2) == [(ids[1], 4), (ids[2], 1)]
+        parked.advance({"a", "b"})
+        assert parked.keys(4) == {"a", "b", "c"}
+        assert _ready(parked) == [(ids[4], 2), (ids[2], 1), (ids[7], 1)]
+        parked.change(by_id({Parking(state="retry", holds=True, attempts=3, delay=long_before): [ids[1]]}))
+        everything = [(ids[1], 4), (ids[4], 2), (ids[2], 1), (ids[7], 1)]
+        assert _ready(parked) == _ready(parked, refused=["beta"]) == everything
+        assert _ready(parked, refused=["alpha"]) == []
+        assert _ready(parked, probed=["alpha"]) == everything[:1]
+        assert _ready(parked, held=Held(ids=[ids[4]], keys=["b"])) == everything[2:]
+        assert [_ready(parked, rows=rows) for rows in (1, 2, 3, 4)] == [everything[:rows] for rows in (1, 2, 3, 4)]
+        parked.remove([ids[1], ids[2], ids[7]])
+        parked.advance({"a", "b"})
+        assert (parked.keys(4), _ready(parked)) == ({"b", "c"}, [(ids[4], 2), (ids[3], 1)])
 
     def test_parked_copies_are_exact_and_outlive_the_log(self, outbox: Outbox, channel: Channel) -> None:
         """Copy bodies inside the database; a read brings as many as fit, one at least."""
@@ -197,18 +202,19 @@ class ParkedContract:
         sent = Log().read_on(channel, EARLIEST).messages
         parked = Parked(channel, _NAME)
         with channel.transaction():
-            parking = Parking(state="retry", blocks=True, delay=timedelta(0))
-            parked.park({parking: [message.id or 0 for message in sent]})
+            ids = [message.id or 0 for message in sent]
+            head, behind = Parking(state="retry", holds=True, delay=timedelta(0)), Parking(state="behind", holds=True)
+            parked.park(by_id({head: ids[:1], behind: ids[1:]}))
         probe.empty(channel)
 
-        ready = [each.message for each in parked.ready([], {}, 10, 12_000)[0]]
+        ready = [each.message for each in parked.ready([], 10, 12_000)]
 
         assert [(m.message_id, m.body, m.key, m.headers) for m in ready] == [
             (m.message_id, m.body, m.key, m.headers) for m in sent[:2]
         ]
 
     def test_delayed_messages_fall_due_in_their_order(self, outbox: Outbox, channel: Channel) -> None:
-        """Order messages by when they are due, not by when they were sent; one not due stays, and blocks nothing."""
+        """Order messages by when they are due, not by when they were sent; one not due stays, and holds nothing."""
         log = Log()
         soon = [timedelta(milliseconds=ms) for ms in (300, 200, 100)]
         with outbox.begin() as session:
@@ -217,7 +223,7 @@ class ParkedContract:
         ids = [message.id or 0 for message in log.read_on(channel, EARLIEST).messages]
         parked = Parked(channel, _NAME)
         with channel.transaction():
-            parked.park({Parking(state="delayed", blocks=False): ids})
+            parked.park(by_id({Parking(state="delayed", holds=False): ids}))
         assert parked.keys(10) == set()
         time.sleep(0.35)
 
@@ -225,28 +231,30 @@ class ParkedContract:
         with channel.transaction():
             fallen = parked.fall_due(10)
 
-        assert fallen == ["a"] * 3
-        assert [id for id, _ in _ready(parked, released=["a"])] == [ids[2], ids[1], ids[0]]
+        assert fallen == parked.keys(10) == {"a"}
+        assert [id for id, _ in _ready(parked)] == [ids[2], ids[1], ids[0]]
         assert not parked.some_fell_due()
 
     @pytest.mark.parametrize("number", [1, 2, 3])
     def test_a_partition_looks_for_its_own(self, outbox: Outbox, channel: Channel, number: int) -> None:
         """Find what waits for a turn, and what people requested, in the slots of a partition, and of no other."""
         keys = [f"key-{n}" for n in range(25)]
-        due, dead, delayed, blocked, waiting = (keys[n::5] for n in range(5))
+        due, dead, delayed, released, waiting = (keys[n::5] for n in range(5))
         now = timedelta(0)
         states = {
-            Parking(state="retry", blocks=True, delay=now): due,
-            Parking(state="dead", blocks=True): dead,
-            Parking(state="delayed", blocks=False): delayed,
-            Parking(state="blocked", blocks=True): blocked,
-            Parking(state="waiting", blocks=True, delay=timedelta(hours=1)): waiting,
+            Parking(state="retry", holds=True, delay=now): due,
+            Parking(state="dead", holds=True): dead,
+            Parking(state="delayed", holds=False): delayed,
+            Parking(state="behind", holds=True): released,
+            Parking(state="waiting", holds=True, delay=timedelta(hours=1)): waiting,
         }
         with outbox.begin() as session:
             outbox.send_all(session, [Message("alpha", b"x", key=key, deliver_at=_LONG_AGO) for key in keys])
         ids = {message.key: message.id or 0 for message in Log().read_on(channel, EARLIEST).messages}
         with channel.transaction():
-            Parked(channel, _NAME).park({state: [ids[key] for key in some] for state, some in states.items()})
+            parked = Parked(channel, _NAME)
+            parked.park(by_id({state: [ids[key] for key in some] for state, some in states.items()}))
+            parked.advance(released)
         ParkedMessages(channel, _NAME).request(DEAD, "replay", "somebody", None)
         partitions = replace(_subscription(channel), partitions=number).all_partitions()
 
@@ -256,12 +264,11 @@ class ParkedContract:
             found.append(
                 [
                     parked.keys(100),
-                    parked.released_keys(),
-                    {each.message.key for each in parked.ready(blocked, {}, 100, 1_000)[0]},
+                    {each.message.key for each in parked.ready([], 100, 1_000)},
                     {each.key for each in parked.requests(100)},
                     parked.waiting(100),
                     parked.some_fell_due(),
-                    set(parked.fall_due(100)),
+                    parked.fall_due(100),
                     parked.some_fell_due(),
                 ]
             )
@@ -271,9 +278,8 @@ class ParkedContract:
 
         assert found == [
             [
-                own(each, [*due, *dead, *waiting]),
-                own(each, blocked),
-                own(each, [*due, *blocked]),
+                own(each, [*due, *dead, *released, *waiting]),
+                own(each, [*due, *released]),
                 own(each, dead),
                 len(own(each, waiting)),
                 bool(own(each, delayed)),
@@ -393,7 +399,7 @@ class UpkeepContract:
         check = Declaration(name="check:g", kind="check", destination="check:g", topics=(HALF_TOPIC,), tags=("g",))
         Subscriptions(channel).declare(check)
         ids = _appended(outbox, channel, ["a", "b", None])
-        Parked(channel, _NAME).park({Parking(state="dead", blocks=True, error="no"): ids[:1]})
+        Parked(channel, _NAME).park(by_id({Parking(state="dead", holds=True, error="no"): ids[:1]}))
         half = Half(transaction="t", group="g", way="listener")
         _alone(outbox, halves.append(half, Message("beta", b"x"), 7, "{}"))
 
@@ -439,9 +445,7 @@ def _appended(outbox: Outbox, channel: Channel, keys: Sequence[str | None]) -> l
     return [message.id or 0 for message in Log().read_on(channel, EARLIEST).messages]
 
 
-def _ready(
-    parked: Parked, released: Sequence[str] = (), refused: Mapping[str, int] = MappingProxyType({}), rows: int = 10
-) -> list[tuple[int, int]]:
+def _ready(parked: Parked, *, refused: Sequence[str] = (), rows: int = 10, **more: Any) -> list[tuple[int, int]]:
     """Return the ids of what may be tried now, each with the number of its attempt."""
-    found, _ = parked.ready(released, refused, rows, 1_000_000)
+    found = parked.ready(refused, rows, 1_000_000, **more)
     return [(each.message.id or 0, each.message.attempt) for each in found]

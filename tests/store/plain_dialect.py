@@ -35,6 +35,18 @@ _OF_TOPICS = """(:topics IS NULL OR topic REGEXP :topics)
 _AMONG = "instr({list}, ',' || hex({value}) || ',') > 0"
 
 
+def _records(parameter: str, columns: Mapping[str, str]) -> str:
+    """Count the rows, because no function makes rows of a list."""
+    values = ", ".join(
+        f"json_extract(:{parameter}, '$[' || n || '][{place}]') AS {c}" for place, c in enumerate(columns)
+    )
+    return f"""(
+        WITH RECURSIVE counted(n) AS (
+            SELECT 0 WHERE json_array_length(:{parameter}) > 0
+            UNION ALL SELECT n + 1 FROM counted WHERE n + 1 < json_array_length(:{parameter}))
+        SELECT {values} FROM counted)"""
+
+
 def _bind_list(values: Sequence[Any]) -> str:
     return "," + "".join(f"{str(value).encode().hex().upper()}," for value in values)
 
@@ -112,7 +124,7 @@ PLAIN = varied(
     among_numbers=_AMONG,
     among_texts=_AMONG,
     among_many=_AMONG,
-    number_of="json_extract({numbers}, '$.\"' || {value} || '\"')",
+    records=_records,
     bind_list=_bind_list,
     of_topics=_OF_TOPICS,
     bind_topics=_bind_topics,

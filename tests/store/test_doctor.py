@@ -30,6 +30,7 @@ from tests.support.command_line import outbox as typed
 from tests.support.destination import Destination, fill
 from tests.support.dialects import database_of
 from tests.support.guests import owner_and_guest
+from tests.support.parked import by_id
 
 
 def found(engine: Engine, schema: str | None = None, slots: int | None = None) -> list[str]:
@@ -369,7 +370,7 @@ def fill_every_table(engine: Engine) -> None:
     with (outbox := Outbox(engine)).begin() as session:
         outbox.send_all(session, [Message("orders", b"1"), Message("orders", b"2")])
     with closing(outbox.database.open()) as channel, channel.transaction():
-        Parked(channel, "relay").park({Parking(state="dead", blocks=True): [1]})
+        Parked(channel, "relay").park(by_id({Parking(state="dead", holds=True): [1]}))
 
 
 @pytest.mark.parametrize("where", KNOWN)

@@ -198,7 +198,7 @@ def test_a_worker_without_its_lease_parks_nothing(outbox, channel):
     settlement, _ = zombie(outbox, channel)
     send(outbox, "1")
     reading = Log().read_on(channel, EARLIEST)
-    parkings = [(reading.messages[0], Parking(state="dead", blocks=True, error="?"))]
+    parkings = [(reading.messages[0], Parking(state="dead", holds=True, error="?"))]
 
     with pytest.raises(LeaseLostError):
         settlement.settle(Progress(Position(900)), parkings)

@@ -12,6 +12,7 @@ from outbox.store.log.cursor import Cursor
 from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.worker.settings import Settings
+from tests.support.parked import by_id
 from tests.support.readers import Collector, send, texts, worker
 
 SMALL = Limits(rows=10, bytes=100_000)
@@ -72,12 +73,10 @@ def test_what_is_set_aside_keeps_to_the_limits_of_rows_and_bytes(engine, channel
         )
     parked, now = Parked(channel, "relay"), timedelta(0)
     with channel.transaction():
-        parked.park({Parking(state="retry", blocks=True, delay=now): list(range(1, len(sizes) + 1))})
+        parked.park(by_id({Parking(state="retry", holds=True, delay=now): list(range(1, len(sizes) + 1))}))
 
     portions: list[list[Message]] = []
-    more = True
-    while more:
-        ready, more = parked.ready([], {}, SMALL.rows, SMALL.bytes)
+    while ready := parked.ready([], SMALL.rows, SMALL.bytes):
         portions.append([each.message for each in ready])
         parked.remove([message.id or 0 for message in portions[-1]])
 

@@ -20,7 +20,7 @@ from outbox.errors import DatabaseError, SchemaError
 from outbox.store.dialects.postgresql import dialect
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import leading_to
-from tests.support.destination import Destination
+from tests.support.destination import Destination, relay_to
 from tests.support.revisions import add_revision, make_earlier
 
 
@@ -338,6 +338,100 @@ def test_an_upgrade_gives_up_behind_a_long_transaction_so_that_no_writer_waits(e
     migrate.upgrade(empty_pg)
 
     assert (refused, migrate.current_revision(empty_pg)) == ("0002", migrate.head_revision())
+
+
+#: What was parked before held keys had one head: subscription, id, key, state, whether it blocks its key, place,
+#: attempts, when it is due, error.
+PARKED_EARLIER: list[tuple[str, int, str | None, str, bool, int, int, str | None, str | None]] = [
+    ("relay", 1, "a", "dead", True, 1 << 20, 3, None, "no"),
+    ("relay", 2, "a", "blocked", True, 2 << 20, 0, None, None),
+    ("relay", 3, "a", "retry", True, 3 << 20, 2, "2026-01-01", "not now"),
+    ("relay", 4, "b", "blocked", True, 4 << 20, 0, None, None),
+    ("relay", 5, "b", "blocked", True, 5 << 20, 0, None, None),
+    ("relay", 6, "c", "retry", True, 6 << 20, 1, "2026-01-01", "not now"),
+    ("relay", 7, "c", "delayed", False, 7 << 20, 0, "2999-01-01", None),
+    ("relay", 8, None, "waiting", True, 8 << 20, 0, "2999-01-01", "away"),
+    ("relay", 9, "d", "dead", False, 9 << 20, 3, None, "no"),
+    ("relay", 10, "d", "waiting", True, 10 << 20, 0, "2999-01-01", "away"),
+    # The later one fell due first.
+    ("relay", 11, "e", "blocked", True, (20 << 20) + 2, 0, None, None),
+    ("relay", 12, "e", "blocked", True, (20 << 20) + 1, 0, None, None),
+    ("relay", 13, None, "blocked", False, 13 << 20, 0, None, None),
+    ("billing", 1, "a", "blocked", True, 1 << 20, 0, None, None),
+]
+#: As the same are now: state, unit, place in the unit, attempts, whether they are due at some moment, error.
+PARKED_NOW: dict[tuple[str, int], tuple[str | None, str | None, int | None, int, bool, str | None]] = {
+    ("billing", 1): ("retry", "a", 1, 0, True, None),
+    ("relay", 1): ("dead", "a", 1, 3, False, "no"),
+    ("relay", 2): (None, "a", 2, 0, False, None),
+    ("relay", 3): (None, "a", 3, 0, False, None),
+    ("relay", 4): ("retry", "b", 1, 0, True, None),
+    ("relay", 5): (None, "b", 2, 0, False, None),
+    ("relay", 6): ("retry", "c", 1, 1, True, "not now"),
+    ("relay", 7): ("delayed", None, None, 0, True, None),
+    ("relay", 8): ("waiting", None, None, 0, True, "away"),
+    ("relay", 9): ("dead", None, None, 3, False, "no"),
+    ("relay", 10): ("waiting", "d", 1, 0, True, "away"),
+    ("relay", 11): (None, "e", 2, 0, False, None),
+    ("relay", 12): ("retry", "e", 1, 0, True, None),
+    ("relay", 13): ("retry", None, None, 0, True, None),
+}
+
+
+def park_earlier(engine: Engine) -> None:
+    """Parked messages as the version before had them, each with its id as the body."""
+    make_earlier(engine, "0004")
+    names = ("subscription", "id", "key", "state", "blocks", "place", "attempts", "due_at", "error")
+    more = {"topic": "t", "slot": 0, "created_at": "2026-01-01", "parked_at": "2026-01-01"}
+    columns = (*names, *more, "message_id", "body")
+    statement = text(
+        f"INSERT INTO outbox_parked ({', '.join(columns)}) VALUES ({', '.join(f':{name}' for name in columns)})"
+    )
+    with engine.begin() as connection:
+        for row in PARKED_EARLIER:
+            of_row = {"message_id": uuid.uuid4().hex, "body": str(row[1]).encode()}
+            connection.execute(statement, {**dict(zip(names, row, strict=True)), **more, **of_row})
+
+
+def test_an_upgrade_makes_each_held_key_a_queue_with_one_head(empty):
+    """Of what failed behind another message the attempts begin again, and what nothing held back is due."""
+    park_earlier(empty)
+
+    migrate.upgrade(empty)
+
+    with empty.connect() as connection:
+        found = connection.execute(
+            text("""
+                SELECT subscription, id, state, unit, CASE WHEN unit IS NOT NULL THEN place END, attempts,
+                       due_at IS NOT NULL, error
+                FROM outbox_parked
+            """)
+        ).all()
+    assert {(row[0], row[1]): tuple(row[2:]) for row in found} == PARKED_NOW
+
+
+def test_an_upgrade_of_parked_messages_makes_the_tables_of_the_library(empty):
+    metadata = schema.metadata(dialect=empty.dialect.name)
+    metadata.create_all(empty)
+    wanted = definitions(empty)
+    metadata.drop_all(empty)
+    park_earlier(empty)
+
+    migrate.upgrade(empty)
+
+    assert (definitions(empty), differences(empty), meta(empty)) == (wanted, [], (schema.VERSION, 256))
+
+
+def test_what_was_parked_before_an_upgrade_is_sent_in_the_order_of_its_keys(empty):
+    park_earlier(empty)
+    migrate.upgrade(empty)
+    destination = Destination()
+
+    relay_to(destination, Outbox(empty)).until_empty()
+
+    of_keys = [[b"4", b"5"], [b"6"], [b"12", b"11"], [b"13"]]
+    assert [[body for body in destination.bodies if body in of_key] for of_key in of_keys] == of_keys
+    assert len(destination.bodies) == 6
 
 
 def test_an_upgrade_runs_the_revisions_that_are_missing(empty, tmp_path, monkeypatch):

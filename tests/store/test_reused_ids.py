@@ -20,12 +20,12 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from tests.support.command_line import leading_to
 from tests.support.destination import Destination, relay_to
-from tests.support.parked import request
+from tests.support.parked import by_id, request
 from tests.support.reused_ids import begin_again
 from tests.support.waiting import eventually
 
-RETRY = Parking(state="retry", blocks=True, delay=timedelta(0))
-DEAD = Parking(state="dead", blocks=True)
+RETRY = Parking(state="retry", holds=True, delay=timedelta(0))
+DEAD = Parking(state="dead", holds=True)
 
 
 def send(outbox: Outbox, *bodies: str) -> None:
@@ -195,7 +195,7 @@ def test_a_message_that_is_parked_already_stays_as_it_is(engine, channel):
 
     for parking, ids in ((RETRY, [1]), (DEAD, [1, 2])):
         with channel.transaction():
-            parks.park({parking: ids})
+            parks.park(by_id({parking: ids}))
 
     assert parked(engine) == [(1, b"first", "retry"), (2, b"second", "dead")]
 
@@ -212,7 +212,7 @@ def test_messages_are_compared_only_where_some_were_parked_already(engine, chann
     monkeypatch.setattr(channel, "rows", rows)
     for ids in ([1, 2], [2, 3]):
         with channel.transaction():
-            parks.park({RETRY: ids})
+            parks.park(by_id({RETRY: ids}))
 
     assert compared == [outbox.database.bind([2, 3])]
 
@@ -221,11 +221,11 @@ def test_another_subscription_may_have_parked_what_it_likes(engine, channel):
     outbox = Outbox(engine)
     send(outbox, "old")
     with channel.transaction():
-        Parked(channel, "other").park({DEAD: [1]})
+        Parked(channel, "other").park(by_id({DEAD: [1]}))
     begin_again(engine)
     send(outbox, "new")
 
     with channel.transaction():
-        Parked(channel, "relay").park({DEAD: [1]})
+        Parked(channel, "relay").park(by_id({DEAD: [1]}))
 
     assert sorted(parked(engine)) == [(1, b"new", "dead"), (1, b"old", "dead")]

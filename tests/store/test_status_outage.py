@@ -32,13 +32,13 @@ class Destination:
 
     destination = "nats://h:4222"
 
-    def __init__(self) -> None:
-        self.well = False
+    def __init__(self, *, everything: bool = False) -> None:
+        self.well, self.everything = False, everything
 
     def send(self, messages):
         """One answer for each topic."""
         answers = {"bad": Reject("too long"), "shy": Retry("not now", after=timedelta(minutes=5))}
-        away = Done() if self.well else Unavailable("connection refused")
+        away = Done() if self.well else Unavailable("connection refused", everything=self.everything)
         return [answers.get(message.topic, Done() if message.topic == "fine" else away) for message in messages]
 
     def close(self):
@@ -63,7 +63,8 @@ def age_by(engine: Engine, seconds: int, **columns: str) -> None:
     }[engine.dialect.name]
     names = ("created_at", "parked_at", "deliver_at", "due_at")
     sets = ", ".join(f"{name} = {later.format(name)}" for name in names)
-    chosen = "".join(f" AND {name} = :{name}" for name in columns)
+    of = {"state": "coalesce(state, 'behind')"}
+    chosen = "".join(f" AND {of.get(name, name)} = :{name}" for name in columns)
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE outbox_parked SET {sets} WHERE TRUE{chosen}"), {"seconds": seconds, **columns})
 
@@ -108,18 +109,18 @@ def test_what_waits_for_the_destination_is_told_with_since_when_and_why(engine):
     assert (f"warning: {said}\n" in shown.err, " 10 h" in shown.out) == (True, True)
 
 
-def test_what_is_blocked_behind_them_is_told(engine):
+def test_what_is_behind_them_is_told(engine):
     """The trouble counts the first of each key; the others are not sent either."""
     for key in ("a", "b"):
         send(engine, "orders", "orders", "orders", key=key)
     send(engine, "fine")
     Relay(Outbox(engine), Destination()).until_empty()
 
-    first, blocked = told(engine)
+    first, second = told(engine)
 
     assert first.startswith("relay: 2 messages wait for nats://h:4222 (since ")
-    behind = "relay: 4 messages are blocked behind an earlier message of the same key"
-    assert blocked == f"{behind}; to see the earlier messages, run: {LIST} blocked"
+    behind = "relay: 4 messages are behind an earlier message of the same key"
+    assert second == f"{behind}; to see the earlier messages, run: {LIST} behind"
 
 
 def test_one_message_is_told_as_one(engine):
@@ -183,7 +184,7 @@ def test_a_delayed_message_in_the_log_is_not_late_before_it_is_due(engine):
 def test_what_waits_behind_a_dead_letter_is_unsent(engine):
     send(engine, "bad", "fine", key="k")
     Relay(Outbox(engine), Destination()).until_empty()
-    age_by(engine, 300, state="blocked")
+    age_by(engine, 300, state="behind")
 
     assert 300 <= status_of(engine).lag_seconds < 400
 
@@ -192,7 +193,7 @@ def test_what_waits_behind_a_dead_letter_is_not_told_as_behind_besides(engine):
     """No worker could catch up with these messages: they wait for the decision of a person."""
     send(engine, "bad", "fine", key="k")
     Relay(Outbox(engine), Destination()).until_empty()
-    age_by(engine, 600, state="blocked")
+    age_by(engine, 600, state="behind")
 
     told, tolerated = (
         {each.kind for each in Outbox(engine).admin.diagnosis(Thresholds(max_dead=most))} - {"not_run"}
@@ -204,33 +205,34 @@ def test_what_waits_behind_a_dead_letter_is_not_told_as_behind_besides(engine):
 def test_what_waits_behind_a_paused_key_is_no_finding(engine):
     admin = Outbox(engine).admin
     admin.pause("relay", key="k")
-    send(engine, "fine", key="k")
+    send(engine, "fine", "fine", key="k")
     Relay(Outbox(engine), Destination()).until_empty()
-    age_by(engine, 600, state="blocked")
+    age_by(engine, 600)
 
     found = {each.kind for each in admin.diagnosis()} - {"not_run"}
     assert (found, admin.statuses("relay")[0].lag_seconds > 300) == (set(), True)
 
 
-@pytest.mark.parametrize("key", ["other", None])
-def test_beside_a_paused_key_what_nothing_holds_back_is_behind(engine, key):
-    """A delayed message that fell due waits for its worker alone, which is slow or stands still."""
+@pytest.mark.parametrize(("state", "key"), [("delayed", "other"), ("delayed", None), ("retry", "other")])
+def test_beside_a_paused_key_what_nothing_holds_back_is_behind(engine, state, key):
+    """What fell due, or is the head of a key, waits for its worker alone, which is slow or stands still."""
     admin = Outbox(engine).admin
     admin.pause("relay", key="k")
     send(engine, "fine", key="k")
     send(engine, "fine", key=key)
     Relay(Outbox(engine), Destination()).until_empty()
-    age_by(engine, 600, state="blocked")
     with engine.begin() as connection:
         connection.execute(
             text("""
-            INSERT INTO outbox_parked (subscription, id, message_id, topic, key, slot, body, created_at, state, blocks,
-                                       place, attempts, parked_at)
-            SELECT 'relay', id, message_id, topic, key, slot, body, created_at, 'blocked', key IS NOT NULL, id, 0,
-                   created_at
+            INSERT INTO outbox_parked (subscription, id, message_id, topic, key, slot, body, created_at, state, unit,
+                                       place, attempts, due_at, parked_at)
+            SELECT 'relay', id, message_id, topic, key, slot, body, created_at, :state,
+                   CASE WHEN :state = 'retry' THEN key END, 1, 0, created_at, created_at
             FROM outbox_message WHERE key IS NULL OR key <> 'k'
-        """)
+        """),
+            {"state": state},
         )
+    age_by(engine, 600)
 
     assert {each.kind for each in admin.diagnosis()} - {"not_run"} == {"behind"}
 
@@ -247,7 +249,7 @@ def test_a_dead_letter_alone_is_not_late(engine):
 @pytest.mark.storm
 def test_a_worker_that_waits_with_messages_in_the_log_says_for_what_and_since_when(engine):
     """While it tries one after the other nothing is parked: only the worker knows."""
-    destination = Destination()
+    destination = Destination(everything=True)
     send(engine, *["orders"] * 100)
     with Outbox(engine).running(destination):
         assert eventually(lambda: status(engine)["notice"] is not None)
@@ -255,7 +257,7 @@ def test_a_worker_that_waits_with_messages_in_the_log_says_for_what_and_since_wh
         destination.well = True
         assert eventually(lambda: status(engine)["notice"] is None)
 
-    text = "waits for nats://h:4222 to accept topic orders: connection refused"
+    text = "waits for nats://h:4222: connection refused"
     assert (found["backlog"], found["notice"], code) == (100, text, 1)
     assert said[0].startswith("relay: the worker does not get on (since ")
     assert said[0].endswith(f"): {text}; to see whether the worker goes on, run: outbox status --watch")

@@ -51,7 +51,7 @@ def test_the_first_worker_fixes_what_the_migration_left_open(outbox, channel):
             {"topics": ("!orders",)},
             (
                 "has topics all, this worker asks for !orders; .* split relay --topics orders --to URL --as"
-                " relay:orders; or give .* --name"
+                " relay:orders.*; or give .* --name"
             ),
         ),
         (
@@ -70,7 +70,7 @@ def test_a_worker_that_declares_something_else_is_refused(outbox, differing, tol
     assert texts(delivered(outbox.database)) == ["1"]
     send(outbox, "2")
 
-    with pytest.raises(SubscriptionError, match=rf"subscription 'relay' {told}$"):
+    with pytest.raises(SubscriptionError, match=rf"subscription 'relay' {told}"):
         delivered(outbox.database, **differing)
 
     with closing(outbox.database.open()) as channel:

@@ -26,7 +26,7 @@ def write(outbox: Outbox, *bodies: str, topic: str = "orders", key: str | None =
 
 def parked(outbox: Outbox, name: str = "billing") -> list[tuple[str, int, str | None]]:
     """The parked messages of a subscription in the order of the log: state, failures and error."""
-    query = "SELECT state, attempts, error FROM {parked} WHERE subscription = :name ORDER BY id"
+    query = "SELECT coalesce(state, 'behind'), attempts, error FROM {parked} WHERE subscription = :name ORDER BY id"
     with closing(outbox.database.open()) as channel:
         return [(state, attempts, error) for state, attempts, error in channel.rows(query, name=name)]
 

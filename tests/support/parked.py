@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from sqlalchemy import Engine, text
+
+from outbox.model.parking import Parking
 
 
 def states(engine: Engine) -> dict[str, int]:
     """How many messages are parked in which state."""
     with engine.connect() as connection:
-        rows = connection.execute(text("SELECT state, count(*) FROM outbox_parked GROUP BY state"))
+        rows = connection.execute(text("SELECT coalesce(state, 'behind'), count(*) FROM outbox_parked GROUP BY state"))
         return {str(state): int(count) for state, count in rows}
 
 
@@ -28,3 +32,8 @@ def request(engine: Engine, verb: str, of: str = "") -> None:
             ),
             {"verb": verb, "all": not of, "body": of.encode()},
         )
+
+
+def by_id(parkings: Mapping[Parking, Iterable[int]]) -> list[tuple[int, Parking]]:
+    """What messages are parked as, in the order of the log."""
+    return sorted(((id, parking) for parking, ids in parkings.items() for id in ids), key=lambda each: each[0])

@@ -100,10 +100,17 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._answers], [], [], timeout)[0]:
+        if self.returncode is None and _comes(self._answers.fileno(), timeout):
             self.returncode = int(self._answers.readline())
             self._answers.close()
         return self.returncode
+
+
+def _comes(descriptor: int, timeout: float | None) -> bool:
+    """Whether something comes within so many seconds; of a process with any number of descriptors."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN | select.POLLHUP)
+    return bool(poll.poll(None if timeout is None else timeout * 1000))
 
 
 def run(

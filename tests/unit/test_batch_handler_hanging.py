@@ -18,7 +18,7 @@ from outbox.runtime.clock import clock
 from outbox.worker.calls import Call
 from outbox.worker.hung import HungCall, HungCalls, hung_calls_of
 from outbox.worker.known import KnownOutcomes, identity_of
-from outbox.worker.policy import BLOCKED, MAX_HUNG, HandlerPolicy
+from outbox.worker.policy import BEHIND, MAX_HUNG, HandlerPolicy
 from tests.support.stage import POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, seen
 from tests.support.waiting import eventually
 
@@ -28,7 +28,7 @@ def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
     with hanging(handler, 1, hopeless=lambda: False):
         outcome = Stage(handler).run(messages("a", "b", "a", "b"))
 
-    assert seen(outcome) == {"done": [2, 4], "parked": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [2, 4], "parked": [(1, "retry", 1), (3, "behind", 0)], "open": []}
 
 
 def test_a_hung_call_keeps_its_keys_also_when_its_message_has_an_outcome():
@@ -73,7 +73,7 @@ def test_what_hangs_does_not_expire():
         answer, handler.answer = handler.answer, their_time_is_over
         outcome = Stage(handler).run(found, now=now)
 
-    assert seen(outcome) == {"done": [2], "parked": [(4, "dead", 0), (1, "retry", 1), (3, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [2], "parked": [(4, "dead", 0), (1, "retry", 1), (3, "behind", 0)], "open": []}
 
 
 def test_a_message_whose_time_ends_while_it_waits_for_its_turn_is_not_handed_over():
@@ -184,7 +184,7 @@ def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
         stage.run(messages("b", "c", first=2))
         second = stage.run([again(poison, 2)], parked=True, quota=0)
 
-    assert seen(first) == {"done": [], "parked": [], "open": [1]}
+    assert seen(first) == {"done": [], "parked": [(1, "waiting", 1)], "open": [1]}
     assert seen(second) == {"done": [], "parked": [(1, "retry", 2)], "open": []}
 
 
@@ -428,12 +428,12 @@ def test_the_outcome_of_an_id_that_is_given_out_again_is_not_used_when_it_comes_
 
 def test_what_was_parked_and_not_settled_is_parked_again_without_a_call():
     handler, hung, all = Handler(), HungCalls(), messages("a", "a", "b")
-    parked = [(all[0], POLICY.failed(all[0], Retry("no"))), (all[1], BLOCKED), (all[2], POLICY.dead(all[2], "never"))]
+    parked = [(all[0], POLICY.failed(all[0], Retry("no"))), (all[1], BEHIND), (all[2], POLICY.dead(all[2], "never"))]
     hung.note(None, [], parked)
     outcome = Stage(handler, hung=hung).run(all)
 
     assert handler.calls == []
-    assert seen(outcome)["parked"] == [(1, "retry", 1), (3, "dead", 1), (2, "blocked", 0)]
+    assert seen(outcome)["parked"] == [(1, "retry", 1), (3, "dead", 1), (2, "behind", 0)]
 
 
 @pytest.mark.parametrize(

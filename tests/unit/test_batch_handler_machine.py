@@ -31,7 +31,7 @@ from outbox.worker.calls import Call
 from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
-from outbox.worker.policy import BLOCKED, HandlerPolicy
+from outbox.worker.policy import BEHIND, HandlerPolicy
 from outbox.worker.waiting import Look, Wait
 from tests.support.stage import EARLIER, again, messages, outages_told_to
 
@@ -222,7 +222,7 @@ class Machine(RuleBasedStateMachine):
             if message.key not in blocked:
                 self.arrive(message)
             elif settles:
-                self.parked[message.id or 0] = Row(message, BLOCKED)
+                self.parked[message.id or 0] = Row(message, BEHIND)
         self.settled = min(len(self.log), self.settled + sends * settles)
         self.answered.clear()
         for call in self.calls:
@@ -251,7 +251,7 @@ class Machine(RuleBasedStateMachine):
         """The next messages of the log, but those whose key is held back by a parked one."""
         batch = self.log[self.settled : self.settled + size]
         blocked = {row.message.key for row in self.parked.values() if row.message.key is not None}
-        self.outcome = Outcome(parked=[(each, BLOCKED) for each in batch if each.key in blocked])
+        self.outcome = Outcome(parked=[(each, BEHIND) for each in batch if each.key in blocked])
         self.given = [each for each in batch if each.key not in blocked]
         self.batch = batch
         self._start(quota=3)
@@ -352,7 +352,7 @@ class Machine(RuleBasedStateMachine):
         for message in self.outcome.done:
             del self.parked[message.id or 0]
         for message, parking in self.outcome.parked:
-            if parking is not BLOCKED:
+            if parking is not BEHIND:
                 self.parked[message.id or 0] = Row(self.parked[message.id or 0].message, parking)
         self.outcome = Outcome()
 

@@ -72,26 +72,24 @@ def test_pauses_are_counted_until_something_is_accepted():
     assert blame.pauses == 0
 
 
-def test_a_topic_is_refused_after_one_failure_beside_accepted_topics_or_two_failures():
+def test_two_messages_that_fail_alone_stand_for_their_topic():
     one, two, other = *messages("a", "b", topic="gone"), messages("c", first=3)[0]
     all, findings = [one, two, other], Findings()
     findings.failed(one, "no")
-    with_one = findings.is_refused("gone", all)
+    with_one = findings.failed_twice("gone", all)
     findings.failed(two, "no")
-    with_two = findings.is_refused("gone", all)
-    findings.accepted()
-    healed = findings.is_refused("gone", all)
-    findings.refused_alone(one)
+    with_two = findings.failed_twice("gone", all)
+    findings.accepted([other])
 
-    assert (with_one, with_two, healed, findings.is_refused("gone", all)) == (False, True, False, True)
-    assert not findings.is_refused("orders", all)
+    assert (with_one, with_two, findings.failed_twice("gone", all)) == (False, True, False)
 
 
-def test_a_topic_that_is_refused_while_nothing_is_accepted_does_not_count_as_refused_alone():
-    findings = Findings()
-    findings.refused_alone(FIRST)
+def test_a_refused_topic_is_accepted_with_its_next_message():
+    gone, findings = messages("a", topic="gone"), Findings(refused={"gone": "no stream", "lost": "no stream"})
 
-    assert (findings.tried, findings.refused) == ({1}, set())
+    findings.accepted(gone)
+
+    assert findings.refused == {"lost": "no stream"}
 
 
 def test_errors_are_known_by_topic_and_one_that_all_have_is_that_of_the_destination():
@@ -108,5 +106,5 @@ def test_errors_are_known_by_topic_and_one_that_all_have_is_that_of_the_destinat
     assert findings.error_of_all(errors.values()) == "away"
     assert findings.error_of_all(["away"]) is None
     assert findings.error_of_all(["away", "refused"]) is None
-    findings.accepted()
+    findings.accepted([FIRST])
     assert findings.error_of_all(errors.values()) is None

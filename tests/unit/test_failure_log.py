@@ -10,7 +10,7 @@ from outbox.telemetry.events import Listeners, Teller, UpkeepRefused
 from outbox.telemetry.failure_log import FailureLog, Words
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
-from outbox.worker.policy import BLOCKED
+from outbox.worker.policy import BEHIND
 from tests.support.stage import DESTINATION, NO_DATABASE, POLICY, messages
 
 
@@ -81,7 +81,7 @@ def test_a_server_that_is_away_is_told_as_such_and_so_is_the_end_of_it(caplog, c
     told.settled((message, POLICY.waiting(message, away)) for message in messages(None, None))
     clock.append(110.0)
     told.outages.refused({"mail": away}, by_all=away)
-    told.settled((message, BLOCKED) for message in messages(None, first=2, topic="mail") + messages("k", first=3))
+    told.settled((message, BEHIND) for message in messages(None, first=2, topic="mail") + messages("k", first=3))
     clock.append(152.0)
     told.accepted("mail")
 
@@ -173,7 +173,7 @@ def test_dead_letters_are_told_a_line_for_all_of_a_settle(caplog, clock):
     told = Told(clock)
     parkings = [(message, POLICY.dead(message, f"bad {message.id}")) for message in messages("b", "a", first=7)]
 
-    told.settled([*reversed(parkings), (messages("c")[0], BLOCKED)])
+    told.settled([*reversed(parkings), (messages("c")[0], BEHIND)])
     told.settled(parkings[:1])
 
     first = (

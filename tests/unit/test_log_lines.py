@@ -24,7 +24,7 @@ def test_a_dead_letter_is_a_line_of_json_with_its_fields(caplog):
             database=cast("Any", None),
             subscription="relay",
             partition=0,
-            messages=[(message, Parking(state="dead", blocks=True, attempts=10, error="HTTP 422"))],
+            messages=[(message, Parking(state="dead", holds=True, attempts=10, error="HTTP 422"))],
         )
     )
 

@@ -137,7 +137,7 @@ def test_a_settle_has_the_lag_of_its_oldest_message_by_the_clock_of_the_database
 
 def test_leases_outages_retries_and_repetitions():
     away = [events.Outage(topic=None, error="refused", seconds=1.0), events.Outage(topic="a", error="no", seconds=1.0)]
-    retry, blocked = Parking(state="retry", blocks=True), Parking(state="blocked", blocks=True)
+    retry, behind = Parking(state="retry", holds=True), Parking(state="behind", holds=True)
     one, two = messages(2)
 
     found = noted(
@@ -146,7 +146,7 @@ def test_leases_outages_retries_and_repetitions():
         events.DestinationAway(**WHERE, destination="nats://n/s", outages=away[1:], pauses=False),
         events.DestinationAway(**WHERE, destination="nats://n/s", outages=away, pauses=True),
         events.DestinationBack(**WHERE, destination="nats://n/s", outage=away[0]),
-        events.Parked(**WHERE, partition=3, messages=[(one, retry), (two, blocked)]),
+        events.Parked(**WHERE, partition=3, messages=[(one, retry), (two, behind)]),
         events.Repeated(database=DATABASE, consumer="billing"),
     )
 

@@ -1,5 +1,6 @@
 """The messages of a batch: each gets one outcome, and what is blocked by its key goes with it."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from outbox import Retry
 from outbox.worker.known import identity_of
 from outbox.worker.outcome import Outcome, Pending
-from outbox.worker.policy import BLOCKED, EXPIRED
+from outbox.worker.policy import BEHIND, EXPIRED, with_one_head
 from tests.support.stage import POLICY, ids, messages, seen
 
 KEYS = st.lists(st.sampled_from(["a", "b", None]), max_size=12)
@@ -25,7 +26,7 @@ def test_what_a_parked_message_blocks_is_parked_with_it_also_what_is_before_it()
     middle = batch.messages[2]
     batch.resolve(batch.messages[3:4], [(middle, POLICY.failed(middle, Retry("no")))])
 
-    assert seen(batch.outcome) == {"done": [4], "parked": [(3, "retry", 1), (1, "blocked", 0), (5, "blocked", 0)],
+    assert seen(batch.outcome) == {"done": [4], "parked": [(3, "retry", 1), (1, "behind", 0), (5, "behind", 0)],
                                    "open": []}  # fmt: skip
     assert ids(batch.messages) == [2]
 
@@ -59,6 +60,40 @@ def test_topics_are_left_with_what_is_in_their_keys():
     batch.leave_all()
 
     assert (ids(batch.outcome.open), batch.outcome.refused, batch.messages) == ([1, 2, 3, 4, 5], {"gone": None}, [])
+
+
+def test_what_comes_before_a_message_of_a_topic_that_is_left_stays_in_the_batch():
+    first, third = messages("a", "a")
+    (second,) = messages("a", topic="gone", first=9)
+    batch = Pending([first, second, third], quota=0, parked=True)
+    batch.leave_topics([second])
+
+    assert (ids(batch.outcome.open), ids(batch.messages)) == ([9, 2], [1])
+
+
+def test_a_message_that_was_left_open_while_a_call_had_it_is_done_with_its_answer():
+    batch = Pending(messages("a", "b"), quota=0, parked=True)
+    under_way, other = batch.messages
+    batch.leave_topics([other])
+    batch.resolve([under_way], [])
+
+    assert (ids(batch.outcome.done), ids(batch.outcome.open), batch.messages) == ([1], [2], [])
+
+
+def test_the_answer_about_a_message_of_another_batch_ends_no_other():
+    batch, (other,) = pending("a"), messages("b", first=9)
+    batch.resolve([other], [])
+
+    assert (ids(batch.outcome.done), ids(batch.messages)) == ([9], [1])
+
+
+def test_of_a_key_the_first_parking_holds_the_key_and_the_rest_is_behind():
+    first, second, other = messages("a", "a", "b")
+    retry, dead = POLICY.failed(first, Retry("no")), replace(POLICY.dead(first, "no"), holds=False)
+
+    assert with_one_head([(first, retry), (second, retry), (other, retry)])[1:] == [(second, BEHIND), (other, retry)]
+    assert with_one_head([(first, BEHIND), (second, retry)]) == [(first, BEHIND), (second, BEHIND)]
+    assert with_one_head([(first, dead), (second, retry)]) == [(first, dead), (second, retry)]
 
 
 def test_only_expired_messages_are_parked_as_dead_and_by_the_clock_alone():
@@ -108,7 +143,7 @@ def test_every_message_gets_one_outcome_or_none_whatever_is_resolved(keys, data)
         batch.resolve(some[:done], [(each, POLICY.failed(each, Retry("no"))) for each in some[done:]])
         outcome = [*batch.outcome.done, *(each for each, _ in batch.outcome.parked)]
         assert sorted(ids([*outcome, *batch.messages])) == ids(all)
-        held = {each.key for each, parking in batch.outcome.parked if parking is not BLOCKED}
+        held = {each.key for each, parking in batch.outcome.parked if parking is not BEHIND}
         assert not held & {each.key for each in batch.messages if each.key is not None}
 
 

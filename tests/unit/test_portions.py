@@ -51,7 +51,7 @@ def test_a_failure_is_its_messages_own_and_blocks_its_key():
     outcome = Stage(handler, ONE).run(messages("a", "b", "a", "b", None))
 
     assert handler.calls == [[1], [2], [3], [5]]
-    assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "behind", 0)], "open": []}
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), MemoryError()])
@@ -83,7 +83,7 @@ def test_without_order_a_failure_blocks_no_key():
     outcome = Stage(handler, replace(ONE, ordered=False)).run(messages("a", "a", "a"))
 
     assert handler.calls == [[1], [2], [3]]
-    assert [(m.id, p.state, p.blocks) for m, p in outcome.parked] == [(1, "dead", False)]
+    assert [(m.id, p.state, p.holds) for m, p in outcome.parked] == [(1, "dead", False)]
     assert ids(outcome.done) == [2, 3]
 
 
@@ -93,7 +93,7 @@ def test_a_portion_of_several_is_answered_in_parts():
     outcome = Stage(handler, replace(POLICY, portion=3)).run(messages("a", "b", "c", "b", "d"))
 
     assert handler.calls == [[1, 2, 3], [5]]
-    assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "behind", 0)], "open": []}
 
 
 def test_a_suspended_queue_leaves_the_rest_open():
@@ -128,7 +128,7 @@ def test_what_is_unavailable_blocks_no_key_without_order():
 
     outcome = Stage(handler, replace(ONE, ordered=False)).run(messages("b", "a", "a"))
 
-    assert [(m.id, p.state, p.blocks) for m, p in outcome.parked] == [(2, "waiting", False)]
+    assert [(m.id, p.state, p.holds) for m, p in outcome.parked] == [(2, "waiting", False)]
     assert ids(outcome.done) == [1, 3]
 
 
@@ -168,7 +168,7 @@ def test_a_portion_that_hangs_holds_its_own_message_only_and_counts_against_it()
         outcome = stage.run(messages("a", "b", "c", "b", "d"))
 
         assert handler.calls == [[1], [2], [3], [5]]
-        assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "blocked", 0)], "open": []}
+        assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "behind", 0)], "open": []}
         assert next(p.error for _, p in outcome.parked) == "no answer within 60.0 s"
         held = stage.batch_handler.hung.held()
         assert (held.ids, held.keys, held.but) == ({2}, {"b"}, set())
@@ -290,7 +290,7 @@ def test_whoever_drops_a_call_under_way_keeps_its_answers_and_holds_only_its_por
         released.set()
 
     assert handler.calls == [[1], [2], [3], [4]]
-    assert seen(outcome) == {"done": [1, 2, 4], "parked": [(3, "retry", 1), (5, "blocked", 0)], "open": []}
+    assert seen(outcome) == {"done": [1, 2, 4], "parked": [(3, "retry", 1), (5, "behind", 0)], "open": []}
 
 
 def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass():

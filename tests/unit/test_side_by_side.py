@@ -168,7 +168,7 @@ def test_one_that_hangs_does_not_stop_those_beside_it():
         released.set()
 
     assert sorted(ids(outcome.done)) == [2, 4, 5]
-    assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(1, "retry", 1), (3, "blocked", 0)]
+    assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(1, "retry", 1), (3, "behind", 0)]
     assert eventually(lambda: not stage.batch_handler.hung.unfinished)
 
 

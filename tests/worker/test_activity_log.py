@@ -48,13 +48,13 @@ def test_a_line_says_how_many_how_quickly_and_what_waits(clock, told):
     count(work, written(0.004, 990))
     count(work, written(30, 10))
     clock.append(160.0)
-    work.tell_if_due(lambda: {"waiting": 3, "blocked": 2, "retry": 0, "dead": 9, "delayed": 9})
+    work.tell_if_due(lambda: {"waiting": 3, "behind": 2, "retry": 0, "dead": 9, "delayed": 9})
     count(work, written(7200, 1, delay=7199))
     clock.append(220.0)
     work.tell_if_due(dict)
 
     assert told() == [
-        "relay: 1000 messages sent in 1 min, 99 % of them within 5 ms of being written; 3 waiting, 2 blocked",
+        "relay: 1000 messages sent in 1 min, 99 % of them within 5 ms of being written; 3 waiting, 2 behind",
         "relay: 1 message sent in 1 min, 99 % of them within 1 s of being written; none waits",
     ]
 

@@ -57,29 +57,14 @@ def test_what_a_dead_letter_holds_back_goes_out_in_order_when_it_no_longer_does(
     send(outbox, "a", *numbered(35, 50))
     relay_to(destination, outbox, settings=SMALL).until_empty()
 
-    assert held == {"dead": 2, "blocked": 51}
+    assert held == {"dead": 2, "behind": 51}
     assert destination.of_key("a") == encoded(*numbered(0, 50))
     assert destination.of_key("b") == encoded(*numbered(0, 30))
     assert states(engine) == {"dead": 3}
 
 
-def test_what_waits_for_another_reason_still_waits(engine):
-    """A message that is to be tried again holds its key, whatever becomes of dead letters before it."""
-    outbox, destination = Outbox(engine), Destination(failing({b"bad"}, Reject("never")))
-    send(outbox, "a", "bad", "retried", "behind")
-    relay_to(destination, outbox).until_empty()
-    with engine.begin() as connection:
-        later = "state = 'retry', due_at = '2100-01-01 00:00:00'"
-        connection.execute(text(f"UPDATE outbox_parked SET {later} WHERE id = 2"))
-
-    alter(engine, "continue")
-    relay_to(destination, outbox).until_empty()
-
-    assert (destination.bodies, states(engine)) == ([], {"dead": 1, "retry": 1, "blocked": 1})
-
-
 def test_dead_letters_from_before_hold_nothing_back_when_others_are_to_again(engine):
-    """Messages of their keys have passed them. The next ones do, and a replay comes before what it finds."""
+    """Messages of their keys have passed them. The next ones do, and a replay joins what it finds of its key."""
     outbox, destination = Outbox(engine), Destination(failing({b"bad", b"bad too"}, Reject("never")))
     send(outbox, "a", "bad", "1")
     relay_to(destination, outbox).until_empty()
@@ -95,7 +80,7 @@ def test_dead_letters_from_before_hold_nothing_back_when_others_are_to_again(eng
     relay_to(destination, outbox).until_empty()
 
     assert before == [b"1", b"2"]
-    assert destination.bodies == [b"1", b"2", b"bad", b"bad too", b"3"]
+    assert destination.bodies == [b"1", b"2", b"bad too", b"3", b"bad"]
 
 
 def test_the_policy_and_what_it_frees_are_stored_together(engine, monkeypatch):
@@ -106,7 +91,7 @@ def test_the_policy_and_what_it_frees_are_stored_together(engine, monkeypatch):
     def fail(*_arguments: object, **_options: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Parked, "unblock", fail)
+    monkeypatch.setattr(Parked, "let_go", fail)
     with pytest.raises(ZeroDivisionError):
         alter(engine, "continue")
 
@@ -131,5 +116,5 @@ def test_nothing_is_altered_when_a_worker_has_taken_the_lease(engine, monkeypatc
         alter(engine, "continue")
 
     with engine.connect() as connection:
-        blocking = connection.execute(text("SELECT count(*) FROM outbox_parked WHERE blocks")).scalar_one()
+        blocking = connection.execute(text("SELECT count(*) FROM outbox_parked WHERE unit IS NOT NULL")).scalar_one()
     assert (stored_policy(engine), blocking) == ("block", 2)

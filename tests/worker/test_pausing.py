@@ -139,7 +139,7 @@ def test_messages_of_a_paused_key_wait_in_order_and_others_pass(outbox):
         assert eventually(lambda: lease_of(outbox).epoch > before)
         destination.answer = lambda message: Retry("not yet") if message.body == b"199" and next(tries, 2) < 2 else DONE
         fill(outbox, 100, first=100)
-        assert eventually(lambda: len(destination.messages) == 190 and states(outbox.engine).get("blocked") == 9)
+        assert eventually(lambda: len(destination.messages) == 190 and states(outbox.engine).get("behind") == 9)
         held_back = destination.of_key("k1")
         resume(outbox, key="k1")
         assert eventually(lambda: len(destination.messages) == 200)
@@ -188,7 +188,7 @@ def test_the_pause_of_a_key_waits_for_a_call_that_hangs(outbox):
         hangs.clear()
         assert eventually(lambda: lease_of(outbox).epoch > lease)
         fill(outbox, 20, first=20)
-        assert eventually(lambda: states(outbox.engine) == {"blocked": 1})
+        assert eventually(lambda: states(outbox.engine) == {"retry": 1})
 
     assert destination.of_key("k1") == [b"1", b"21"]
     assert destination.of_key("k2") == [b"2"]
@@ -207,7 +207,7 @@ def test_a_paused_key_stays_paused_over_starts_and_the_pause_of_everything(outbo
     relay_to(destination, outbox).until_empty()
     relay_to(destination, outbox).until_empty()
 
-    assert (len(destination.messages), states(outbox.engine)) == (19, {"blocked": 1})
+    assert (len(destination.messages), states(outbox.engine)) == (19, {"retry": 1})
 
     (resumed,) = resume(outbox, key="k1")
     relay_to(destination, outbox).until_empty()

@@ -177,12 +177,12 @@ def test_what_is_parked_goes_and_is_counted_with_the_requests_on_it(engine, outb
     destination = Destination(failing({b"0"}, Reject("never")))
     fill(outbox, 60)
     with running(relay_to(destination, outbox)):
-        assert eventually(lambda: states(engine) == {"blocked": 2, "dead": 1} and len(destination.messages) == 57)
+        assert eventually(lambda: states(engine) == {"behind": 2, "dead": 1} and len(destination.messages) == 57)
         destination.answer = lambda _message: DONE
         gone = reset(channel, "relay", "earliest", wait=PATIENCE)
         assert eventually(lambda: len(destination.messages) == 117)
 
-    assert (gone, states(engine)) == ({"blocked": 2, "dead": 1}, {})
+    assert (gone, states(engine)) == ({"behind": 2, "dead": 1}, {})
     assert destination.of_key("k0") == expected(0, 60)
 
 

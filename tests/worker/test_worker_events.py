@@ -123,7 +123,7 @@ def test_what_is_not_done_is_told_when_it_is_stored(engine):
 
     found = [shown(event) for event in told if isinstance(event, events.Parked | events.Dead | events.Settled)]
     assert found == [
-        ("Parked", ["behind", "again"], ["blocked", "retry"]),
+        ("Parked", ["behind", "again"], ["behind", "retry"]),
         ("Dead", ["bad"], ["dead"]),
     ]
 

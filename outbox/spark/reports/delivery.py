@@ -35,6 +35,11 @@ def messages_per_hour(messages: DataFrame) -> DataFrame:
     )
 
 
+def _state() -> Column:
+    """Return the state of a parked message: what stands behind the head of its key has none."""
+    return sf.coalesce(sf.col("state"), sf.lit("behind"))
+
+
 def parked_by_age(parked: DataFrame, now: datetime) -> DataFrame:
     """Count parked messages by subscription, state and the time since they were parked.
 
@@ -43,7 +48,7 @@ def parked_by_age(parked: DataFrame, now: datetime) -> DataFrame:
     """
     seconds = sf.unix_micros(sf.lit(now)) / 1e6 - sf.unix_micros(sf.col("parked_at")) / 1e6
     return (
-        parked.groupBy("subscription", "state", _age_of(seconds).alias("age"))
+        parked.groupBy("subscription", _state().alias("state"), _age_of(seconds).alias("age"))
         .agg(sf.count("*").alias("messages"), sf.min("parked_at").alias("oldest"))
         .orderBy("subscription", "state", sf.desc("oldest"))
     )

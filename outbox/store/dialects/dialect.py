@@ -127,15 +127,17 @@ class Clock:
 class Values:
     """Types, lists and other values in SQL, and as parameters."""
 
-    #: The names of types in CAST: `text`, `bigint`, `smallint`.
+    #: The names of types in CAST: `text`, `bigint`, `smallint`, `float`.
     types: Mapping[str, str]
     #: Conditions: `{value}` is in the list of whole numbers, or of texts, that is bound as `{list}`.
     among_numbers: str
     among_texts: str
     #: As `among_texts`, for a long list and many rows: hashed, also in a plan that is made without the list.
     among_many: str
-    #: The number of the text `{value}` in the JSON object that is bound as `{numbers}`; null without it.
-    number_of: str
+    #: Returns the table of rows that are bound, given the name of the parameter, and the columns with their types.
+    records: Callable[[str, Mapping[str, str]], str]
+    #: Makes parameters of rows, given that name, and the names of the columns.
+    bind_records: Callable[[str, Sequence[str], Sequence[Row]], Parameters]
     #: Makes a parameter of a list, for these conditions.
     bind_list: Callable[[Sequence[Any]], Any]
     bind_uuid: Callable[[UUID], Any]
@@ -225,6 +227,8 @@ class Locks:
     upgrades: Callable[[Connection, str], None]
     #: A clause that keeps a row as it is until the transaction ends, without writing a new version of it.
     share: str
+    #: A clause that keeps a row from being deleted until the transaction ends.
+    keep: str
     #: A clause that locks the rows of a sub-select, and leaves out those that another transaction has locked.
     skip_locked: str
     #: Checks constraints at once that would otherwise be checked at the commit; None where no constraint can wait.

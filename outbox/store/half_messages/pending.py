@@ -37,12 +37,12 @@ _MESSAGES = f"""
     FROM {{message}} AS m WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}}
     GROUP BY m.key, coalesce(m.tags, ''), {{real_topic}}, {{way}} ORDER BY min(m.id)
 """
-#: The half messages that their checks have parked, by primary key, without the blocked ones: those wait behind another
-#: one of their transaction.
+#: The half messages that their checks have parked, by primary key, without those behind another one of their
+#: transaction.
 _PARKED = f"""
     SELECT m.key, p.id, p.state, p.attempts, p.error, p.due_at
     FROM {{message}} AS m JOIN {{parked}} AS p ON p.subscription = :prefix || m.tags AND p.id = m.id
-    WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}} AND p.state <> 'blocked' ORDER BY p.id
+    WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}} AND p.state IS NOT NULL ORDER BY p.id
 """
 _OPS = "SELECT transaction_id, op, decided_by, decided_at FROM {op} WHERE {chosen}"
 _ROWS = f"""

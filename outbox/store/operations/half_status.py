@@ -20,22 +20,21 @@ from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import real_topic_of
 from outbox.store.operations.parked_status import UNDECIDED
 from outbox.store.operations.status import ROWS_A_PLACE, places, seconds_since, unread_by_topic
+from outbox.store.subscriptions.parked_messages import of_state
 
-#: Messages without a verdict that a check-back has parked, by (subscription, state, id): given up, or not. A blocked
-#: message counts as given up if the first row of its transaction that is not blocked is dead.
+#: Messages without a verdict that a check-back has parked, by (subscription, state, id): given up, or not. What is
+#: behind the head of its transaction counts as given up if the head is dead.
 _PARKED = f"""
     SELECT {{real_topic}}, {{given_up}}, count(*), min(created_at)
-    FROM (SELECT key, headers, created_at FROM {{parked}} WHERE subscription = :subscription AND state = :state
+    FROM (SELECT key, headers, created_at FROM {{parked}} WHERE subscription = :subscription AND {{of_state}}
           ORDER BY subscription, state, id LIMIT :limit) AS r
     WHERE {UNDECIDED} GROUP BY {{real_topic}}, {{given_up}}
 """
-#: By the partial index of rows that hold others back, in its order, so that the planner uses it also for a table that
-#: was never analysed.
+#: By the index of heads.
 _BEHIND_DEAD = """
-    CASE WHEN :state = 'dead' OR :state = 'blocked' AND (
+    CASE WHEN :state = 'dead' OR :state = 'behind' AND (
         SELECT d.state FROM {parked} AS d
-        WHERE d.subscription = :subscription AND d.key = r.key AND d.blocks AND d.state <> 'blocked'
-        ORDER BY d.place LIMIT 1
+        WHERE d.subscription = :subscription AND d.unit = r.key AND d.unit IS NOT NULL AND d.state IS NOT NULL
     ) = 'dead' THEN 1 ELSE 0 END
 """
 #: The newest half messages, by their partial index, and their verdicts. (In a log that was never analysed, all half
@@ -128,10 +127,10 @@ class _Tally:
     def add_parked(self, check: Status) -> None:
         """Add the messages that a check-back has parked."""
         given_up = self._database.sql(_BEHIND_DEAD)
-        statement = self._database.sql(_PARKED, real_topic=self._real_topic, given_up=given_up)
         common = {"subscription": check.name, "limit": MOST_COUNTED}
         for state in STATES:
-            about = check.count(state).about
+            about, parts = check.count(state).about, {"given_up": given_up, "of_state": of_state(state)}
+            statement = self._database.sql(_PARKED, real_topic=self._real_topic, **parts)
             for topic, is_given_up, number, oldest in self._channel.rows(statement, **common, state=state):
                 place, count = self.places[_group_of(check), topic], Count(number, about)
                 if is_given_up:

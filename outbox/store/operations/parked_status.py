@@ -10,6 +10,7 @@ from outbox.model.status import MOST_COUNTED, UNSENT, Count, TroubleStatus
 from outbox.model.subscription import Subscription
 from outbox.runtime.text import without_numbers
 from outbox.store.database import Channel
+from outbox.store.subscriptions.parked_messages import of_state
 
 #: The states whose messages have an error, in the order in which a person has to know about them.
 _FAILED: tuple[State, ...] = ("waiting", "retry", "dead")
@@ -23,8 +24,8 @@ class ParkedStatus:
 
     `counts`: numbers by state. `unsent_since`: the moment from which on the oldest unsent message could have been sent:
     the creation, or the due moment. Dead letters do not count, nor messages that are not due yet. `troubles`: messages
-    that wait for the destination, failed messages and dead letters, by error. `some_free`: nothing holds back some
-    message, blocked or delayed, that could have been sent.
+    that wait for the destination, failed messages and dead letters, by error. `some_free`: some message is tried
+    again or has fallen due, and no person has paused its key.
     """
 
     counts: dict[str, Count]
@@ -39,7 +40,7 @@ UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL
 _LOOK = """
     SELECT count(CASE WHEN {meant} THEN 1 END), count(*), min(CASE WHEN {meant} THEN due END)
     FROM (SELECT key, CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END AS due
-          FROM {parked} WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS r
+          FROM {parked} WHERE subscription = :subscription AND {of_state} ORDER BY id LIMIT :limit) AS r
 """
 #: Delayed messages that are due and that the worker has not taken up yet, by the partial index on due_at.
 _OVERDUE = """
@@ -48,21 +49,18 @@ _OVERDUE = """
           WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now}
           ORDER BY due_at LIMIT :limit) AS d
 """
-#: A blocked message without a key, or with a key that no person has paused and whose other messages are all blocked.
+#: A head that is tried again, and that no person has paused; by the index on due_at.
 _FREE = """
-    SELECT 1
-    FROM (SELECT key FROM {parked} WHERE subscription = :subscription AND state = 'blocked'
-          ORDER BY id LIMIT :limit) AS b
-    WHERE b.key IS NULL
-       OR NOT ({paused} OR EXISTS (SELECT 1 FROM {parked} AS e WHERE e.subscription = :subscription AND e.key = b.key
-                                   AND e.blocks AND e.state <> 'blocked'))
-    LIMIT 1
+    SELECT 1 FROM {parked} AS p
+    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state <> 'delayed'
+      AND NOT {paused} LIMIT 1
 """
+#: Without the heads whose turn has only come: they have not failed.
 _BY_ERROR = """
     SELECT error, count(*), min(parked_at)
-    FROM (SELECT key, substr(error, 1, :characters) AS error, parked_at FROM {parked}
+    FROM (SELECT key, substr(error, 1, :characters) AS error, attempts, parked_at FROM {parked}
           WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS r
-    WHERE {meant}
+    WHERE {meant} AND (attempts > 0 OR error IS NOT NULL)
     GROUP BY error ORDER BY count(*) DESC, min(parked_at), error LIMIT :errors
 """
 
@@ -84,7 +82,7 @@ def status_of_parked(channel: Channel, subscription: Subscription) -> ParkedStat
         counts={state: count for state, (count, _) in looks.items()},
         unsent_since=min((each for each in (*unsent, overdue) if each is not None), default=None),
         troubles=tuple(each for state in _FAILED if state in some for each in _by_error(channel, name, state, meant)),
-        some_free=overdue is not None or ("blocked" in some and _some_blocked_are_free(channel, subscription)),
+        some_free=overdue is not None or (bool(some & {"waiting", "retry"}) and _some_are_free(channel, subscription)),
     )
 
 
@@ -95,16 +93,16 @@ def parked_counts(channel: Channel, subscription: str) -> dict[str, Count]:
 
 def _look(channel: Channel, subscription: str, state: State, meant: str = "TRUE") -> tuple[Count, datetime | None]:
     """Count the messages in a state, and find the moment from which on the first could have been sent."""
-    look = channel.database.sql(_LOOK, meant=meant)
+    look = channel.database.sql(_LOOK, meant=meant, of_state=of_state(state))
     number, read, due = channel.rows(look, subscription=subscription, state=state, limit=MOST_COUNTED + 1)[0]
     return Count.upto(int(number), int(read)), channel.database.dialect.clock.read(due)
 
 
-def _some_blocked_are_free(channel: Channel, subscription: Subscription) -> bool:
+def _some_are_free(channel: Channel, subscription: Subscription) -> bool:
     database, keys = channel.database, [each.key for each in subscription.pauses if each.key is not None]
-    free = database.sql(_FREE, paused=database.among("b.key", texts="keys"))
-    found = channel.rows(free, subscription=subscription.name, limit=MOST_COUNTED + 1, keys=database.bind(keys))
-    return bool(found)
+    # No key is empty.
+    free = database.sql(_FREE, paused=database.among("coalesce(p.key, '')", texts="keys"))
+    return bool(channel.rows(free, subscription=subscription.name, keys=database.bind(keys)))
 
 
 def _by_error(channel: Channel, subscription: str, state: State, meant: str) -> list[TroubleStatus]:

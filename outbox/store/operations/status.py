@@ -184,7 +184,7 @@ def _status(channel: Channel, subscription: Subscription, now: datetime) -> Stat
         noticed_at=None if holder is None else holder.noticed_at,
         parked={state: count.number for state, count in parked.counts.items()},
         parked_is_minimum=tuple(state for state, count in parked.counts.items() if count.about),
-        all_blocked=0 < waiting.number and waiting == Count(parked.counts["blocked"].number) and not parked.some_free,
+        all_held=0 < waiting.number and not backlog.number and not parked.some_free,
         troubles=parked.troubles,
     )
 

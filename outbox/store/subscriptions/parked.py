@@ -1,17 +1,19 @@
-"""Parked messages: copies of messages, made so that the position can move on. Only the lease holder changes them."""
+"""Parked messages: copies of messages, made so that the position can move on. Only the lease holder changes them.
+
+A unit is a key that is held, or one message. Only the first message of a unit, its head, has a state; what stands
+behind it waits. So what a look costs depends on the heads, however many messages stand behind them.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Literal
 
 from outbox.errors import DatabaseError
 from outbox.model.lease import Partition
 from outbox.model.message import Message
-from outbox.model.parking import NOTHING_HELD, STATES, Held, Parking, State
+from outbox.model.parking import NOTHING_HELD, STATES, Held, Parking
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
@@ -29,36 +31,75 @@ class Request:
     reason: str | None
 
 
+#: Log ids with what each message is parked as.
+Parkings = Iterable[tuple[int, Parking]]
+
 _ENVELOPE = "message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at, expires_at"
-
-#: The number of places between two neighbours of the log, for messages that fall due between them.
-_BETWEEN = 1 << 20
-
-#: Behind every place.
-EVERYWHERE = (1 << 63) - 1
-
-#: When more than so many are due, only those that have been due for longest are looked at.
-CROWD = 2_000
-
+#: Parkings as rows without nulls, which no list may hold under every setting of a server: `holds` and `timed` are 1
+#: or 0.
+_ROWS = {
+    "parked_id": "bigint",
+    "parked_as": "text",
+    "holds": "bigint",
+    "tries": "bigint",
+    "timed": "bigint",
+    "seconds": "float",
+    "why": "text",
+}
+#: The state in a row: what is behind a head has none.
+_STATE = "nullif(r.parked_as, 'behind')"
+#: A key that is held already keeps its head.
+_STATE_OF_NEW = f"""
+    CASE WHEN r.holds = 1 AND EXISTS (
+        SELECT 1 FROM {{parked}} AS e WHERE e.subscription = :subscription AND e.unit = m.key) THEN NULL
+    ELSE {_STATE} END
+"""
+#: Behind everything that is held of the key, in the order of the log.
+_PLACE = """
+    coalesce((SELECT max(e.place) FROM {parked} AS e WHERE e.subscription = :subscription AND e.unit = m.key), 0)
+    + row_number() OVER (PARTITION BY m.key, r.holds ORDER BY m.id)
+"""
 #: Messages are copied inside the database, so bodies do not travel to the worker and back.
 _PARK = f"""
     {{insert_once}} {{parked}}
-        (subscription, id, {_ENVELOPE}, state, blocks, place, attempts, due_at, error, parked_at)
-    SELECT CAST(:subscription AS {{text}}), id, {_ENVELOPE}, CAST(:state AS {{text}}), {{blocks}} AND key IS NOT NULL,
-           id * {_BETWEEN}, :attempts, {{due}}, :error, {{now}}
-    FROM {{message}} WHERE {{id_in_ids}} {{unless_there}}
+        (subscription, id, {_ENVELOPE}, state, unit, place, attempts, due_at, error, parked_at)
+    SELECT CAST(:subscription AS {{text}}), m.id, {_ENVELOPE}, {_STATE_OF_NEW}, CASE WHEN r.holds = 1 THEN m.key END,
+           {_PLACE}, r.tries, CASE WHEN r.parked_as = 'delayed' THEN m.deliver_at WHEN r.timed = 1 THEN {{due}} END,
+           nullif(r.why, ''), {{now}}
+    FROM {{rows}} AS r JOIN {{message}} AS m ON m.id = r.parked_id WHERE TRUE {{unless_there}}
 """
-#: The first message that could not be inserted because another one is parked under its id. By both primary keys.
+#: The first message that could not be inserted: another one is parked under its id, or none. By both primary keys.
 _OTHER = """
-    SELECT p.id FROM {parked} AS p JOIN {message} AS m ON m.id = p.id
-    WHERE p.subscription = :subscription AND {chosen} AND p.message_id <> m.message_id ORDER BY p.id LIMIT 1
+    SELECT m.id FROM {message} AS m LEFT JOIN {parked} AS p ON p.subscription = :subscription AND p.id = m.id
+    WHERE {chosen} AND (p.message_id IS NULL OR p.message_id <> m.message_id) ORDER BY m.id LIMIT 1
 """
-_CHANGE = """
-    UPDATE {parked} SET state = :state, blocks = {blocks} AND key IS NOT NULL, attempts = :attempts, due_at = {due},
-           error = :error
-    WHERE subscription = :subscription AND {id_in_ids}
-"""
+#: A message that stands for itself goes on to do so, whatever comes of it.
+_CHANGED = {
+    "changes": f"state = {_STATE}, unit = CASE WHEN r.holds = 1 THEN unit END, attempts = r.tries,"
+    " due_at = CASE WHEN r.timed = 1 THEN {due} END, error = nullif(r.why, '')",
+    # The list of ids keeps the planner on the primary key.
+    "joined": "subscription = :subscription AND id = r.parked_id AND {id_in_ids}",
+}
 _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {id_in_ids}"
+#: The first message of each unit, by the index of units.
+_FIRSTS = """
+    SELECT (SELECT p.id FROM {parked} AS p WHERE p.subscription = :subscription AND p.unit = u.unit
+            ORDER BY p.place LIMIT 1)
+    FROM {units} AS u
+"""
+_ADVANCE = """
+    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, error = NULL
+    WHERE subscription = :subscription AND {id_in_ids} AND state IS NULL
+"""
+#: As `_ADVANCE`, of all units without a head; it reads all that stands behind.
+_ADVANCE_ALL = """
+    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, error = NULL
+    WHERE subscription = :subscription AND state IS NULL AND id IN (
+        SELECT p.id FROM {parked} AS p
+        WHERE p.subscription = :subscription AND p.unit IS NOT NULL AND p.state IS NULL AND NOT EXISTS (
+            SELECT 1 FROM {parked} AS e
+            WHERE e.subscription = :subscription AND e.unit = p.unit AND (e.state IS NOT NULL OR e.place < p.place)))
+"""
 #: The request is compared again inside the transaction, because the last request counts.
 _DISCARDED = "FROM {parked} WHERE subscription = :subscription AND {id_in_ids} AND request = 'discard'"
 _DISCARD = f"DELETE {_DISCARDED}"
@@ -72,89 +113,59 @@ _KEYS_OF_DISCARDED = """
 _THEIRS = "FROM {dedup} WHERE {among_keys} AND message_id IN (SELECT message_id {discarded})"
 _FREE_KEYS = "DELETE FROM {dedup} WHERE dedup_key IN (SELECT dedup_key {theirs} {skip})"
 _KEPT = "SELECT dedup_key {theirs}"
-#: Messages stop blocking, which releases those behind them; by the partial index of rows that block others.
-_UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state {in_states}"
-#: Keys with a message that blocks others and is not blocked itself; a key may come more than once. The limit bounds
-#: this with any plan; a DISTINCT would read all of them before it returns the first.
-_KEYS = """
-    SELECT key FROM {parked}
-    WHERE subscription = :subscription AND blocks AND state <> 'blocked' {of_slots} LIMIT :limit
+#: The held keys, by the index of heads: each has one.
+_UNITS = """
+    SELECT unit FROM {parked}
+    WHERE subscription = :subscription AND unit IS NOT NULL AND state IS NOT NULL {of_slots} LIMIT :limit
 """
-_BLOCKED_AMONG = """
-    SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
+#: A scalar sub-select, because any other form may be answered by reading all that is parked.
+_HELD_AMONG = """
+    SELECT u.unit FROM {units} AS u
+    WHERE (SELECT h.id FROM {parked} AS h
+           WHERE h.subscription = :subscription AND h.unit = u.unit AND h.unit IS NOT NULL AND h.state IS NOT NULL
+           LIMIT 1 {lock}) IS NOT NULL
 """
-#: Keys with blocked messages that nothing holds back. This is read once, when a lease is taken; after that the lease
-#: holder keeps the list in memory. By the partial index of rows that block others and are not blocked themselves.
-_RELEASED = """
-    SELECT d.key FROM (
-        SELECT key, min(place) AS place FROM {parked}
-        WHERE subscription = :subscription AND state = 'blocked' AND key IS NOT NULL {of_slots} GROUP BY key) AS d
-    WHERE NOT EXISTS (
-        SELECT 1 FROM {parked} AS e
-        WHERE e.subscription = :subscription AND e.key = d.key AND e.blocks AND e.state <> 'blocked'
-          AND (e.state = 'dead' OR e.due_at > {now}) AND e.place < d.place)
+#: Heads that are due, with the length of each body; `begins`: the head did not fail. By the index on due_at.
+_HEADS = """
+    SELECT p.id, p.unit, p.topic, length(p.body), CASE WHEN p.state = 'retry' AND p.attempts = 0 THEN 1 ELSE 0 END
+    FROM {parked} AS p
+    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.due_at <= {now}
+      {of_slots} AND {of_state} AND NOT {untried}
+    ORDER BY p.due_at, p.id LIMIT :limit
 """
-#: Messages that are due, and blocked ones of keys that nothing holds back, with the length of each body. By the partial
-#: indexes on due_at and place.
-_CANDIDATES = """
-    SELECT p.id, p.key, p.place, length(p.body), {moment} FROM {parked} AS p
-    WHERE p.subscription = :subscription {of_slots} AND NOT {untried_p} AND (p.place, p.id) > (:place, :id)
-      AND ((p.state IN {due_states} AND p.due_at <= {moment})
-           OR (p.state = 'blocked' AND (p.key IS NULL OR {released})))
-      AND NOT {stopped}
-    ORDER BY p.place, p.id LIMIT :limit
+#: What stands behind heads, up to `:run` messages each. By the index of units. SQLite keeps the order of a cross join.
+_RUNS = """
+    SELECT b.unit, b.id, length(b.body) FROM {parked} AS h CROSS JOIN {parked} AS b
+    WHERE h.subscription = :subscription AND {chosen} AND b.subscription = h.subscription AND b.unit = h.unit
+      AND b.place > h.place AND b.place < h.place + :run
+    ORDER BY b.unit, b.place
 """
-#: Place and id of the first message of each key for which later ones wait: it waits for a moment or a person, or is not
-#: tried now. If the key is not released, a blocked message is one, too: a due one behind it was replayed after it had
-#: let later ones pass. Looked up once for a key, because a key may have very many messages.
-_STOP = """
-    SELECT e.{column} FROM {parked} AS e
-    WHERE e.subscription = :subscription AND e.key = k.key AND e.blocks AND e.place <= :place
-      AND (e.state = 'dead' OR e.due_at > :moment OR (e.state = 'blocked' AND {unreleased}) OR {untried_e})
-    ORDER BY e.place, e.id LIMIT 1
-"""
-_STOPS = "SELECT k.key, ({place}), ({id}) FROM {parked} AS k WHERE k.subscription = :subscription AND {chosen}"
 _READY = f"""
-    SELECT {COLUMNS.format(body="body")}, attempts + 1, state,
-           CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END, place
-    FROM {{parked}} WHERE subscription = :subscription AND {{id_in_ids}} ORDER BY place, id
+    SELECT {COLUMNS.format(body="body")}, attempts + 1, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
+    FROM {{parked}} WHERE subscription = :subscription AND {{id_in_ids}}
 """
-#: A row if so many are due that sorting them would take long. By the partial index on due_at, as the next statement.
-_CROWDED = """
-    SELECT 1 FROM {parked}
-    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now} {of_slots}
-    ORDER BY due_at LIMIT 1 OFFSET :crowd
-"""
-#: The moment up to which due messages are looked at first: `:limit` have been due for longer than that. Some of them
-#: may stand behind others of their keys.
-_HORIZON = """
-    SELECT p.due_at FROM {parked} AS p
-    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') {undelayed}
-      AND p.due_at <= {now} {of_slots} AND NOT {untried_p}
-    ORDER BY p.due_at LIMIT 1 OFFSET :limit
-"""
-#: Delayed messages that are due take a place in their key's order, in the order in which they fell due. They come
-#: after all messages of the key that are held back now, and before those that come later.
-_PLACED = """
-    (SELECT d.id AS due_id, row_number() OVER (PARTITION BY d.key ORDER BY d.due_at, d.id) + coalesce(
-         (SELECT max(e.place) FROM {parked} AS e
-          WHERE e.subscription = :subscription AND e.key = d.key AND e.blocks),
-         min(d.place) OVER (PARTITION BY d.key) - 1) AS due_place
-     FROM {parked} AS d WHERE d.subscription = :subscription AND {chosen}) AS placed
-"""
-_FALLEN_DUE = {
-    "changes": "state = 'blocked', blocks = key IS NOT NULL, due_at = NULL, place = due_place",
-    "joined": "subscription = :subscription AND id = due_id",
-}
 _DUE = """
     SELECT id, key FROM {parked}
-    WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} {of_slots}
+    WHERE subscription = :subscription AND state = 'delayed' AND key IS NOT NULL AND due_at <= {now} {of_slots}
     ORDER BY due_at, id LIMIT :limit
 """
 _SOME_FELL_DUE = """
     SELECT 1 FROM {parked}
-    WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} {of_slots} LIMIT 1
+    WHERE subscription = :subscription AND state = 'delayed' AND key IS NOT NULL AND due_at <= {now} {of_slots} LIMIT 1
 """
+#: Delayed messages that are due join the end of their key's unit, in the order in which they fell due.
+_PLACED = """
+    (SELECT d.id AS due_id, row_number() OVER (PARTITION BY d.key ORDER BY d.due_at, d.id) + coalesce(
+         (SELECT max(e.place) FROM {parked} AS e WHERE e.subscription = :subscription AND e.unit = d.key), 0)
+         AS due_place
+     FROM {parked} AS d WHERE d.subscription = :subscription AND d.state = 'delayed' AND d.key IS NOT NULL
+       AND d.due_at <= {now} AND {chosen})
+    AS placed
+"""
+_FALLEN_DUE = {
+    "changes": "state = NULL, unit = key, due_at = NULL, place = due_place",
+    "joined": "subscription = :subscription AND id = due_id",
+}
 #: Only the next one that is not due yet, because those that are due were looked at before this. A partition searches
 #: the next `:few` for one of its slots, because it could read all others; it looks again soon if none is among them.
 _NEXT_DUE = """
@@ -165,14 +176,11 @@ _NEXT_DUE = """
     WHERE TRUE {of_slots} ORDER BY due_at LIMIT 1
 """
 _FEW = 500
-#: One behind a message that does not wait for another try has to wait for more than that: perhaps for a person.
+#: A head whose turn has only come has not failed.
+_FAILED = "p.error IS NOT NULL"
 _SOME_RETRY = """
     SELECT 1 FROM {parked} AS p
-    WHERE p.subscription = :subscription AND p.state = 'retry' {of_slots_p} AND NOT {paused}
-      AND NOT EXISTS (
-        SELECT 1 FROM {parked} AS e
-        WHERE e.subscription = p.subscription AND e.key = p.key AND e.blocks AND (e.place, e.id) < (p.place, p.id)
-          AND e.state <> 'retry') LIMIT 1
+    WHERE p.subscription = :subscription AND p.state = 'retry' AND {failed} {of_slots} AND NOT {paused} LIMIT 1
 """
 _WAITING = """
     SELECT count(*) FROM (
@@ -183,9 +191,11 @@ _REQUESTS = """
     SELECT id, key, request, requested_by, request_reason FROM {parked}
     WHERE subscription = :subscription AND request IS NOT NULL {of_slots} ORDER BY id + 0 LIMIT :limit
 """
-#: A replayed message does not expire any more, because a person wants it delivered.
+#: A replayed message does not expire any more, because a person wants it delivered. One that stands for itself falls
+#: due, and joins the unit of its key; one that has joined it meanwhile stays in its place.
 _REPLAY = """
-    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = {blocks}, expires_at = NULL,
+    UPDATE {parked} SET state = CASE WHEN {joins} THEN 'delayed' WHEN state IS NOT NULL THEN 'retry' END, attempts = 0,
+           due_at = CASE WHEN state IS NOT NULL THEN {now} END, expires_at = NULL,
            request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
     WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
 """
@@ -197,19 +207,24 @@ _WITH_ANOTHER_ERROR = """
 """
 _RENEW_ERROR = "UPDATE {parked} SET error = :error WHERE subscription = :subscription AND {id_in_ids}"
 _SOME = "SELECT 1 FROM {parked} WHERE subscription = :subscription {of_slots} LIMIT 1"
-_CLEAR = "DELETE FROM {parked} WHERE subscription = :subscription AND state = :state"
+_CLEAR = "DELETE FROM {parked} WHERE subscription = :subscription AND coalesce(state, 'behind') = :state"
+#: Dead letters, or all messages, hold no key any more.
+_DEAD_ALONE = "UPDATE {parked} SET unit = NULL WHERE subscription = :subscription AND state = 'dead'"
+_ALL_ALONE = """
+    UPDATE {parked} SET unit = NULL, state = coalesce(state, 'retry'), due_at = CASE WHEN state IS NULL THEN {now} ELSE
+           due_at END
+    WHERE subscription = :subscription AND unit IS NOT NULL
+"""
 #: The messages of some topics, with the requests on them, become those of another subscription.
 _GIVE = "UPDATE {parked} SET subscription = :other WHERE subscription = :subscription AND {of_topics}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A parked message whose turn has come; of a key those with lower places go first."""
+    """A parked message whose turn has come."""
 
     message: Message
-    state: State
     expired: bool
-    place: int
 
 
 class Parked:
@@ -232,184 +247,149 @@ class Parked:
         slots = slots_of(partition)
         self._common: dict[str, Any] = {"subscription": subscription, **slots}
         self._of_slots = f"AND {OF_SLOTS}" if slots else ""
-        self._of_slots_p = f"AND p.{OF_SLOTS}" if slots else ""
 
-    def park(self, parkings: dict[Parking, list[int]]) -> None:
+    def park(self, parkings: Parkings) -> None:
         """Copy messages out of the log, inside the transaction of a settle; a message parked already stays as it is.
 
         Raises:
             DatabaseError: another message is parked under one of these ids.
         """
-        for parking, ids in parkings.items():
-            if self._place(_PARK, parking, ids) < len(ids):
-                self._require_same(ids)
+        rows = [_row(id, parking) for id, parking in parkings]
+        if rows and self._run_rows(self._database.sql(_PARK, **self._parts), rows) < len(rows):
+            self._require_same([row[0] for row in rows])
 
-    def change(self, parkings: dict[Parking, list[int]]) -> None:
+    def change(self, parkings: Parkings) -> None:
         """Give parked messages another state."""
-        for parking, ids in parkings.items():
-            self._place(_CHANGE, parking, ids)
+        rows = [_row(id, parking) for id, parking in parkings]
+        if rows:
+            changes, joined = _CHANGED["changes"].format(due=self._parts["due"]), _CHANGED["joined"]
+            source = f"{self._parts['rows']} AS r"
+            joined = joined.format(id_in_ids=self._database.names["id_in_ids"])
+            parts = {"table": self._database.names["parked"], "source": source, "changes": changes, "joined": joined}
+            statement = self._database.sql(self._database.dialect.writes.update_from, **parts)
+            # First what lets a key go, because each row has to find its key without another head.
+            for holds in (0, 1):
+                if some := [row for row in rows if row[2] == holds]:
+                    self._run_rows(statement, some)
 
     def remove(self, ids: Collection[int]) -> None:
         """Delete parked messages that are done."""
         self._run(_REMOVE, ids)
 
-    def keys(self, limit: int) -> set[str] | None:
-        """Return the keys that a parked message blocks without being blocked; None: perhaps more than `limit`.
+    def advance(self, keys: Collection[str]) -> None:
+        """Let the first message of each of these keys be tried now, if what stood before it is gone.
 
-        Keys with only blocked messages are left out; see `released_keys`.
+        Inside the transaction that removes, changes or parks messages of these keys. A receipt may be used beside it:
+        whoever comes second finds what the other has left.
         """
-        rows = self._rows(_KEYS, limit=limit + 1)
+        headless = set(keys) - self._held(keys, self._database.dialect.locks.keep) if keys else set[str]()
+        if headless:
+            firsts = self._of_units(_FIRSTS, headless)
+            self._run(_ADVANCE, [id for (id,) in firsts if id is not None])
+
+    def keys(self, limit: int) -> set[str] | None:
+        """Return the keys that are held; None: there are more than `limit`."""
+        rows = self._rows(_UNITS, limit=limit + 1)
         return {row[0] for row in rows} if len(rows) <= limit else None
 
     def held_among(self, keys: Collection[str]) -> set[str]:
-        """Return the keys that are held back, of these."""
-        statement = self._database.sql(_BLOCKED_AMONG, chosen=self._database.among("key", texts="keys"))
-        return {row[0] for row in self._channel.rows(statement, **self._common, keys=self._database.bind(keys))}
+        """Return the keys that are held, of these."""
+        return self._held(keys)
 
-    def released_keys(self) -> set[str]:
-        """Return the keys with blocked messages that nothing holds back."""
-        return {row[0] for row in self._rows(_RELEASED)}
+    def _held(self, keys: Collection[str], lock: str = "") -> set[str]:
+        return {row[0] for row in self._of_units(_HELD_AMONG, keys, lock=lock)}
+
+    def _of_units(self, statement: str, keys: Collection[str], **parts: str) -> list[Row]:
+        """Return the rows of a statement about keys, which has them as `{units}`."""
+        columns = {"unit": "text"}
+        filled = self._database.sql(statement, units=self._database.records("units", **columns), **parts)
+        bound = self._database.bind_records("units", [(key,) for key in keys], **columns)
+        return self._channel.rows(filled, **self._common, **bound)
 
     def ready(
         self,
-        released: Collection[str],
-        refused: Mapping[str, int],
+        refused: Collection[str],
         rows: int,
         bytes: int,
         *,
+        probed: Collection[str] = (),
         held: Held = NOTHING_HELD,
         retries: bool = False,
-    ) -> tuple[list[Ready], bool]:
-        """Return messages whose turn has come, in the order of their keys, at most `rows`, and `bytes` of bodies; and
-        whether there may be more.
+    ) -> list[Ready]:
+        """Return messages whose turn has come, each key's in order, at most `rows`, and `bytes` of bodies.
 
-        `released`: keys whose blocked messages may be tried. `refused`: of these topics no message is tried up to a
-        place, and `held`: of which messages none is. `retries`: only messages that failed.
+        `refused`: of these topics no message is tried, and of those that are `probed` one. `held`: messages that are
+        not tried. `retries`: only messages that failed, and what stood behind them.
         """
-        bound = {**self._common, **self._untried(refused, held)}
-        found: list[Row] = []
-        # What a refused topic is tried with goes from place to place, and must not begin again with those due longest.
-        from_place = any(0 < place < EVERYWHERE for place in refused.values())
-        if not (retries or from_place) and self._rows(_CROWDED, crowd=CROWD):
-            found = self._in_turn_at_horizon(bound, released, rows)
-        is_part = bool(found)
-        # Nothing may be ready at the horizon, because the first message of each key may have fallen due after it.
-        found = found or self._in_turn(bound, released, rows, retries=retries)
-        sizes = accumulate(row[3] for row in found)
-        ids = [row[0] for nth, (row, size) in enumerate(zip(found, sizes, strict=True)) if size <= bytes or nth == 0]
-        copies = self._rows(_READY, ids=self._database.bind(ids)) if ids else []
+        found = self._with_runs(self._heads(refused, rows, probed, held, retries=retries), rows)
+        chosen, size = list[int](), 0
+        for id, length in found:
+            size += length
+            if chosen and size > bytes:
+                break
+            chosen.append(id)
+        copies = self._rows(_READY, ids=self._database.bind(chosen)) if chosen else []
         messages = self._database.dialect.reads.messages([row[:12] for row in copies])
-        ready = [Ready(message, row[12], bool(row[13]), row[14]) for message, row in zip(messages, copies, strict=True)]
-        return ready, is_part or len(found) == rows or len(ids) < len(found)
+        by_id = {row[0]: Ready(each, bool(row[12])) for each, row in zip(messages, copies, strict=True)}
+        return [by_id[id] for id in chosen]
 
-    def _in_turn_at_horizon(self, bound: dict[str, Any], released: Collection[str], rows: int) -> list[Row]:
-        """Return the messages that were ready at the horizon, when fewer were due.
-
-        Of each key they come before the others that are ready now.
-        """
-        # A second list of states would have a table without statistics read by another index, that of keys.
-        undelayed = "AND p.state <> 'delayed'" if self.ordered else ""
-        parts = {"untried_p": self._is_untried("p"), "of_slots": self._of_slots_p, "undelayed": undelayed}
-        limit = rows
-        while horizon := self._channel.rows(self._database.sql(_HORIZON, **parts), **bound, limit=limit):
-            found = self._in_turn(bound, released, rows, self._bound_moment(horizon[0][0]))
-            if not found or 2 * len(found) >= rows:
-                return found
-            # Most of what is due for longest is stopped: each batch would have the few others.
-            limit *= 4
-        return []
-
-    def _in_turn(
-        self, bound: dict[str, Any], released: Collection[str], rows: int, moment: Any = None, *, retries: bool = False
+    def _heads(
+        self, refused: Collection[str], rows: int, probed: Collection[str], held: Held, *, retries: bool
     ) -> list[Row]:
-        """Return the first messages of `_CANDIDATES` behind no other for which they wait; `moment`: None is now."""
-        found: list[Row] = []
-        stopped = set[str]()
-        place, id, limit = -1, -1, rows
-        among, bind = self._database.dialect.values.among_many, self._database.bind
-        while True:
-            bound |= {"released": bind(released), "stopped": bind(stopped)}
-            statement = self._database.sql(
-                _CANDIDATES,
-                untried_p=self._is_untried("p"),
-                released=among.format(value="p.key", list=":released"),
-                stopped=among.format(value="coalesce(p.key, '')", list=":stopped"),  # no key is empty
-                of_slots=self._of_slots_p + (" AND p.state = 'retry'" if retries else ""),
-                due_states=self._due_states,
-                moment=self._database.dialect.clock.now if moment is None else ":moment",
-            )
-            page = self._channel.rows(statement, **bound, place=place, id=id, limit=limit, moment=moment)
-            if page:
-                # The same moment for all: else one that falls due meanwhile would be overtaken.
-                moment = self._bound_moment(page[0][4]) if moment is None else moment
-                id, place = page[-1][0], page[-1][2]
-                firsts = {row[1]: row[0] for row in reversed(page) if row[1] is not None}
-                stops = self._stops(bound, firsts, released, place, moment)
-                found += [row for row in page if row[1] not in stops or (row[2], row[0]) < stops[row[1]]]
-                stopped.update(stops)
-            if len(page) < limit or len(found) >= rows:
-                return found[:rows]
-            # Of the stopped keys no other is in turn. Most messages wait for others: few further pages bring all.
-            limit *= 4
-
-    def _stops(
-        self, bound: dict[str, Any], firsts: Mapping[str, int], released: Collection[str], place: int, moment: Any
-    ) -> dict[str, tuple[int, int]]:
-        """Return place and id of the first message for which later ones wait, of keys that have one up to `place`.
-
-        `firsts`: a message of each key.
-        """
-        if not firsts:
-            return {}
+        """Return the heads of `_HEADS`: one of each topic that is probed."""
+        # A delayed message of a key joins the unit of its key before it is tried.
+        of_state = "(p.state <> 'delayed' OR p.key IS NULL)" if self.ordered else "TRUE"
+        if retries:
+            of_state = f"p.state = 'retry' AND {_FAILED}"
         among = self._database.among
-        parts = {"unreleased": among("k.key", texts="unreleased"), "untried_e": self._is_untried("e")}
-        statement = self._database.sql(
-            _STOPS,
-            place=self._database.sql(_STOP, column="place", **parts),
-            id=self._database.sql(_STOP, column="id", **parts),
-            chosen=among("k.id", numbers="ids"),
-        )
-        lists = {"ids": firsts.values(), "unreleased": firsts.keys() - released}
-        bound_lists = {name: self._database.bind(values) for name, values in lists.items()}
-        rows = self._channel.rows(statement, **bound, **bound_lists, place=place, moment=moment)
-        return {row[0]: (row[1], row[2]) for row in rows if row[2] is not None}
+        # A person's pause holds all messages of a key, also those that stand for themselves. No key is empty.
+        key, id = "coalesce(p.key, '')", "p.id"
+        of_keys = f"{among(key, texts='held_keys')} AND NOT {among(id, numbers='held_but')}"
+        of_refused = self._database.dialect.values.among_many.format(value="p.topic", list=":refused")
+        untried = f"({of_refused} OR {among(id, numbers='held_ids')} OR ({of_keys}))"
+        lists = {"refused": refused, "held_ids": held.ids, "held_keys": held.keys, "held_but": held.but}
+        bound = {name: self._database.bind(values) for name, values in lists.items()}
+        statement = self._database.sql(_HEADS, of_slots=self._of_slots, of_state=of_state, untried=untried)
+        met = set[str]()
+        heads = []
+        for head in self._channel.rows(statement, **self._common, **bound, limit=rows):
+            if head[2] not in met:
+                heads.append(head)
+            # A message that hangs is no probe.
+            if head[2] in probed and head[0] not in held.but:
+                met.add(head[2])
+        return heads
 
-    def _bound_moment(self, moment: Any) -> Any:
-        return self._database.dialect.clock.bind(self._database.moment(moment))
-
-    @property
-    def _due_states(self) -> str:
-        """The states in which a message that is due is ready, if nothing holds it back."""
-        return "('waiting', 'retry')" if self.ordered else "('waiting', 'retry', 'delayed')"
-
-    def _is_untried(self, row: str) -> str:
-        among = self._database.among
-        key, id = f"coalesce({row}.key, '')", f"{row}.id"  # no key is empty
-        refused = self._database.dialect.values.number_of.format(value=f"{row}.topic", numbers=":refused")
-        held = f"{among(key, texts='held_keys')} AND NOT {among(id, numbers='held_but')}"
-        return f"({row}.place <= coalesce({refused}, -1) OR {among(id, numbers='held_ids')} OR ({held}))"
-
-    def _untried(self, refused: Mapping[str, int], held: Held) -> dict[str, Any]:
-        bind = self._database.bind
-        return {
-            "refused": json.dumps(dict(refused)),
-            "held_ids": bind(held.ids),
-            "held_keys": bind(held.keys),
-            "held_but": bind(held.but),
-        }
+    def _with_runs(self, heads: list[Row], rows: int) -> list[tuple[int, int]]:
+        """Return ids and lengths of heads, with what stands behind those that did not fail, as far as there is room."""
+        begin = {unit: id for id, unit, _, _, begins in heads if begins and unit is not None}
+        run = 1 + (rows - len(heads)) // len(begin) if begin else 1
+        behind: dict[str, list[tuple[int, int]]] = {}
+        if run > 1:
+            statement = self._database.sql(_RUNS, chosen=self._database.among("h.id", numbers="ids"))
+            ids = self._database.bind(begin.values())
+            for unit, id, length in self._channel.rows(statement, **self._common, ids=ids, run=run):
+                behind.setdefault(unit, []).append((id, length))
+        return [each for id, unit, _, length, _ in heads for each in ((id, length), *behind.get(unit, ()))]
 
     def some_fell_due(self) -> bool:
         """Return whether `fall_due` has any message to write."""
         return bool(self._rows(_SOME_FELL_DUE))
 
-    def fall_due(self, limit: int) -> list[str | None]:
-        """Let at most `limit` delayed messages that are due take a place in their keys' order; return the keys."""
+    def fall_due(self, limit: int) -> set[str]:
+        """Let at most `limit` delayed messages that are due join their keys' units; return the keys."""
         due = self._rows(_DUE, limit=limit)
+        self._join([id for id, _ in due])
+        keys = {key for _, key in due}
+        self.advance(keys)
+        return keys
+
+    def _join(self, ids: Collection[int]) -> None:
+        """Put delayed messages that are due at the end of their keys' units."""
         placed = self._database.sql(_PLACED, chosen=self._database.among("d.id", numbers="ids"))
         parts = {"table": self._database.names["parked"], "source": placed, **_FALLEN_DUE}
         statement = self._database.sql(self._database.dialect.writes.update_from, **parts)
-        self._channel.run(statement, **self._common, ids=self._database.bind(id for id, _ in due))
-        return [key for _, key in due]
+        self._channel.run(statement, **self._common, ids=self._database.bind(ids))
 
     def next_due(self) -> float | None:
         """Return the seconds until the next parked message falls due; None without any."""
@@ -419,9 +399,9 @@ class Parked:
         return rows[0][0] if rows else None
 
     def some_retry(self, paused: Collection[str] = ()) -> bool:
-        """Return whether a message waits only for another try; `paused`: keys whose messages wait for a person."""
+        """Return whether a message waits for another try; `paused`: keys whose messages wait for a person."""
         among = self._database.among("coalesce(p.key, '')", texts="paused")  # no key is empty
-        statement = self._database.sql(_SOME_RETRY, of_slots_p=self._of_slots_p, paused=among)
+        statement = self._database.sql(_SOME_RETRY, failed=_FAILED, of_slots=self._of_slots, paused=among)
         return bool(self._channel.rows(statement, **self._common, paused=self._database.bind(paused)))
 
     def waiting(self, limit: int) -> int:
@@ -459,8 +439,14 @@ class Parked:
         return {id for id, key in found if key in kept}
 
     def replay(self, ids: Collection[int]) -> None:
-        """Make messages due now whose replay a person has requested; attempts begin at 0 again."""
-        self._run(self._database.sql(_REPLAY, blocks="key IS NOT NULL" if self.ordered else "FALSE"), ids)
+        """Make messages due now whose replay a person has requested; attempts begin at 0 again.
+
+        Call `advance` for their keys afterwards.
+        """
+        joins = "unit IS NULL AND key IS NOT NULL" if self.ordered else "FALSE"
+        self._run(self._database.sql(_REPLAY, joins=joins), ids)
+        if self.ordered and ids:
+            self._join(ids)
 
     def renew_error(self, topic: str, error: str, limit: int) -> int:
         """Give waiting messages of a topic this error, `limit` at most; return how many had another error."""
@@ -469,13 +455,13 @@ class Parked:
         self._run(_RENEW_ERROR, [id for (id,) in found], error=error)
         return len(found)
 
-    def unblock(self, *, dead: bool) -> None:
-        """Let messages no longer hold back keys; `dead`: only dead letters.
+    def let_go(self, *, dead: bool) -> None:
+        """Let messages no longer hold their keys; `dead`: only dead letters.
 
         For use inside the transaction that alters the policy.
         """
-        states = "= 'dead'" if dead else "<> 'blocked'"
-        self._channel.run(self._database.sql(_UNBLOCK, in_states=states), **self._common)
+        self._channel.run(_DEAD_ALONE if dead else _ALL_ALONE, **self._common)
+        self._channel.run(_ADVANCE_ALL, **self._common)
 
     def some(self) -> bool:
         """Return whether any message is parked."""
@@ -491,16 +477,19 @@ class Parked:
     def give(self, other: str, topics: Topics) -> int:
         """Move the messages of these topics to another subscription; return the number of messages.
 
-        For use inside the transaction that gives the topics away. Messages behind others of their key are tried as soon
-        as none of these is left in the same subscription.
+        For use inside the transaction that gives the topics away. What stood behind a message of its key that is in the
+        other subscription now, is tried.
         """
         statement = self._database.sql(_GIVE, of_topics=self._database.dialect.values.of_topics)
         parameters = self._database.dialect.values.bind_topics(topics)
-        return self._channel.run(statement, **self._common, other=other, **parameters)
+        number = self._channel.run(statement, **self._common, other=other, **parameters)
+        for subscription in (self.subscription, other):
+            self._channel.run(_ADVANCE_ALL, **{**self._common, "subscription": subscription})
+        return number
 
     def _require_same(self, ids: Collection[int]) -> None:
         """Refuse to settle if another message is parked under one of these ids: the new one would be lost."""
-        statement = self._database.sql(_OTHER, chosen=self._database.among("p.id", numbers="ids"))
+        statement = self._database.sql(_OTHER, chosen=self._database.among("m.id", numbers="ids"))
         found = self._channel.rows(statement, **self._common, ids=self._database.bind(ids))
         if found:
             name, id, commands = self._common["subscription"], found[0][0], self._database.commands
@@ -511,6 +500,11 @@ class Parked:
                 f" message ({commands.line('parked', 'show', id, '--name', name)}); the worker goes on when it is gone"
             )
 
+    @property
+    def _parts(self) -> dict[str, str]:
+        """The parts of statements about parkings."""
+        return {"rows": self._database.records("rows", **_ROWS), "due": self._database.later("r.seconds")}
+
     def _rows(self, statement: str, **parameters: Any) -> list[Row]:
         return self._channel.rows(self._database.sql(statement, of_slots=self._of_slots), **self._common, **parameters)
 
@@ -518,17 +512,12 @@ class Parked:
         if ids:
             self._channel.run(statement, **self._common, **more, ids=self._database.bind(ids))
 
-    def _place(self, statement: str, parking: Parking, ids: Sequence[int]) -> int:
-        seconds = None if parking.delay is None else parking.delay.total_seconds()
-        moment = "NULL" if seconds is None else self._database.later(":seconds")
-        due = "deliver_at" if parking.state == "delayed" else moment
-        parameters = {
-            **self._common,
-            "ids": self._database.bind(ids),
-            "state": parking.state,
-            "attempts": parking.attempts,
-            "error": parking.error,
-            "seconds": seconds,
-        }
-        blocks = "TRUE" if parking.blocks else "FALSE"
-        return self._channel.run(self._database.sql(statement, blocks=blocks, due=due), **parameters)
+    def _run_rows(self, statement: str, rows: list[Row]) -> int:
+        bound = self._database.bind_records("rows", rows, **_ROWS)
+        return self._channel.run(statement, **self._common, **bound, ids=self._database.bind(row[0] for row in rows))
+
+
+def _row(id: int, parking: Parking) -> Row:
+    seconds = 0.0 if parking.delay is None else parking.delay.total_seconds()
+    timed, error = int(parking.delay is not None), parking.error or ""
+    return id, parking.state, int(parking.holds), parking.attempts, timed, seconds, error

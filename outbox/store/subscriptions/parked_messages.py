@@ -34,6 +34,11 @@ class ParkedFilter:
 DEAD = ParkedFilter(states=("dead",))
 
 
+def of_state(state: State, column: str = "state") -> str:
+    """Return the condition that a row has the state `:state`, by the index of states: what is behind has none."""
+    return f"{column} IS NULL" if state == "behind" else f"{column} = :state"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedMessage:
     """A parked message without the body, and the request of a person.
@@ -41,9 +46,8 @@ class ParkedMessage:
     Attributes:
         subscription, id: the id of the message in the log; each subscription parks copies of its own.
         message_id, topic, key: of the message.
-        state: `delayed`, `waiting` for the destination, `retry`, `blocked` behind an earlier message, or `dead`.
-        blocked_by: the id of the message of the same key that a blocked message waits for; None: not blocked, or the
-            turn of the message has come.
+        state: `delayed`, `waiting` for the destination, `retry`, `dead`, or `behind` an earlier message of its key.
+        head: the id of the message that a message behind it waits for; None: it is one itself.
         attempts: so many tries have failed.
         error: of the last try.
         created_at, parked_at: moments of the database's clock.
@@ -57,7 +61,7 @@ class ParkedMessage:
     topic: str
     key: str | None
     state: State
-    blocked_by: int | None
+    head: int | None
     attempts: int
     error: str | None
     created_at: datetime | None
@@ -71,31 +75,30 @@ class ParkedMessage:
 
 _NAMES = tuple(each.name for each in fields(ParkedMessage))
 _MOMENTS = ("created_at", "parked_at", "due_at", "requested_at")
-#: By the partial index of rows that hold others back and are not blocked themselves.
-_BLOCKED_BY = """
-    CASE WHEN state = 'blocked' THEN (
+#: By the index of heads, of which a key has one.
+_HEAD = """
+    CASE WHEN state IS NULL THEN (
         SELECT h.id FROM {parked} AS h
-        WHERE h.subscription = p.subscription AND h.key = p.key AND h.blocks AND h.state <> 'blocked'
-        ORDER BY h.place LIMIT 1) END
+        WHERE h.subscription = p.subscription AND h.unit = p.unit AND h.unit IS NOT NULL AND h.state IS NOT NULL) END
 """
-_FIELDS = ", ".join(_BLOCKED_BY if name == "blocked_by" else name for name in _NAMES)
+#: What is behind a head has no state of its own.
+_SHOWN = {"state": "coalesce(state, 'behind')", "head": _HEAD}
+_FIELDS = ", ".join(_SHOWN.get(name, name) for name in _NAMES)
 #: By (subscription, state, id), or by primary key for any state; at most `limit` rows, in the order of the log.
 _LIST = f"""
     SELECT {_FIELDS} FROM {{parked}} AS p
     WHERE subscription = :subscription AND id > :after AND {{chosen}} ORDER BY id LIMIT :limit
 """
 _COUNT = "SELECT count(*) FROM {parked} AS p WHERE subscription = :subscription AND {chosen}"
-#: Blocked messages of the keys that only chosen messages hold back; the keys by the partial index of heads. Neither
-#: list depends on the row, so that a key with many thousands of messages costs no more than these.
+#: Messages behind chosen heads; the heads by their index. The list does not depend on the row, so that a key with many
+#: thousands of messages costs no more than this.
 _BEHIND = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} AS p
-        WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.blocks AND ({chosen}) IS NOT TRUE
-          AND p.key IN (SELECT p.key FROM {parked} AS p
-                        WHERE p.subscription = :subscription AND p.blocks AND p.state <> 'blocked' AND {chosen})
-          AND p.key NOT IN (SELECT p.key FROM {parked} AS p
-                            WHERE p.subscription = :subscription AND p.blocks AND p.state <> 'blocked'
-                              AND ({chosen}) IS NOT TRUE)
+        WHERE p.subscription = :subscription AND p.state IS NULL AND p.unit IS NOT NULL AND ({chosen}) IS NOT TRUE
+          AND p.unit IN (SELECT p.unit FROM {parked} AS p
+                         WHERE p.subscription = :subscription AND p.unit IS NOT NULL AND p.state IS NOT NULL
+                           AND {chosen})
         LIMIT :limit) AS n
 """
 #: By primary key.
@@ -127,7 +130,7 @@ class ParkedMessages:
         return int(self._rows(_COUNT, chosen)[0][0])
 
     def behind(self, chosen: ParkedFilter) -> int:
-        """Return how many blocked messages go on when the chosen messages are gone, counted up to `MOST_BEHIND`."""
+        """Return how many messages behind them go on when the chosen messages are gone, counted up to `MOST_BEHIND`."""
         return int(self._rows(_BEHIND, chosen, limit=MOST_BEHIND)[0][0])
 
     def message(self, id: int) -> Message | None:
@@ -153,9 +156,10 @@ class ParkedMessages:
             parts[self._database.among("p.id", numbers="ids")] = {"ids": self._database.bind(chosen.ids)}
         if chosen.states is not None and len(chosen.states) == 1:
             # In the order of the index, however many messages are in other states.
-            parts["p.state = :state"] = {"state": chosen.states[0]}
+            parts[of_state(chosen.states[0], "p.state")] = {"state": chosen.states[0]}
         elif chosen.states is not None:
-            parts[self._database.among("p.state", texts="states")] = {"states": self._database.bind(chosen.states)}
+            of_states = self._database.among("coalesce(p.state, 'behind')", texts="states")
+            parts[of_states] = {"states": self._database.bind(chosen.states)}
         if chosen.topic is not None:
             parts["p.topic = :topic"] = {"topic": chosen.topic}
         if chosen.key is not None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from outbox.model.message import Message
 from outbox.store.database import Channel
+from outbox.store.subscriptions.parked import Parked
 
 #: By primary key. A later delivery has counted another attempt, and a message that is due may be in other hands. In
 #: another outbox, or since ids were given out again, another message has the id.
@@ -29,8 +30,17 @@ class Receipts:
         self._subscription = subscription
 
     def ack(self, message: Message) -> bool:
-        """Delete the message, which is done; return False if the receipt is no longer valid."""
-        return self._channel.run(_ACK, **self._receipt(message)) == 1
+        """Delete the message, which is done, and let the next one of its key be tried.
+
+        Return False if the receipt is no longer valid.
+        """
+        if message.key is None:
+            return self._channel.run(_ACK, **self._receipt(message)) == 1
+        with self._channel.transaction():
+            done = self._channel.run(_ACK, **self._receipt(message)) == 1
+            if done:
+                Parked(self._channel, self._subscription).advance({message.key})
+        return done
 
     def postpone(self, message: Message, wait: timedelta) -> bool:
         """Let the message be due after `wait` from now; return False if the receipt is no longer valid."""

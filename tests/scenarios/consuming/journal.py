@@ -67,8 +67,9 @@ class _Judge:
         self._facts = facts
         self._entries = entries
         self._keys: dict[str, _Key] = {}
-        #: The messages that were handled, each with the process that did so.
-        self._done: set[tuple[int, str]] = set()
+        self._done: set[str] = set()
+        #: Calls that ended well, and were not made again since: process and message.
+        self._well: set[tuple[int, str]] = set()
         self._hung: set[str] = set()
         self._found: dict[str, list[str]] = {}
         #: Where in the journal something has happened to a process, where it has lost a lease, where it begins calls.
@@ -89,9 +90,8 @@ class _Judge:
                 self._note("phantom", entry.name)
             else:
                 self._handled(at, entry, self._facts[entry.name], self._keys.setdefault(entry.key, _Key()))
-        done = {name for _, name in self._done}
         for name in self._facts:
-            if name not in done and parked.get(name) not in ("dead", "blocked"):
+            if name not in self._done and parked.get(name) not in ("dead", "behind"):
                 self._note("lost", name)
         return self._found
 
@@ -109,7 +109,8 @@ class _Judge:
             case _:
                 key.open.pop(call, None)
                 if entry.what == "done":
-                    self._done.add(call)
+                    self._done.add(entry.name)
+                    self._well.add(call)
                     key.done = max(key.done, fact.version)
 
     def _begin(self, at: int, entry: Entry, fact: Fact, key: _Key) -> None:
@@ -120,11 +121,12 @@ class _Judge:
         if fact.version > key.done + 1:
             self._note("order", f"{entry.name} is change {fact.version} of {entry.key}, when {key.done + 1} was due")
         if key.last is not None and key.last[0] == entry.pid and not self._excused(entry.pid, key.last[2], at):
-            back = fact.version < key.last[1] or (call in self._done and entry.name not in self._hung)
+            back = fact.version < key.last[1] or (call in self._well and entry.name not in self._hung)
             if back:
                 self._note("back", f"{entry.name} is change {fact.version} of {entry.key}, after {key.last[1]}")
         key.last = (entry.pid, fact.version, at)
         key.open[call] = at
+        self._well.discard(call)
 
     def _excused(self, pid: int, since: int, at: int) -> bool:
         """Whether something has happened to a process in between, or it says so before it begins another call.

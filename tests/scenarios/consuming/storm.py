@@ -24,12 +24,11 @@ from tests.scenarios.exactness.runs import Child
 
 Trouble = Literal["kill", "stop", "freeze"]
 
-#: Only behind a dead letter a blocked message waits for a person; behind any other one its turn is still to come.
+#: Only behind a dead letter a message waits for a person; behind any other head its turn is still to come.
 _PARKED = """
-    SELECT body, CASE WHEN state <> 'blocked' OR EXISTS (
-        SELECT 1 FROM outbox_parked AS d
-        WHERE d.subscription = p.subscription AND d.key = p.key AND d.state = 'dead' AND d.blocks AND d.id < p.id
-    ) THEN state ELSE 'released' END
+    SELECT body, CASE WHEN state IS NOT NULL THEN state WHEN EXISTS (
+        SELECT 1 FROM outbox_parked AS h WHERE h.subscription = p.subscription AND h.unit = p.unit AND h.state = 'dead'
+    ) THEN 'behind' ELSE 'in turn' END
     FROM outbox_parked AS p WHERE subscription = 'billing'
 """
 
@@ -200,7 +199,7 @@ class Storm:
         self._consumers += [self._consumer() for _ in range(self._wanted - len(self._consumers))]
 
     def _parked(self) -> dict[str, str]:
-        """Return the state of each parked message; `released`: blocked, and no dead letter of its key is before it."""
+        """Return the state of each parked message; `behind` a dead letter, or `in turn` behind another head."""
         with self._reading.connect() as connection:
             return {bytes(body).decode(): state for body, state in connection.execute(text(_PARKED))}
 
@@ -216,7 +215,7 @@ class Storm:
 
     def _missing(self) -> int:
         done, parked = self._done(), self._parked()
-        there = sum(state not in ("dead", "blocked") for state in parked.values())
+        there = sum(state not in ("dead", "behind") for state in parked.values())
         return there + sum(fact.name not in done and fact.name not in parked for fact in facts(self._reading))
 
     def _wait_until_all_came(self) -> None:
@@ -241,7 +240,7 @@ class Storm:
         committed, entries, parked = facts(self._reading), self._journal.read(), self._parked()
         effects = self._effects()
         # A message that is parked otherwise was handled, and the process was killed before it could note that.
-        waits = {name for name, state in parked.items() if state in ("dead", "blocked")}
+        waits = {name for name, state in parked.items() if state in ("dead", "behind")}
         handled = {fact.name for fact in committed} - waits
         wrong_effects = [name for name in {*effects, *handled} if effects[name] != (name in handled)]
         return Report(

@@ -71,7 +71,7 @@ FROZEN = replace(
 #: A key that does not wait is seen after its first failure; a late owner only after a freeze.
 TWINS = [
     (None, set(), FROZEN),
-    ("without_blocked", {"order"}, replace(FROZEN, seconds=3)),
+    ("without_hold", {"order"}, replace(FROZEN, seconds=3)),
     ("without_epoch", {"back", "overlap"}, FROZEN),
 ]
 
@@ -107,6 +107,8 @@ STORIES = [
     ((*GOOD[2:4], *GOOD), {"order": ["a2 is change 2 of a, when 1 was due"], "back": ["a1 is change 1 of a, after 2"]}),
     ((*GOOD, "begin a1 1"), {"back": ["a1 is change 1 of a, after 2"]}),
     ((*GOOD, "fault x 1", "begin a1 1"), {}),
+    ((*GOOD, "fault x 1", "begin a2 1", "failed a2 1", "begin a2 1"), {}),
+    ((*GOOD, "fault x 1", "begin a2 1", "done a2 1", "begin a2 1"), {"back": ["a2 is change 2 of a, after 2"]}),
     ((*GOOD, "begin a1 2", "done a1 2", "begin a2 2"), {}),
     ((*GOOD, "begin b1 2"), {"back": ["b1 is change 1 of b, after 1"]}),
     ((GOOD[0], "begin a1 2", "done a1 2", *GOOD[1:]), {"overlap": ["a1 in 2, while a1 in 1 is under way"]}),

@@ -18,8 +18,8 @@ from tests.scenarios.exactness.twins import ParksWithoutEpoch, SettlesWithoutEpo
 _failed = HandlerPolicy.failed
 
 
-def _blocks_nothing(policy: HandlerPolicy, message: Message, verdict: Retry) -> Parking:
-    return replace(_failed(policy, message, verdict), blocks=False)
+def _holds_nothing(policy: HandlerPolicy, message: Message, verdict: Retry) -> Parking:
+    return replace(_failed(policy, message, verdict), holds=False)
 
 
 def _renews_any(_: Leases, leases: Collection[Lease], length: timedelta) -> set[Lease]:
@@ -28,8 +28,8 @@ def _renews_any(_: Leases, leases: Collection[Lease], length: timedelta) -> set[
 
 def install(name: str | None) -> None:
     """Make this process one of the twins."""
-    if name == "without_blocked":
-        setattr(HandlerPolicy, "failed", _blocks_nothing)  # noqa: B010  # type checkers take a method for a constant
+    if name == "without_hold":
+        setattr(HandlerPolicy, "failed", _holds_nothing)  # noqa: B010  # type checkers take a method for a constant
     elif name == "without_epoch":
         setattr(Leases, "renew_all", _renews_any)  # noqa: B010
         setattr(partition, "Settlement", ParksWithoutEpoch)  # noqa: B010

@@ -169,7 +169,7 @@ def test_other_keys_go_on_beside_a_call_that_hangs_whatever_came_of_its_message(
 
 
 @pytest.mark.storm
-def test_what_a_held_key_blocks_stands_in_the_way_of_nothing_else_that_is_parked(engine, outbox):
+def test_what_stands_behind_a_held_key_stands_in_the_way_of_nothing_else_that_is_parked(engine, outbox):
     """They are more than are looked at at once, and come first."""
     destination = Holding()
     settings = Settings(

@@ -38,6 +38,7 @@ def heal(destination: Destination) -> None:
     destination.hanging = lambda _messages: False
 
 
+@pytest.mark.smoke("the pauses of a refused topic grow to seconds")
 @pytest.mark.parametrize("outage", [
     pytest.param(refuse, id="refused"),
     pytest.param(raise_always, id="raising"),
@@ -77,7 +78,7 @@ def test_one_missing_topic_among_three_stops_only_itself(engine, full):
 
     relay.start()
     others = eventually(lambda: len(destination.messages) >= count * 2 // 3)
-    waits = eventually(lambda: states(engine) == {"waiting": 1, "blocked": count // 3 - 1})
+    waits = eventually(lambda: states(engine) == {"waiting": 1, "behind": count // 3 - 1})
     during = (attempts(engine), destination.of_key("k1"))
     heal(destination)
     drained = eventually(lambda: len(destination.messages) >= count)
@@ -155,7 +156,7 @@ def test_a_stream_that_is_missing_holds_up_its_own_topic_only(pg_engine, stream)
 
     relay.start()
     others = eventually(lambda: len(stream.received()) >= 200)
-    waits = eventually(lambda: states(pg_engine) == {"waiting": 1, "blocked": 99})
+    waits = eventually(lambda: states(pg_engine) == {"waiting": 1, "behind": 99})
     counted = attempts(pg_engine)
     stream.take("topic0", "topic1", "topic2")
     drained = eventually(lambda: len(stream.received()) >= 300)

@@ -45,7 +45,7 @@ def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
 
 
 @pytest.mark.storm
-def test_a_delayed_message_stands_behind_what_is_blocked_when_it_falls_due(engine):
+def test_a_delayed_message_stands_behind_what_is_held_when_it_falls_due(engine):
     """Due while its key is held: after what is held then, before what comes later."""
     outbox, destination = Outbox(engine), Destination(failing({b"bad"}, Retry("no", timedelta(hours=1))))
     relay = relay_to(destination, outbox, on_dead="block")
@@ -55,12 +55,12 @@ def test_a_delayed_message_stands_behind_what_is_blocked_when_it_falls_due(engin
         outbox.send(session, "t", b"behind", key="k")
 
     relay.start()
-    eventually(lambda: states(engine) == {"delayed": 1, "retry": 1, "blocked": 1})
+    eventually(lambda: states(engine) == {"delayed": 1, "retry": 1, "behind": 1})
     step_clock(engine, HALF_AN_HOUR, "outbox_parked.due_at")
-    eventually(lambda: states(engine) == {"retry": 1, "blocked": 2})
+    eventually(lambda: states(engine) == {"retry": 1, "behind": 2})
     with outbox.begin() as session:
         outbox.send(session, "t", b"later", key="k")
-    held = eventually(lambda: states(engine) == {"retry": 1, "blocked": 3})
+    held = eventually(lambda: states(engine) == {"retry": 1, "behind": 3})
     relay.stop()
     relay.join(60)
     with engine.begin() as connection:

@@ -50,10 +50,10 @@ def test_a_poison_message_concerns_its_own_key_only(engine, form, on_dead):
     own = expected(POISON % KEYS, COUNT, KEYS)
     before = own[: own.index(str(POISON).encode())]
     after = own[len(before) + 1 :]
-    blocked = {"blocked": BEHIND} if on_dead == "block" else {}
+    held = {"behind": BEHIND} if on_dead == "block" else {}
     assert others(destination) == OTHERS
     assert destination.of_key(f"k{POISON % KEYS}") == (before if on_dead == "block" else before + after)
-    assert states(engine) == {"dead": 1, **blocked}
+    assert states(engine) == {"dead": 1, **held}
     with engine.connect() as connection:
         attempts = connection.execute(text("SELECT attempts FROM outbox_parked WHERE state = 'dead'")).scalar_one()
     assert attempts == (1 if form == "rejects" else 3)
@@ -94,7 +94,7 @@ def test_a_decision_lets_the_key_go_on_in_order(engine, verb):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    blocked = eventually(lambda: states(engine) == {"dead": 1, "blocked": BEHIND})
+    held = eventually(lambda: states(engine) == {"dead": 1, "behind": BEHIND})
     destination.answer = lambda _message: DONE
     request(engine, verb)
     whole = COUNT if verb == "replay" else COUNT - 1
@@ -106,7 +106,7 @@ def test_a_decision_lets_the_key_go_on_in_order(engine, verb):
     relay.join(60)
 
     own = [body for body in expected(POISON % KEYS, COUNT + KEYS, KEYS) if verb == "replay" or body != b"105"]
-    assert (blocked, drained, emptied) == (True, True, True)
+    assert (held, drained, emptied) == (True, True, True)
     assert destination.of_key("k5") == own
 
 
@@ -137,7 +137,7 @@ def test_a_hot_key_catches_up_with_its_own_arrivals(pg_engine, full):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    blocked = eventually(lambda: states(pg_engine) == {"dead": 1, "blocked": count - 1})
+    held = eventually(lambda: states(pg_engine) == {"dead": 1, "behind": count - 1})
     destination.answer = lambda _message: DONE
     request(pg_engine, "discard")
     for extra in range(50):
@@ -147,7 +147,7 @@ def test_a_hot_key_catches_up_with_its_own_arrivals(pg_engine, full):
     relay.stop()
     relay.join(60)
 
-    assert (blocked, drained) == (True, True)
+    assert (held, drained) == (True, True)
     assert destination.bodies == [str(n).encode() for n in range(1, count + 50)]
 
 
@@ -164,7 +164,7 @@ def test_parked_messages_outlive_their_worker(engine):
 
     assert destination.of_key("k0") == []
     assert destination.of_key("k1") == expected(1, 44, 2)
-    assert states(engine) == {"dead": 1, "blocked": 21}
+    assert states(engine) == {"dead": 1, "behind": 21}
 
 
 @pytest.mark.storm

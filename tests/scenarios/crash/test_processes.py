@@ -22,7 +22,7 @@ from outbox.model.verdict import DONE
 from outbox.store.subscriptions.parked import Parked
 from tests.support import probe
 from tests.support.destination import Destination, briskly, fill, relay_to
-from tests.support.parked import states
+from tests.support.parked import by_id, states
 from tests.support.programs import ROOT, Program
 from tests.support.waiting import eventually
 
@@ -217,8 +217,8 @@ def test_large_bodies_that_were_parked_need_a_bounded_memory(engine, full):
             outbox.send(session, "orders", bytes(4 * 1024 * 1024))
     with closing(outbox.database.open()) as channel:
         with channel.transaction():
-            due = Parking(state="waiting", blocks=True, delay=timedelta(0))
-            Parked(channel, "relay").park({due: list(range(1, count + 1))})
+            due = Parking(state="waiting", holds=True, delay=timedelta(0))
+            Parked(channel, "relay").park(by_id({due: list(range(1, count + 1))}))
         probe.empty(channel)
 
     assert peak_of_draining(url_of(engine), count) <= 250

@@ -23,7 +23,7 @@ from outbox.telemetry.events import Listeners, Teller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED, HandlerPolicy
+from outbox.worker.policy import BEHIND, HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
 from tests.scenarios.exactness.history import Event, delivery_of
@@ -34,9 +34,9 @@ from tests.support.readers import selection_of
 PARTITION = Partition("relay")
 LIMITS = Limits(rows=ROWS)
 FATES = {
-    "retry": Parking(state="retry", blocks=True, attempts=1, error="failed", delay=RETRY),
-    "waiting": Parking(state="waiting", blocks=True, error="away", delay=timedelta(0)),
-    "dead": Parking(state="dead", blocks=True, attempts=1, error="failed"),
+    "retry": Parking(state="retry", holds=True, attempts=1, error="failed", delay=RETRY),
+    "waiting": Parking(state="waiting", holds=True, error="away", delay=timedelta(0)),
+    "dead": Parking(state="dead", holds=True, attempts=1, error="failed"),
 }
 
 
@@ -150,12 +150,12 @@ class ScriptedHandOver:
         return self
 
     def run(self, messages: list[Message], **_: Any) -> Generator[Outcome, None, None]:
-        """Done, until one fails; what stands behind it in its key is blocked."""
+        """Done, until one fails; what stands behind it in its key is held."""
         outcome, behind = Outcome(), set[str | None]()
         self.given = [message.id or 0 for message in messages]
         for place, message in enumerate(messages):
             if message.key is not None and message.key in behind:
-                outcome.parked.append((message, BLOCKED))
+                outcome.parked.append((message, BEHIND))
             elif place == self.failing:
                 outcome.parked.append((message, replace(self.parking, attempts=message.attempt)))
                 behind.add(message.key)
@@ -180,7 +180,7 @@ class Holder:
         parked, teller = Parked(channel, "relay"), Teller(Listeners(), {})
         settings, policy = Settings(limits=LIMITS), HandlerPolicy()
         self.parked = ParkedQueue(parked, self.settlement, hung, settings, teller, policy=policy)
-        self.cursor, self.place = Cursor(log, newest.progress), model.stored
+        self.cursor, self.place = Cursor(log, newest.progress), model.place
         self.ahead: list[Fetched] = []
         self.handed: Handed | None = None
 

@@ -1,15 +1,18 @@
-"""What an outbox is, in plain dicts: the model that the state machine compares the real one with."""
+"""What an outbox is, in plain values: the model that the state machine compares the real one with."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from outbox.model.lease import Lease
+from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Progress
 from outbox.store.log.cursor import Batch
 from outbox.worker.settle import Parkings
+from tests.model import rules
 from tests.scenarios.exactness.history import Fact
 
 ROWS = 3
@@ -38,25 +41,6 @@ class Place:
     target: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class Set:
-    """A parked message."""
-
-    key: str | None
-    state: str
-    attempts: int
-    due: datetime | None
-    blocks: bool
-    #: Where it stands among the others: at its id, or where it fell due and as the how many-th.
-    place: tuple[int, int]
-    request: bool = False
-
-    @property
-    def stored(self) -> tuple[str | None, str, int, bool]:
-        """As the table shows it."""
-        return self.key, self.state, self.attempts, self.blocks
-
-
 @dataclass
 class Model:
     """Everything that is committed."""
@@ -65,8 +49,8 @@ class Model:
     messages: dict[int, Sent] = field(default_factory=dict)
     facts: list[Fact] = field(default_factory=list)
     progress: Progress = field(default_factory=lambda: Progress(EARLIEST))
-    stored: Place = Place()
-    parked: dict[int, Set] = field(default_factory=dict)
+    place: Place = Place()
+    parked: rules.Parked = frozenset()
     epoch: int = 0
     lease_until: datetime | None = None
 
@@ -112,78 +96,64 @@ class Model:
 
     def settle(self, progress: Progress, place: Place, parkings: Parkings, now: datetime) -> None:
         """A lease holder stored its progress, and what it parked."""
-        self.progress, self.stored = progress, place
-        for message, parking in parkings:
-            due = (
-                message.deliver_at
-                if parking.state == "delayed"
-                else None
-                if parking.delay is None
-                else now + parking.delay
-            )
-            blocks = parking.blocks and message.key is not None
-            self.parked[message.id or 0] = Set(
-                message.key, parking.state, parking.attempts, due, blocks, (message.id or 0, 0)
-            )
-
-    def grant(self, now: datetime) -> set[str]:
-        """What people requested for comes true, and what was delayed falls due; returns the keys of the former."""
-        keys = {each.key for each in self.parked.values() if each.request and each.key is not None}
-        for id, message in self.parked.items():
-            if message.request:
-                blocks = message.key is not None
-                self.parked[id] = replace(message, state="retry", attempts=0, due=now, blocks=blocks, request=False)
-        delayed = [(m.due, id) for id, m in self.parked.items() if m.state == "delayed" and m.due and m.due <= now]
-        falling = [id for _, id in sorted(delayed)[:ROWS]]
-        for nth, id in enumerate(falling):
-            self.parked[id] = replace(self.parked[id], state="blocked", due=None, place=(min(falling), nth))
-        return keys
+        self.progress, self.place = progress, place
+        for message, parking in sorted(parkings, key=lambda each: each[0].id or 0):
+            deliver_at = None if message.deliver_at is None else _seconds(message.deliver_at)
+            row = rules.LogRow(message.id or 0, message.key, deliver_at)
+            self.parked = rules.parked(self.parked, [row], parking, _seconds(now))
+        keys = {message.key for message, _ in parkings if message.key is not None}
+        self.parked = rules.advanced(self.parked, keys, _seconds(now))
 
     def request(self, id: int) -> None:
         """Somebody wants a dead letter to be tried again."""
-        self.parked[id] = replace(self.parked[id], request=True)
+        self.parked = frozenset(row._replace(request="replay") if row.id == id else row for row in self.parked)
+
+    def grant(self, now: datetime) -> None:
+        """What people requested comes true, and what was delayed falls due."""
+        asked = {row.id: row.key for row in self.parked if row.request}
+        replayed = rules.replayed(self.parked, asked, _seconds(now))
+        advanced = rules.advanced(replayed, {key for key in asked.values() if key is not None}, _seconds(now))
+        self.parked, _ = rules.fallen_due(advanced, _seconds(now), ROWS)
 
     def tried(self, ids: Sequence[int], failing: int | None, now: datetime) -> None:
         """These were handed over again; all are done but the one in place `failing` and what stands behind it."""
-        behind = set[str | None]()
-        for place, id in enumerate(ids):
-            message = self.parked[id]
-            if message.key is not None and message.key in behind:
-                continue
-            if place == failing:
-                due, blocks = now + RETRY, message.key is not None
-                self.parked[id] = replace(message, state="retry", attempts=message.attempts + 1, due=due, blocks=blocks)
-                behind.add(message.key)
-            else:
-                del self.parked[id]
+        rows = {row.id: row for row in self.parked if row.id in ids}
+        failed, rest = (ids[failing : failing + 1], ids[failing + 1 :]) if failing is not None else ([], [])
+        left = {id for id in rest if rows[id].key is not None and rows[id].key == rows[failed[0]].key}
+        self.parked = rules.removed(self.parked, rows.keys() - left.union(failed))
+        for id in failed:
+            again = Parking(state="retry", holds=True, attempts=rows[id].attempts + 1, delay=RETRY)
+            self.parked = rules.changed(self.parked, [id], again, _seconds(now))
+        keys = {row.key for row in rows.values() if row.key is not None}
+        self.parked = rules.advanced(self.parked, keys, _seconds(now))
 
-    def ready(self, released: Collection[str], now: datetime) -> list[int]:
+    def ready(self, now: datetime) -> list[int]:
         """What is parked and may be tried now."""
+        return [row.id for row in rules.ready(self.parked, _seconds(now), ROWS)]
 
-        def due(message: Set) -> bool:
-            if message.state == "blocked":
-                return message.key is None or message.key in released
-            return message.state in ("waiting", "retry") and message.due is not None and message.due <= now
+    @property
+    def stored(self) -> set[rules.ParkedRow]:
+        """The parked messages, as far as the table is looked at: a place counts within a key that is held."""
+        return {shown(row.id, row.key, row.state, row.unit, row.place, row.attempts) for row in self.parked}
 
-        def holds_back(message: Set) -> bool:
-            return message.blocks and message.state != "blocked" and not due(message)
 
-        def free(id: int) -> bool:
-            key = self.parked[id].key
-            return key is None or not any(
-                holds_back(other) for before, other in self.parked.items() if before < id and other.key == key
-            )
+def shown(*columns: Any) -> rules.ParkedRow:
+    """A parked message as it is compared: from its id to its attempts, in the order of the fields."""
+    row = rules.ParkedRow(*columns)
+    return row if row.unit is not None else row._replace(place=0)
 
-        in_order = sorted(self.parked, key=lambda each: (self.parked[each].place, each))
-        return [id for id in in_order if due(self.parked[id]) and free(id)][:ROWS]
 
-    def heads(self) -> set[str]:
-        """Keys whose oldest parked message waits for nothing but its turn."""
-        first: dict[str, Set] = {}
-        for _, message in sorted(self.parked.items()):
-            if message.key is not None and message.blocks:
-                first.setdefault(message.key, message)
-        return {key for key, message in first.items() if message.state == "blocked"}
+def headless(rows: Iterable[rules.ParkedRow]) -> set[str]:
+    """Held keys whose first message has no state, or another one has."""
+    units: dict[str, list[rules.ParkedRow]] = {}
+    for row in sorted(rows, key=lambda row: row.place):
+        if row.unit is not None:
+            units.setdefault(row.unit, []).append(row)
+    return {unit for unit, (head, *rest) in units.items() if not head.state or any(row.state for row in rest)}
+
+
+def _seconds(moment: datetime) -> int:
+    return int(moment.timestamp())
 
 
 def upto(place: Place, id: int) -> Place:

@@ -21,6 +21,7 @@ from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.policy import with_one_head
 from outbox.worker.settle import Parkings, Settlement
 from tests.scenarios.exactness.business import Scratch, change, facts
 from tests.scenarios.exactness.history import Event, Fault, delivery_of, judge
@@ -63,7 +64,7 @@ class Script:
         return set(judge(facts(self.engine), self.history, batch=ROWS).wrong)
 
 
-_AGAIN = Parking(state="retry", blocks=True, attempts=1, delay=timedelta(0))
+_AGAIN = Parking(state="retry", holds=True, attempts=1, delay=timedelta(0))
 
 
 class Owner:
@@ -106,7 +107,7 @@ class Owner:
 
     def park_all(self) -> None:
         """Say of the whole batch that it has to be tried again."""
-        self.settle([(message, _AGAIN) for message in self._batch.messages])
+        self.settle(with_one_head((message, _AGAIN) for message in self._batch.messages))
 
     def close(self) -> None:
         """Give the lease back, if it still has it, and the connection."""

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -25,8 +24,9 @@ from outbox.store.log.cursor import Batch
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.policy import BLOCKED, DELAYED
+from outbox.worker.policy import BEHIND, DELAYED
 from outbox.worker.settle import Parkings
+from tests.model import rules
 from tests.scenarios.exactness.actors import (
     FATES,
     PARTITION,
@@ -40,7 +40,7 @@ from tests.scenarios.exactness.actors import (
     Write,
 )
 from tests.scenarios.exactness.history import Event, Fault, delivery_of, judge
-from tests.scenarios.exactness.model import LEASE, ROWS, Model, Place, upto
+from tests.scenarios.exactness.model import LEASE, ROWS, Model, Place, headless, shown, upto
 from tests.scenarios.exactness.worlds import World
 from tests.scenarios.exactness.writing import Writers
 from tests.support.readers import declared, delivered
@@ -187,14 +187,14 @@ class Machine(Writers):
         if cut and work.stop is not None:
             messages = messages[: work.stop + 1]
             place = upto(fetched.opened, messages[-1].id or 0)
-        held = set(holder.parked.keys.among(messages))
+        held = set(holder.parked.holds.among(messages))
         self._check_held(holder, messages, held)
         to_send, parkings = list[Message](), Parkings()
         for message in messages:
             if message.deliver_at is not None and message.deliver_at > batch.now:
                 parkings.append((message, DELAYED))
             elif message.key in held:
-                parkings.append((message, BLOCKED))
+                parkings.append((message, BEHIND))
             else:
                 to_send.append(message)
         parkings += self._try(holder, to_send, work.failing, work.parking)
@@ -215,9 +215,8 @@ class Machine(Writers):
     def _check_held(self, holder: Holder, messages: list[Message], held: set[str | None]) -> None:
         """Who holds the lease knows which keys wait."""
         if self.model.holds(holder.lease):
-            waiting = {each.key for each in self.model.parked.values() if each.blocks}
             keys = {message.key for message in messages}
-            assert held & keys == waiting & keys
+            assert held & keys == rules.keys_held(self.model.parked) & keys
 
     def _settle(self, holder: Holder) -> bool:
         """Whoever has lost the lease changes nothing, and drops everything."""
@@ -246,12 +245,12 @@ class Machine(Writers):
 
     # What was parked
 
-    @precondition(lambda self: any(each.state == "dead" for each in self.model.parked.values()))
+    @precondition(lambda self: any(each.state == "dead" for each in self.model.parked))
     @rule(which=st.integers(0, 9))
     def request(self, which: int) -> None:
         """A person wants a dead letter to be tried again."""
         self._wait_for_writers()
-        dead = sorted(id for id, each in self.model.parked.items() if each.state == "dead")
+        dead = sorted(each.id for each in self.model.parked if each.state == "dead")
         id = dead[which % len(dead)]
         self.looker.run("UPDATE outbox_parked SET request = 'replay' WHERE id = :id", id=id)
         self.model.request(id)
@@ -265,10 +264,9 @@ class Machine(Writers):
         stub, ours = holder.batch_handler, self.model.holds(holder.lease)
         stub.failing, stub.parking, stub.die, stub.given = failing, FATES["retry"], die, []
         holder.parked._look_at = 0.0
-        # What stands behind a message that is tried again for somebody's request may go with it.
-        requested = self.model.grant(self.world.now) if ours else set()
-        released = holder.parked.keys.released | self.model.heads() | requested
-        expected = self.model.ready(released, self.world.now)
+        if ours:
+            self.model.grant(self.world.now)
+        expected = self.model.ready(self.world.now)
         try:
             holder.look_at_parked()
         except LeaseLostError:
@@ -292,16 +290,10 @@ class Machine(Writers):
         newest = ProgressLog(self.looker).newest(PARTITION)
         assert newest is not None
         assert newest.progress == self.model.progress
-        rows = self.looker.rows("SELECT id, key, state, attempts, blocks FROM outbox_parked")
-        stored = {id: (key, state, attempts, bool(blocks)) for id, key, state, attempts, blocks in rows}
-        assert stored == {id: each.stored for id, each in self.model.parked.items()}
-
-    @invariant()
-    def who_holds_the_lease_knows_whose_turn_it_is(self) -> None:
-        """Keys that nothing holds back any more are in its memory, or their messages would wait for ever."""
-        for holder in self.holders:
-            if self.model.holds(holder.lease):
-                assert self.model.heads() <= holder.parked.keys.released
+        rows = self.looker.rows("SELECT id, key, state, unit, place, attempts FROM outbox_parked")
+        stored = {shown(*row) for row in rows}
+        assert stored == self.model.stored
+        assert headless(stored) == set(), "its messages would wait for ever, or not wait for each other"
 
     # The end
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -173,6 +173,15 @@ def _bind_topics(topics: Topics) -> Parameters:
     }
 
 
+def _records(parameter: str, columns: Mapping[str, str]) -> str:
+    lists = ", ".join(f"CAST(:{parameter}_{name} AS {type}[])" for name, type in columns.items())
+    return f"(SELECT * FROM unnest({lists}) AS each({', '.join(columns)}))"
+
+
+def _bind_records(parameter: str, columns: Sequence[str], rows: Sequence[Row]) -> Parameters:
+    return {f"{parameter}_{name}": [row[place] for row in rows] for place, name in enumerate(columns)}
+
+
 def _like(pattern: str) -> str:
     """Return a pattern of topics as LIKE reads it. Topics hold `%` and `_`, and no backslash."""
     return pattern.replace("%", r"\%").replace("_", r"\_").replace(ANYTHING, "%")
@@ -200,11 +209,12 @@ DIALECT = Dialect(
         read=_moment,
     ),
     values=Values(
-        types={"text": "text", "bigint": "bigint", "smallint": "smallint"},
+        types={"text": "text", "bigint": "bigint", "smallint": "smallint", "float": "double precision"},
         among_numbers="{value} = ANY(CAST({list} AS bigint[]))",
         among_texts="{value} = ANY(CAST({list} AS text[]))",
         among_many="{value} IN (SELECT unnest(CAST({list} AS text[])))",
-        number_of="CAST(CAST({numbers} AS jsonb) ->> {value} AS bigint)",
+        records=_records,
+        bind_records=_bind_records,
         bind_list=list,
         bind_uuid=lambda uuid: uuid,
         rows="VALUES {rows}",
@@ -256,6 +266,7 @@ DIALECT = Dialect(
         " CAST(CAST(CAST('{subscription}' AS regclass) AS oid) AS integer))",
         upgrades=_serialize_upgrades,
         share="FOR SHARE",
+        keep="FOR KEY SHARE",
         skip_locked="FOR UPDATE SKIP LOCKED",
         check_now="SET CONSTRAINTS ALL IMMEDIATE",
     ),

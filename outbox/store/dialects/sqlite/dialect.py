@@ -134,6 +134,11 @@ _GIVEN_AGAIN = f"""EXISTS (
 _EXTENT = """SELECT min(id), max(id), NULL, NULL, {who_answers} FROM {message} WHERE id >= :head AND id < :target"""
 
 
+def _records(parameter: str, columns: Mapping[str, str]) -> str:
+    values = ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(columns))
+    return f"(SELECT {values} FROM json_each(:{parameter}))"
+
+
 def _bind_topics(topics: Topics) -> Parameters:
     # Patterns are as GLOB reads them: of what else it knows, `?` and `[`, no topic holds any.
     return {
@@ -167,11 +172,12 @@ DIALECT = Dialect(
         read=_moment,
     ),
     values=Values(
-        types={"text": "text", "bigint": "bigint", "smallint": "smallint"},
+        types={"text": "text", "bigint": "bigint", "smallint": "smallint", "float": "real"},
         among_numbers="{value} IN (SELECT value FROM json_each({list}))",
         among_texts="{value} IN (SELECT value FROM json_each({list}))",
         among_many="{value} IN (SELECT value FROM json_each({list}))",
-        number_of="(SELECT j.value FROM json_each({numbers}) AS j WHERE j.key = {value})",
+        records=_records,
+        bind_records=lambda parameter, _columns, rows: {parameter: json.dumps(rows)},
         bind_list=json.dumps,
         bind_uuid=lambda uuid: uuid.hex,
         rows="VALUES {rows}",
@@ -221,6 +227,7 @@ DIALECT = Dialect(
         subscriptions=None,
         upgrades=_serialize_upgrades,
         share="",
+        keep="",
         skip_locked="",
         check_now=None,
     ),
