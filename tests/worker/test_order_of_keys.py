@@ -170,6 +170,7 @@ def test_without_order_a_message_that_falls_due_comes_when_it_is_due_and_blocks_
     assert states(engine) == {"retry": 1}
 
 
+@pytest.mark.smoke("the pauses of a refused topic grow to seconds")
 def test_without_order_a_message_that_fell_due_and_is_unavailable_blocks_nothing(engine):
     send(engine, "late", delay=timedelta(hours=1))
     listener = Listener(late=[Unavailable("away")] * 1000)
