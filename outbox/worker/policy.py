@@ -157,9 +157,11 @@ def with_one_head(parkings: Iterable[tuple[Message, Parking]]) -> list[tuple[Mes
     """Return parkings in the order of a batch: of each key the first that holds the key, and the rest behind."""
     held, found = set[str](), list[tuple[Message, Parking]]()
     for message, parking in parkings:
-        holds = parking.holds and message.key is not None
-        found.append((message, BEHIND if holds and message.key in held else parking))
-        held.update((message.key,) if parking.holds and message.key is not None else ())
+        if not parking.holds or message.key is None:
+            found.append((message, parking))
+            continue
+        found.append((message, BEHIND if message.key in held else parking))
+        held.add(message.key)
     return found
 
 

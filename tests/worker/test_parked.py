@@ -11,14 +11,18 @@ from sqlalchemy import Engine, text, update
 from outbox import Message, Outbox, Reject, Relay, Retry, Unavailable, Verdict
 from outbox.errors import LeaseLostError
 from outbox.model.parking import Parking
+from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
-from outbox.store.log.log import Limits
+from outbox.store.log.log import Limits, Log
 from outbox.store.operations.check import tables_of
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker import upkeep
 from outbox.worker.policy import BEHIND, EXPIRED
 from outbox.worker.settings import Settings
-from outbox.worker.settle import Settlement
+from outbox.worker.settle import ParkedChanges, Settlement, Unsettled
 from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import LONG_LEASE, Destination, expected, failing, fill, relay_to
 from tests.support.leases import end_lease, step_clock
@@ -571,3 +575,38 @@ def test_heads_that_die_alone_make_room_for_the_next_of_their_keys_in_one_settle
         parked.change(by_id({dead: heads, retry: seconds}))
 
     assert states(engine) == {"dead": 40, "retry": 40}
+
+
+@pytest.mark.every_database
+def test_a_second_head_of_a_held_key_stands_behind_the_first(engine, channel):
+    outbox, parked = Outbox(engine), Parked(channel, "relay")
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", b"", key="k") for _ in range(2)])
+    dead = Parking(state="dead", holds=True)
+
+    for id in (1, 2):
+        with channel.transaction():
+            parked.park([(id, dead)])
+
+    assert states(engine) == {"dead": 1, "behind": 1}
+
+
+@pytest.mark.every_database
+def test_changes_that_were_made_in_vain_are_rehearsed_beside_another_head(engine, channel):
+    """The key has got a head by another worker meanwhile, and settling works again."""
+    outbox, subscriptions = Outbox(engine), Subscriptions(channel)
+    subscriptions.declare(Declaration(name="relay", destination="test"), "earliest")
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", b"", key="k") for _ in range(2)])
+    lease = Leases(channel).acquire(subscriptions.get("relay").all_partitions()[0], "test", timedelta(minutes=1))
+    newest = None if lease is None else ProgressLog(channel).newest(lease.partition)
+    assert lease is not None
+    assert newest is not None
+    head, unsettled = Parking(state="dead", holds=True), Unsettled()
+    with channel.transaction():
+        Parked(channel, "relay").park([(2, head)])
+    unsettled.changes = ParkedChanges(parked=[(1, head)], changed=[(2, head)], keys={"k"})
+
+    Settlement(channel, lease, Log().now(channel).incarnation, unsettled).rehearse(newest.progress)
+
+    assert states(engine) == {"dead": 1}

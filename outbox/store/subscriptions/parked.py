@@ -279,8 +279,8 @@ class Parked:
     def advance(self, keys: Collection[str]) -> None:
         """Let the first message of each of these keys be tried now, if what stood before it is gone.
 
-        Inside the transaction that removes, changes or parks messages of these keys. A receipt may be used beside it:
-        whoever comes second finds what the other has left.
+        Inside the transaction that removes, changes or parks messages of these keys. A receipt may remove a head at the
+        same time: the later of the two transactions makes the new head.
         """
         headless = set(keys) - self._held(keys, self._database.dialect.locks.keep) if keys else set[str]()
         if headless:
