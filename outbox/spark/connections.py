@@ -137,8 +137,8 @@ _REFUSALS = (
 
 _NO_RIGHT = "permission denied for"
 _RIGHTS = (
-    "; have its owner GRANT SELECT ON outbox_message, outbox_meta TO this role; registering, other tables and purging"
-    " need more, see Rights in docs/spark-cluster.md"
+    "; have its owner GRANT SELECT ON outbox_message, outbox_meta TO this role; to register, what is printed by: outbox"
+    " db grants --reader ROLE --register; for another table, SELECT on it"
 )
 
 

@@ -49,7 +49,7 @@ OF_OTHERS = {"ModuleNotFoundError", 'violates check constraint "outbox_message_s
 #: What a user types into the search of the site, and the page with the answer.
 SEARCHED = {
     "crash lose": "faq", "Kafka down": "faq", "delete person": "retention", "rights": "rights", "alert": "monitoring",
-    "test": "testing", "cost write": "faq", "asyncpg": "faq", "check-back": "check-back",
+    "test": "testing", "cost write": "faq", "asyncpg": "faq", "check-back": "rocketmq",
     "several databases": "tenants", "multiple databases": "tenants", "GDPR": "retention", "permissions": "rights",
     "performance": "faq",
 }  # fmt: skip

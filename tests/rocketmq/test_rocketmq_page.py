@@ -8,9 +8,7 @@ from outbox import Relay, create_engine, migrate
 from outbox.rocketmq import CheckPolicy
 from tests.support.pages import TOP, run
 
-PAGE, CHECK_BACK, CONSUMERS = (
-    (TOP / "docs" / f"{name}.md").read_text() for name in ("rocketmq", "check-back", "rocketmq-consumers")
-)
+PAGE, CONSUMERS = ((TOP / "docs" / f"{name}.md").read_text() for name in ("rocketmq", "from-rocketmq"))
 
 
 def test_the_code_runs_from_top_to_bottom_and_its_messages_are_delivered(tmp_path, monkeypatch):
@@ -36,7 +34,7 @@ def test_the_code_runs_from_top_to_bottom_and_its_messages_are_delivered(tmp_pat
 
 
 def test_the_defaults_are_those_of_the_table():
-    told = re.findall(r"^\| `([a-z_]+)` \| (\d+)(?: (s|h))? \|", CHECK_BACK, re.MULTILINE)
+    told = re.findall(r"^\| `([a-z_]+)` \| (\d+)(?: (s|h))? \|", PAGE, re.MULTILINE)
     units = {"s": "seconds", "h": "hours"}
     table = {name: timedelta(**{units[unit]: int(number)}) if unit else int(number) for name, number, unit in told}
 

@@ -1,4 +1,4 @@
-"""The rights that docs/spark-cluster.md names are enough to read and to extract, and one that is missing is told."""
+"""The rights that docs/rights.md names are enough to read and to extract, and one that is missing is told."""
 
 import re
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from tests.spark.streams import Stream
 from tests.support.command_line import outbox as typed
 from tests.support.guests import owner_and_guest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "spark-cluster.md").read_text()
-TO_READ, *TO_REGISTER = re.findall(r"^GRANT .* TO reader;$", PAGE, re.MULTILINE)
+PAGE = (Path(__file__).parents[2] / "docs" / "rights.md").read_text()
+TO_READ, *TO_REGISTER = re.findall(r"^GRANT .* TO spark;$", PAGE, re.MULTILINE)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def grant(owner, guest, *statements):
     """As the page says, to this role."""
     with owner.begin() as connection:
         for statement in statements:
-            connection.execute(text(statement.replace(" TO reader;", f" TO {guest.url.username}")))
+            connection.execute(text(statement.replace(" TO spark;", f" TO {guest.url.username}")))
 
 
 def test_what_the_page_grants_is_enough_to_read_and_extract(engines, tmp_path):
@@ -72,7 +72,7 @@ def test_what_the_page_grants_is_enough_to_register(engines, tmp_path):
     assert found == 3
 
 
-@pytest.mark.parametrize("granted", [[], ["GRANT SELECT ON outbox_meta TO reader;"]])
+@pytest.mark.parametrize("granted", [[], ["GRANT SELECT ON outbox_meta TO spark;"]])
 def test_a_right_that_is_missing_is_told_with_those_that_are_needed(engines, tmp_path, monkeypatch, granted):
     """By the command before Spark is started."""
     monkeypatch.setattr("outbox.cli.spark.session", lambda **_: pytest.fail("Spark is started"))
@@ -91,5 +91,5 @@ def test_a_right_that_only_registering_needs_is_told(engines, tmp_path):
     owner, guest = engines
     grant(owner, guest, TO_READ)
 
-    with pytest.raises(DatabaseError, match=r"outbox_subscription.*registering, other tables .* Rights in docs/spark"):
+    with pytest.raises(DatabaseError, match=r"outbox_subscription.* db grants --reader ROLE --register"):
         extracted(guest, tmp_path, register="nightly")

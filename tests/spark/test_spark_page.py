@@ -12,7 +12,7 @@ from tests.support.pages import TOP
 
 pytestmark = pytest.mark.jvm
 
-PAGES = {name: (TOP / "docs" / f"{name}.md").read_text() for name in ("spark", "archive", "spark-reports")}
+PAGES = {name: (TOP / "docs" / f"{name}.md").read_text() for name in ("spark", "archive")}
 ALL = "".join(PAGES.values())
 #: What a step of the pages prints, in their order: Python, and a command that shows something.
 PRINTED = [
