@@ -11,6 +11,8 @@ from tests.support.pages import TOP
 
 PAGE = (TOP / "docs" / "promises.md").read_text()
 DATABASES = {"postgresql", "sqlite"}
+#: A cell is one fact or one consequence; more is said below its table.
+MOST_WORDS_OF_A_CELL = 20
 
 #: The promises of each item of the list in the words of the page, with the tests below `tests/` that show them.
 PROMISES = [
@@ -173,6 +175,15 @@ def test_every_row_of_what_happens_when_has_its_tests():
     cells = re.findall(r"^\| (.*?) \|", section("What happens when"), re.MULTILINE)
 
     assert list(ROWS) == [cell for cell in cells if cell != "something fails"]
+
+
+def test_a_cell_is_one_fact_or_one_consequence():
+    """Of all tables of the page, and of the table of the README that shows a part of them."""
+    readme = (TOP / "README.md").read_text().partition("| something fails |")[2].partition("\n\n")[0]
+
+    cells = [cell for line in f"{PAGE}\n{readme}".splitlines() if line.startswith("|") for cell in line.split("|")]
+    assert {cell: words for cell in cells if (words := len(cell.split())) > MOST_WORDS_OF_A_CELL} == {}
+    assert len(cells) > 100
 
 
 @pytest.mark.smoke("collects the named files")
