@@ -1,8 +1,8 @@
 """The site: Sphinx, MyST and Furo over the pages of this folder; `make docs` builds it into `build/site`.
 
 A comment such as `<!-- commands -->` in a page stands for text that is made here: from the command line, from
-docstrings, or from the changelog. Beside each page the site has its Markdown, with the pictures and the examples that
-the Markdown links to, and `llms.txt` lists all pages.
+docstrings, from the fields of results, or from the changelog. Beside each page the site has its Markdown, with the
+pictures and the examples that the Markdown links to, and `llms.txt` lists all pages.
 """
 
 import re
@@ -22,6 +22,7 @@ _PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"
 _MADE = {
     "<!-- commands -->": reference.commands,
     "<!-- names -->": reference.names,
+    "<!-- results -->": reference.results,
     "<!-- changelog -->": lambda: (HERE.parent / "CHANGELOG.md").read_text().partition("\n")[2],
 }
 

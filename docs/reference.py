@@ -2,21 +2,35 @@
 
 import inspect
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime
 from functools import cached_property
 from inspect import formatannotation
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 import click
 
 import outbox
 import outbox.rocketmq
+from outbox.admin.results import Decision, Finding, SubscriptionDetails
 from outbox.cli import main
+from outbox.model.pausing import Pause
+from outbox.model.status import LogStatus, PartitionStatus, Status, StoredProperties, TransactionsStatus, TroubleStatus
+from outbox.store.subscriptions.parked_messages import ParkedMessage
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _ENTRY = re.compile(r"^    (\*{0,2}\w[\w, .*]*): (.*)$")
 _MEMBERS = (property, cached_property, classmethod, staticmethod)
+#: The frozen results that several commands print with `--json`, in the order of the page.
+RESULTS = (
+    Finding, StoredProperties, Status, PartitionStatus, TroubleStatus, Pause, SubscriptionDetails, ParkedMessage,
+    Decision, TransactionsStatus, LogStatus,
+)  # fmt: skip
+#: What JSON makes of a type.
+_JSON = {str: "text", UUID: "text", datetime: "text", bool: "boolean", int: "number", float: "number"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +154,54 @@ def _default(value: Any) -> Any:
         return _Text(f"{type(value).__name__}()")
     text = f'"{value}"' if isinstance(value, str) else repr(value).replace("datetime.timedelta", "timedelta")
     return value if value is inspect.Parameter.empty else _Text("…" if text.startswith("<") else text)
+
+
+def results() -> str:
+    """Return a section for each frozen result: what the result is, and its fields, of which JSON has the names."""
+    return "\n".join(line for each in RESULTS for line in _result(each))
+
+
+def _result(each: type) -> Iterator[str]:
+    base = next((other for other in each.__mro__[1:] if other in RESULTS), None)
+    inherited = set() if base is None else {field.name for field in fields(base)}
+    types, said = get_type_hints(each), meanings(each)
+    yield from (f"### {each.__name__}", "", (inspect.getdoc(each) or "").partition("\n\nAttributes:")[0], "")
+    if base is not None:
+        yield from (f"Each has the fields of {_link(base)}, too.", "")
+    yield from ("| field | type | meaning |", "|---|---|---|")
+    for name in (field.name for field in fields(each) if field.name not in inherited):
+        yield f"| `{name}` | {_json_type(types[name])} | {said.get(name, '')} |"
+    yield ""
+
+
+def meanings(each: type) -> Mapping[str, str]:
+    """Return what the docstrings of a class and its bases say of its attributes."""
+    found: dict[str, str] = {}
+    for base in reversed(each.__mro__):
+        attributes = (inspect.cleandoc(base.__doc__) if base.__doc__ else "").partition("\nAttributes:\n")[2]
+        for entry in re.split(r"\n    (?=\w+: )", f"\n{attributes}")[1:]:
+            name, _, meaning = " ".join(entry.replace("|", r"\|").split()).partition(": ")
+            # JSON has null for None; a cell of one sentence has no full stop.
+            found[name] = re.sub(r"\bNone\b", "null", meaning if ". " in meaning else meaning.removesuffix("."))
+    return found
+
+
+def _link(each: type) -> str:
+    return f"[{each.__name__}](#{each.__name__.lower()})"
+
+
+def _json_type(annotation: Any) -> str:
+    """Return in words what JSON has for a type."""
+    if annotation in RESULTS:
+        return _link(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return " or ".join([*(_json_type(each) for each in arguments if each is not NoneType), "null"])
+    if origin is tuple:
+        return f"list of {_link(arguments[0])}" if arguments[0] in RESULTS else "list"
+    if origin is Mapping:
+        return "object"
+    return "text" if origin is Literal else _JSON[annotation]
 
 
 def _documentation(value: object) -> Iterator[str]:

@@ -157,7 +157,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDetails(StoredProperties):
-    """All properties of a subscription, and the workers; see also `StoredProperties`.
+    """All properties of a subscription, and the workers.
 
     Attributes:
         on_dead: `block`: a dead letter holds back its key; `continue`. None: no worker has declared it yet.

@@ -14,8 +14,12 @@ from outbox.model.command import Commands
 class Pause:
     """An order to hand no message over.
 
-    `key`: the order is about the messages of a single key; None: about all. `rate`: at most so many messages a second
-    are handed over; None: none.
+    Attributes:
+        since: the moment of the order.
+        by: the person who gave the order.
+        reason: why.
+        key: only messages of the key are held back; None: all.
+        rate: at most so many messages a second are handed over; None: none.
     """
 
     since: datetime

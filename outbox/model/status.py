@@ -41,8 +41,10 @@ class Count:
 class PartitionStatus:
     """The status of one partition; the fields mean for the partition what they mean in `Status` for all.
 
-    `lag_seconds` leaves parked messages out. `arrived`: the partition of a backfill has come to its end, so nobody
-    needs to run the partition.
+    Attributes:
+        number: from 0 on.
+        lag_seconds: of the log; parked messages are left out.
+        arrived: the partition of a backfill has come to its end, so nobody needs to run the partition.
     """
 
     number: int
@@ -63,9 +65,14 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TroubleStatus:
-    """Parked messages without success: the state, the error, the number, and when the first of them was parked.
+    """Parked messages without success, of one state and one error.
 
-    `messages_is_minimum`: there are more. Errors that differ in numbers alone count as one error.
+    Attributes:
+        state: `waiting` for the destination, `retry` or `dead`.
+        messages: their number.
+        messages_is_minimum: there are more.
+        since: when the first of them was parked.
+        error: the answer of the destination; answers that differ in numbers alone count as the same.
     """
 
     state: str
@@ -77,12 +84,13 @@ class TroubleStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProperties(Reader):
-    """The properties of a subscription that `Status` and `SubscriptionDetails` share, beside those of `Reader`.
+    """The properties of a subscription that `Status` and `SubscriptionDetails` share.
 
     Attributes:
         grace_seconds: from the commit until a message may be read.
-        held_since, held_until, released: of an extract: its last progress, until when retention waits, and whether the
-            wait is over.
+        held_since: of an extract: its last progress, since when retention waits for the extract.
+        held_until: until when retention waits.
+        released: retention does not wait any more.
     """
 
     grace_seconds: float
@@ -93,7 +101,7 @@ class StoredProperties(Reader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status(StoredProperties):
-    """The status of one subscription, beside its `StoredProperties`.
+    """The status of one subscription.
 
     Attributes:
         backlog: messages of the log that are not settled; of a check-back, messages without a verdict.
@@ -104,9 +112,12 @@ class Status(StoredProperties):
         worker: the holder of the lease; of several partitions the first holder, if each has a holder.
         partitions: in the order of their numbers.
         live: each partition has a worker.
-        lease_until, lease_seconds: the end and the length of the lease; also of a worker that was killed.
-        notice, noticed_at: why a worker does not work, in its own words, and since when.
-        parked: numbers of parked messages by state; there are more of the states in `parked_is_minimum`.
+        lease_until: the end of the lease, also of a worker that was killed; None: the lease was given back.
+        lease_seconds: for how long the worker takes the lease each time.
+        notice: why a worker does not work, in its own words.
+        noticed_at: since when.
+        parked: numbers of parked messages by state: `delayed`, `waiting`, `retry`, `dead`, `behind`.
+        parked_is_minimum: states of which there are more.
         all_held: every message that waits is behind a dead letter of its key, or a person has paused its key.
         troubles: messages without success, by state and error, the most frequent error first.
     """
@@ -158,10 +169,12 @@ class TransactionsStatus:
     """The half messages of one producer group with one real topic.
 
     Attributes:
-        group, topic: of the producer, and of the messages after a commit.
+        group: of the producer.
+        topic: where the messages are delivered; empty for rows that no producer wrote.
         half: without a verdict, and not given up.
         given_up: a person has to decide.
-        committed, rolled_back: with a verdict, as far as the log reaches back.
+        committed: with this verdict, as far as the log reaches back.
+        rolled_back: likewise.
         estimates: the names of the numbers above that are estimates.
         oldest_seconds: the age of the oldest without a verdict.
         last_verdict_seconds: since the newest verdict.
@@ -186,10 +199,13 @@ class TransactionsStatus:
 class LogStatus:
     """The status of the log.
 
-    `rows`: how many ids lie between the first and the last message, so at least as many as messages. `bytes`: with
-    indexes; on SQLite of the whole file. `oldest`: when the first message was written. `purged_at`: the end of the last
-    purge, with a retention of `keep_seconds`. `held_back`: about how many messages past this retention are kept for a
-    subscription, by name.
+    Attributes:
+        rows: how many ids lie between the first and the last message: at least as many as messages.
+        bytes: with indexes; on SQLite of the whole file.
+        oldest: when the first message was written.
+        purged_at: the end of the last purge.
+        keep_seconds: the retention of the last purge.
+        held_back: about how many messages past this retention are kept for a subscription, by name.
     """
 
     rows: int

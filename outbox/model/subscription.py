@@ -154,11 +154,14 @@ class Reader:
     """A reader of the log: the task, the part of the log, the destination, and what people hold back.
 
     Attributes:
-        name, kind: `relay`, `check`, `consumer`, `broadcast`, `backfill` or `extract`.
-        topics, tags, filter: the selection; None: all.
+        name: of the subscription.
+        kind: `relay`, `check`, `consumer`, `broadcast`, `backfill` or `extract`.
+        topics: of the selection; None: all topics.
+        tags: of the selection; None: all tags.
+        filter: of the selection; None: no filter.
         destination: None: nobody has run the subscription yet, or a consumer.
-        next_partitions: the future number of partitions, if another one was ordered.
-        pauses: what people hold back, since when, by whom and why.
+        next_partitions: how many partitions there will be when those that there are have met.
+        pauses: what people hold back.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""The JSON of each command is what the pages of docs/ say: each field is there, of its type, and no other."""
+"""The JSON of each command is what its page says: each field is there, of its type, and no other."""
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -13,14 +13,14 @@ from outbox import Done, Message, Outbox, Reject, Relay, Unavailable, Verdict
 from outbox.admin import pausing
 from tests.rocketmq.halves import ask, begun
 from tests.support.command_line import outbox
+from tests.support.pages import page_of_json, reference
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = "".join((DOCS / f"{name}.md").read_text() for name in ("json", "json-half", "json-subscriptions"))
+PAGE = page_of_json()
 #: Objects whose names are data.
 OPEN = ("parked", "headers", "again", "waiting", "held_back", "unread")
 METRICS = "rocketmq_"
 ALL = {"version": "number", "more": "boolean"}
-BESIDES = "What `status` has besides"
+BESIDES = "Besides, where there are half messages"
 COMMANDS = {
     "status": [],
     "log tail": [],
@@ -41,8 +41,6 @@ COMMANDS = {
     "erase": ["--key", "nobody", "--dry-run"],
     "purge": ["--older-than", "0s", "--dry-run"],
 }
-#: Objects that several commands print, and the titles of their sections.
-SHARED = {"properties": "Properties of a subscription", "pause": "A pause"}
 #: Of which transaction each is.
 ABOUT_TRANSACTIONS = {
     "half list": [],
@@ -55,38 +53,40 @@ KINDS = {str: "text", bool: "boolean", int: "number", float: "number", list: "li
 
 
 def section(title: str) -> str:
-    """The section whose title has these words."""
-    (own,) = [each for each in re.split(r"^## ", PAGES, flags=re.MULTILINE)[1:] if title in each.splitlines()[0]]
+    """The section whose title is so, or has these words of a command."""
+    sections = [each.partition("\n") for each in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:]]
+    (own,) = [text for heading, _, text in sections if heading == title or ("`" in title and title in heading)]
     return own
-
-
-def whole(found: dict[str, str]) -> dict[str, str]:
-    """Fields and their types, with the fields of objects that several commands print."""
-    shared = [(name, whole(table(section(SHARED[kind])))) for name, kind in found.items() if kind in SHARED]
-    inner = {f"{name}.{path}": kind for name, fields in shared for path, kind in fields.items()}
-    return {name: kind for name, kind in found.items() if kind not in SHARED} | inner
 
 
 def documented(command: str) -> dict[str, str]:
     """The fields of a command and their types, with those that all have."""
-    found = whole(table(PAGES.partition("\n## ")[0] + section(f"`outbox {command}`")))
-    for name in [name for name, kind in found.items() if kind == "subscription"]:
-        listed = documented("subscriptions list").items()
-        found |= {f"{name}{path.removeprefix('subscriptions[]')}": kind for path, kind in listed if "[]." in path}
-        del found[name]
+    return ALL | fields_of(section(f"`outbox {command}`"))
+
+
+def fields_of(section: str) -> dict[str, str]:
+    """The fields of a section and their types, with the fields of the objects that it names."""
+    found: dict[str, str] = {}
+    for name in re.findall(r"fields of (?:one )?\[(\w+)\]", section):
+        found |= object_of(name)
+    for name, kind in re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", section, flags=re.MULTILINE):
+        inner = re.search(r"\[(\w+)\]\(#", kind)
+        prefix = f"{name}[]" if kind.startswith("list of ") else name
+        found |= {name: kind} if inner is None else {f"{prefix}.{k}": v for k, v in object_of(inner[1]).items()}
     return found
 
 
-def table(section: str) -> dict[str, str]:
-    """The fields of a section and their types."""
-    return dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", section, flags=re.MULTILINE))
+def object_of(name: str) -> dict[str, str]:
+    """The fields of an object and their types."""
+    return fields_of(section(name))
 
 
 def fields(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Each field with its type; of objects in lists those of all."""
+    """Each field with its type; of objects in lists those of all, and of a body that is no text the name of others."""
     if isinstance(value, dict) and path.rpartition(".")[2] not in OPEN and not path.startswith(METRICS):
         for name, inner in value.items():
-            yield from fields(inner, f"{path}.{name}" if path else name)
+            shown = name.removesuffix("_base64")
+            yield from fields(inner, f"{path}.{shown}" if path else shown)
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         for each in value:
             yield from fields(each, f"{path}[]")
@@ -152,13 +152,15 @@ def test_the_page_and_a_command_about_consumers_agree(shop, command):
     with closing(Outbox(shop).database.open()) as channel:
         pausing.pause(channel, "billing", by="ops", rate=1.0)
 
-    (command_of_fields,) = re.findall(r"fields of each are those of `subscriptions\[\]` in `outbox (\w+)`", PAGES)
-    said = {
-        f"consumers{path.removeprefix('subscriptions')}": kind
-        for path, kind in documented(command_of_fields).items()
-        if path.startswith("subscriptions[]")
-    }
-    agree_on(ALL | said, outbox(shop, "consumers", *command, "--json").json)
+    agree(f"consumers {command[0]}", outbox(shop, "consumers", *command, "--json").json)
+
+
+def test_the_page_and_parked_show_agree(shop):
+    (first, *_) = outbox(shop, "parked", "list", "--json").json["parked"]
+
+    shown = outbox(shop, "parked", "show", str(first["id"]), "--json").json
+
+    agree_on(ALL | object_of("ParkedMessage") | object_of("Contents") | {"behind": "number"}, shown)
 
 
 @pytest.mark.parametrize("command", ABOUT_TRANSACTIONS)
@@ -169,12 +171,21 @@ def test_the_page_and_a_command_about_transactions_agree(engine, transactions, c
 
 
 def test_the_page_and_status_agree_where_there_are_half_messages(engine, transactions):
-    (besides,) = re.findall(f"^## {BESIDES}.*?^## ", PAGES, flags=re.MULTILINE | re.DOTALL)
-
     document = outbox(engine, "status", "--json").json
 
     own = {re.split(r"[.[]", path)[0] for path in documented("status")} - {"version", "more"}
-    agree_on(ALL | table(besides), {name: value for name, value in document.items() if name not in own})
+    agree_on(ALL | fields_of(section(BESIDES)), {name: value for name, value in document.items() if name not in own})
+
+
+def test_the_docstring_of_a_result_explains_only_fields():
+    """Of a field that is renamed no meaning stays."""
+    stale = {
+        each: names
+        for each in reference().RESULTS
+        if (names := set(reference().meanings(each)) - {field.name for field in dataclasses.fields(each)})
+    }
+
+    assert stale == {}
 
 
 def agree(command: str, document: dict[str, object]) -> None:

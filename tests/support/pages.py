@@ -2,15 +2,32 @@
 
 import re
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import outbox
 from outbox.telemetry import metrics
 
 TOP = Path(__file__).parents[2]
+
+
+@cache
+def reference() -> ModuleType:
+    """The module that makes texts of pages for the site, each in the place of a comment."""
+    spec = spec_from_file_location("reference", TOP / "docs" / "reference.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page_of_json() -> str:
+    """The page about `--json`, with the results that the site has in the place of a comment."""
+    return (TOP / "docs" / "json.md").read_text().replace("<!-- results -->", reference().results())
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -65,7 +82,11 @@ def broken_links(file: Path) -> list[str]:
 def _exists(file: Path, target: str) -> bool:
     path, _, heading = target.partition("#")
     found = file.parent / path if path else file
-    return found.exists() and (not heading or heading in _anchors(found.read_text()))
+    return found.exists() and (not heading or heading in _anchors(_whole(found)))
+
+
+def _whole(page: Path) -> str:
+    return page_of_json() if page.samefile(TOP / "docs" / "json.md") else page.read_text()
 
 
 def _anchors(page: str) -> list[str]:

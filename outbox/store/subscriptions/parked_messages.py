@@ -44,15 +44,16 @@ class ParkedMessage:
     """A parked message without the body, and the request of a person.
 
     Attributes:
-        subscription, id: the id of the message in the log; each subscription parks copies of its own.
-        message_id, topic, key: of the message.
+        subscription: each subscription parks copies of its own.
+        id: of the message in the log, for `parked show`, `replay` and `discard`.
         state: `delayed`, `waiting` for the destination, `retry`, `dead`, or `behind` an earlier message of its key.
         head: the id of the message that a message behind it waits for; None: it is one itself.
         attempts: so many tries have failed.
         error: of the last try.
-        created_at, parked_at: moments of the database's clock.
+        created_at: when the message was written, by the database's clock.
         due_at: the next try.
-        request, requested_by, request_reason, requested_at: a `replay` or `discard` that is not carried out yet.
+        request: a `replay` or `discard` that is not carried out yet.
+        requested_by: the person who asked for it.
     """
 
     subscription: str
