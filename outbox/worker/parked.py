@@ -14,6 +14,7 @@ from outbox.runtime.text import one_line
 from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.telemetry.events import Teller
 from outbox.worker import upkeep
+from outbox.worker.care import is_marked, marked
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.policy import BEHIND, EXPIRED, MAX_ERROR, HandlerPolicy
@@ -108,9 +109,16 @@ class ParkedQueue:
         finished: Finished | None = None,
         *,
         policy: HandlerPolicy,
+        careful: bool = False,
     ) -> None:
-        """`hung`: calls that did not come back. `finished`: knows which messages are done already."""
-        self._suspends = policy.suspend
+        """`hung`: calls that did not come back. `finished`: knows which messages are done already. `careful`: the
+        messages that are ready at first are handled one by one.
+        """
+        self._policy = policy
+        #: So many messages are handled one by one; None: not known before the first look.
+        self._careful: int | None = None if careful else 0
+        #: True while messages are handled one by one.
+        self.alone = False
         self._parked = parked
         self._settlement = settlement
         self._hung = hung
@@ -128,7 +136,7 @@ class ParkedQueue:
     @property
     def suspended(self) -> bool:
         """True when everything waits for a message that failed."""
-        return self._suspends and self._parked.some_retry(self.holds.paused)
+        return self._policy.suspend and self._parked.some_retry(self.holds.paused)
 
     @property
     def due_in(self) -> float:
@@ -173,10 +181,19 @@ class ParkedQueue:
         self._round = _Round(worked)
         probed, most = self._refusals.probed(), self._limits
         paused, held, retries = self._refusals.paused(), self._held(), self.suspended
-        ready = self._parked.ready(paused, most.rows, most.bytes, probed=probed, held=held, retries=retries)
+        bytes = 0 if self.alone else most.bytes
+        ready = self._parked.ready(paused, most.rows, bytes, probed=probed, held=held, retries=retries)
         missed = set(probed).difference(each.message.topic for each in ready)
         self._refusals.missed(missed, nothing_due=not ready)
+        ready = self._one_by_one(ready)
         return self._sorted_out(ready) if ready else None
+
+    def _one_by_one(self, ready: list[Ready]) -> list[Ready]:
+        """Return the ready messages; only the first, while messages are handled alone."""
+        careful = len(ready) if self._careful is None else self._careful
+        self.alone = bool(ready) and (careful > 0 or any(is_marked(each.error) for each in ready))
+        self._careful = max(0, careful - 1) if self.alone else 0
+        return ready[:1] if self.alone else ready
 
     def _sorted_out(self, ready: list[Ready]) -> list[Message]:
         """Return the messages to handle. Expired ones, and those done already, are settled with the first part."""
@@ -187,7 +204,17 @@ class ParkedQueue:
         finished = self._finished.finished(to_send) if self._finished is not None and to_send else set()
         self._round.changed = [(r.message, EXPIRED) for r in ready if r.message.id in late]
         self._round.done = [message for message in to_send if message.id in finished]
-        return [message for message in to_send if message.id not in finished]
+        to_send = [message for message in to_send if message.id not in finished]
+        return to_send if not (to_send and self.alone) else self._marked(ready[0])
+
+    def _marked(self, ready: Ready) -> list[Message]:
+        """Mark a message before its call; return an empty list if the message becomes a dead letter instead."""
+        parking = marked(ready.message, ready.error, self._policy)
+        if parking.state == "dead":
+            self._round.changed.append((ready.message, parking))
+            return []
+        self._settlement.settle_parked({}, [(ready.message, parking)])
+        return [ready.message]
 
     def settle(self, outcome: Outcome) -> None:
         """Write a part of the outcome."""

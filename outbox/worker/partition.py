@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Container, Generator, Iterable, Sequence
@@ -15,12 +16,14 @@ from outbox.model.barrier import has_arrived
 from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.position import Progress
+from outbox.runtime.named import named
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Reading
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
 from outbox.worker import upkeep
+from outbox.worker.care import needs_care, to_be_alone
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance, Task
@@ -30,6 +33,8 @@ from outbox.worker.policy import BEHIND, EXPIRED, MAX_WAITING, HandlerPolicy, ne
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Look, Wait
+
+logger = logging.getLogger("outbox")
 
 
 @dataclass(slots=True)
@@ -121,10 +126,15 @@ class PartitionWorker:
         policy = batch_handler.policy
         parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
         self._hung = hung = batch_handler.hung
-        self._parked_queue = ParkedQueue(parked, self._settlement, hung, settings, teller, finished, policy=policy)
+        careful = not policy.momentary and needs_care(lease, newest)
+        self._parked_queue = ParkedQueue(
+            parked, self._settlement, hung, settings, teller, finished, policy=policy, careful=careful
+        )
+        #: So many messages of the log are handled one by one.
+        self._careful = settings.limits.rows if careful else 0
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress, incarnation))
         self._finished = finished
-        self._compact = policy.compact
+        self._compact, self._waits_for_grace = policy.compact, reading.grace is not None
         self._teller = teller
         self._stored, self._stop, self._ends = _Stored(newest.progress, since), reading.stop, reading.ends
         self._handled = _Handled()
@@ -147,6 +157,11 @@ class PartitionWorker:
         if self._stop is None or not has_arrived(self._stored.progress, self._stop):
             return False
         return not (self._ends and self._parked_queue.some)
+
+    @property
+    def alone(self) -> bool:
+        """True while messages are handled one by one, because a message may have ended a process."""
+        return self._careful > 0 or self._parked_queue.alone
 
     @property
     def due_in(self) -> float:
@@ -179,6 +194,9 @@ class PartitionWorker:
             self._teller.tell(BatchRead, messages=batch.messages, now=batch.now)
             yield from self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
+            if not (batch.seen or self._waits_for_grace):
+                # The last process had no more messages.
+                self._careful = 0
             self._store_in_passing(batch)
         self._maintenance.step(self._stored.progress.base, behind=batch.end.target is not None)
         return worked + batch.seen
@@ -226,6 +244,9 @@ class PartitionWorker:
             self._store_in_passing(batch)
             return
         to_send, parkings = self._sort_out(messages, batch.now)
+        if self._careful and to_send:
+            self._set_aside(batch, to_send, parkings)
+            return
         aside = {message.id for message, _ in parkings}
         to_send, replaced = newest(to_send) if self._compact else (to_send, [])
         before, most = self._handled, self._settings.limits
@@ -246,6 +267,24 @@ class PartitionWorker:
             self._outcome.done += replaced
             self._store(batch.end, self._outcome)
         self._outcome = Outcome()
+
+    def _set_aside(self, batch: Batch, to_send: list[Message], parkings: Parkings) -> None:
+        """Park the messages to be handled one by one: all, or the first where the others wait for the first."""
+        policy = self._batch_handler.policy
+        if self._careful == self._settings.limits.rows:
+            text = "%s: a process ended in the midst of its work; its messages are handled one by one"
+            name = self._settlement.lease.partition.subscription
+            logger.warning(text, name, extra=named("handled_alone", subscription=name))
+        self.settle_handled()
+        first = to_send[:1] if policy.suspend else to_send
+        outcome = Outcome(parked=[*parkings, *((message, to_be_alone(policy)) for message in first)])
+        self._careful = max(0, self._careful - len(first))
+        if len(first) == len(to_send):
+            self._store(batch.end, outcome)
+            return
+        last = first[0].id or 0
+        self._store(batch.upto(last), _split(outcome, last)[0])
+        self._prefetcher.forget().move_to(self._stored.progress)
 
     def _hand_over(self, to_send: list[Message], batch: Batch) -> Generator[Wait, None, Outcome]:
         """Call the handler, settle in parts if a call takes long, and return the last part."""

@@ -32,6 +32,10 @@ class Steps(Protocol):
     def due_in(self) -> float:
         """Seconds until there is work to do."""
 
+    @property
+    def alone(self) -> bool:
+        """True while messages are handled one by one."""
+
     def awaits_grace(self) -> bool:
         """Return whether messages still wait for their grace."""
 
@@ -143,7 +147,7 @@ class Turn:
             self.between = True
             if self._until == "stopped":
                 yield self._look_again(found)
-            elif found and self._until == "empty":
+            elif found and (self._until == "empty" or self._work.alone):
                 yield _NOW
             elif not found and self._work.awaits_grace():
                 yield self._pause(self._work.due_in)

@@ -98,6 +98,9 @@ ROWS = {
         "worker/test_worker.py::test_the_place_of_a_killed_worker_is_taken_when_its_lease_ends",
         "worker/test_standby.py::test_a_lease_is_not_claimed_at_the_first_look_whatever_the_clock_of_the_database_says",
     ],
+    "a message ends the process each time it is handled: out of memory, a C library": [
+        "worker/test_process_ends.py::test_a_message_that_ends_its_process_becomes_a_dead_letter",
+    ],
     "the relay is suspended beyond its lease": [
         "worker/test_standby.py::test_no_call_begins_after_the_lease_has_gone_to_another",
         "store/test_leases.py::test_a_worker_without_its_lease_settles_nothing",

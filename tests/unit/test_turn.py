@@ -32,6 +32,7 @@ class Script:
         self.steps: Iterator[tuple[list[Wait], int]] = iter(steps)
         self.done: list[str] = []
         self.graces = 0
+        self.alone = False
 
     def step(self, *, postpone: bool) -> Generator[Wait, None, int]:
         """Do as the script says."""

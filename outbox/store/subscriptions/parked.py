@@ -141,7 +141,7 @@ _RUNS = """
     ORDER BY b.unit, b.place
 """
 _READY = f"""
-    SELECT {COLUMNS.format(body="body")}, attempts + 1, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
+    SELECT {COLUMNS.format(body="body")}, attempts + 1, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END, error
     FROM {{parked}} WHERE subscription = :subscription AND {{id_in_ids}}
 """
 _DUE = """
@@ -221,10 +221,11 @@ _GIVE = "UPDATE {parked} SET subscription = :other WHERE subscription = :subscri
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A parked message whose turn has come."""
+    """A parked message whose turn has come. `error`: why it is parked, where that is known."""
 
     message: Message
     expired: bool
+    error: str | None = None
 
 
 class Parked:
@@ -330,7 +331,7 @@ class Parked:
             chosen.append(id)
         copies = self._rows(_READY, ids=self._database.bind(chosen)) if chosen else []
         messages = self._database.dialect.reads.messages([row[:12] for row in copies])
-        by_id = {row[0]: Ready(each, bool(row[12])) for each, row in zip(messages, copies, strict=True)}
+        by_id = {row[0]: Ready(each, bool(row[12]), row[13]) for each, row in zip(messages, copies, strict=True)}
         return [by_id[id] for id in chosen]
 
     def _heads(
