@@ -77,9 +77,9 @@ def _title(page: str) -> str:
 
 
 def _first_sentence(page: str) -> str:
-    """Return the first sentence below the title, without links."""
-    body = page.partition("\n")[2].lstrip()
-    sentence = re.split(r"(?<=[.!?])\s", " ".join(body.partition("\n\n")[0].split()), maxsplit=1)[0]
+    """Return the first sentence, without links; before the sentence there may be code."""
+    prose = re.sub(r"^```.*?^```$", "", page.partition("\n")[2], flags=re.MULTILINE | re.DOTALL).lstrip()
+    sentence = re.split(r"(?<=[.!?])\s", " ".join(prose.partition("\n\n")[0].split()), maxsplit=1)[0]
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", sentence).replace("**", "")
 
 

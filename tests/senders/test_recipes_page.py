@@ -1,4 +1,4 @@
-"""What `docs/recipes.md` says is so, with real brokers and with worker processes that run its files."""
+"""What `docs/own-destination.md` says of task queues is so: real brokers, and worker processes that run its files."""
 
 import asyncio
 import importlib
@@ -28,7 +28,7 @@ from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.servers.redis import RedisServer
 from tests.support.waiting import eventually
 
-PAGE = (TOP / "docs" / "recipes.md").read_text()
+PAGE = (TOP / "docs" / "own-destination.md").read_text().partition("\n## Task queues\n")[2]
 FILES = {block.splitlines()[0].removeprefix("# "): block for block in blocks(PAGE, "python")}
 BIN = Path(sys.executable).parent
 

@@ -1,4 +1,4 @@
-"""An application's own Alembic beside our tables, and with our tables in its migrations, as docs/alembic.md says."""
+"""An application's own Alembic beside our tables, and with our tables in its migrations, as docs/deploy.md says."""
 
 import io
 import re
@@ -36,7 +36,7 @@ class Order(Base):
 CONFIGURE = "connection=connection, target_metadata=target_metadata"
 MADE = re.compile(r"op\.create_table\('(\w+)'")
 TOP = Path(__file__).parents[2]
-PAGE = (TOP / "docs" / "alembic.md").read_text()
+PAGE = (TOP / "docs" / "deploy.md").read_text()
 #: What the page has an application write.
 (TARGET,) = re.findall(r"^target_metadata = (.*)$", PAGE, re.MULTILINE)
 (SEED,) = re.findall(r"^(from outbox import migrate\n\nmigrate\.seed\(.*\))$", PAGE, re.MULTILINE)
