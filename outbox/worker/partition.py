@@ -114,7 +114,11 @@ class PartitionWorker:
         newest = ProgressLog(channel).newest(lease.partition)
         if newest is None:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
-        self._settlement = Settlement(channel, lease, incarnation, unsettled)
+        policy = batch_handler.policy
+        parked = Parked(
+            channel, lease.partition.subscription, lease.partition, ordered=policy.ordered, compact=policy.compact
+        )
+        self._settlement = Settlement(channel, lease, incarnation, unsettled, parked=parked)
         self._settlement.highest = reading.log.last(channel) if newest.highest is None else newest.highest
         since = time.monotonic()
         if not batch_handler.policy.momentary or self._settlement.unsettled:
@@ -123,8 +127,6 @@ class PartitionWorker:
             # A row from the future was written before the clock of the database stepped back. It soon counts as old,
             # too, because only a new row can tell how old the progress is.
             since -= abs((capture.now - newest.settled_at).total_seconds())
-        policy = batch_handler.policy
-        parked = Parked(channel, lease.partition.subscription, lease.partition, ordered=policy.ordered)
         self._hung = hung = batch_handler.hung
         careful = not policy.momentary and needs_care(lease, newest)
         self._parked_queue = ParkedQueue(

@@ -84,7 +84,16 @@ class Unsettled:
 class Settlement:
     """The writes of one lease, on the server incarnation of its reads."""
 
-    def __init__(self, channel: Channel, lease: Lease, incarnation: str, unsettled: Unsettled | None = None) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        lease: Lease,
+        incarnation: str,
+        unsettled: Unsettled | None = None,
+        *,
+        parked: Parked | None = None,
+    ) -> None:
+        """`parked`: of the subscription, with its rules; without it order counts, and every message."""
         self._unsettled = Unsettled() if unsettled is None else unsettled
         self._channel = channel
         self._check_now = channel.database.dialect.locks.check_now
@@ -92,7 +101,7 @@ class Settlement:
         self._incarnation = incarnation
         self._leases = Leases(channel)
         self._progress = ProgressLog(channel)
-        self._parked = Parked(channel, lease.partition.subscription)
+        self._parked = parked or Parked(channel, lease.partition.subscription)
         self._n = 0
         #: No message with a higher id was read. None: not known, and each settle looks at the end of the log.
         self.highest: int | None = None

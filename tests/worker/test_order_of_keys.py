@@ -79,6 +79,12 @@ def send(engine: Engine, *bodies: str, key: str | None = "k", **fields: Any) -> 
         Outbox(engine).send_all(session, [Message("orders", body, key=key, **fields) for body in bodies])
 
 
+def parked_bodies(engine: Engine) -> list[bytes]:
+    """Of what is parked, in the order of the log."""
+    with engine.connect() as connection:
+        return [bytes(body) for (body,) in connection.execute(text("SELECT body FROM outbox_parked ORDER BY id"))]
+
+
 def fall_due(engine: Engine) -> None:
     """What is due within the next hour is due now."""
     step_clock(engine, timedelta(hours=1), "outbox_parked.due_at")
@@ -423,20 +429,49 @@ def test_the_newest_message_stands_for_the_earlier_ones_also_when_it_fails(engin
     group(Outbox(engine), listener).until_empty()
 
     assert listener.got == ["c"]
-    assert states(engine) == {"retry": 1, "behind": 2}
+    assert states(engine) == {"retry": 1}
+    assert parked_bodies(engine) == [b"e"]
 
 
-def test_what_waits_behind_a_parked_message_is_not_compacted(engine):
+def test_a_newer_message_takes_the_place_of_a_failed_one_and_waits_as_long(engine):
     send(engine, *"ab")
     listener = Listener(b=[Retry("no", timedelta(hours=1))])
     with at_work(group(Outbox(engine), listener, LATER, compact=True)):
         assert eventually(lambda: states(engine) == {"retry": 1})
         send(engine, *"cd")
-        assert eventually(lambda: states(engine) == {"retry": 1, "behind": 2})
+        assert eventually(lambda: parked_bodies(engine) == [b"d"])
         fall_due(engine)
         assert eventually(lambda: "d" in listener.got)
 
-    assert listener.got == ["b", "b", "c", "d"]
+    assert listener.got == ["b", "d"]
+
+
+def test_a_newer_message_takes_the_place_of_a_dead_letter_and_is_handled_at_once(engine):
+    send(engine, *"ab")
+    listener = Listener(b=[Reject("never")])
+    group(Outbox(engine), listener, compact=True).until_empty()
+
+    send(engine, *"cd")
+    group(Outbox(engine), listener).until_empty()
+
+    assert listener.got == ["b", "d"]
+    assert states(engine) == {}
+
+
+def test_behind_a_failed_message_the_newest_of_each_topic_stays(engine):
+    send(engine, "a")
+    listener = Listener(a=[Retry("no", timedelta(hours=1))])
+    group(Outbox(engine), listener, compact=True).until_empty()
+
+    with Outbox(engine).begin() as session:
+        for topic, body in (("other", "b"), ("other", "c"), ("third", "d")):
+            Outbox(engine).send(session, topic, body, key="k")
+        in_time = datetime.now(UTC) + timedelta(hours=1)
+        Outbox(engine).send(session, "third", "e", key="k", expires_at=in_time)
+    group(Outbox(engine), listener).until_empty()
+
+    assert parked_bodies(engine) == [b"a", b"c", b"d", b"e"]
+    assert states(engine) == {"retry": 1, "behind": 3}
 
 
 def test_a_delayed_message_is_not_the_newest_before_it_is_due(engine):

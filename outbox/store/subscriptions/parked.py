@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 from outbox.errors import DatabaseError
@@ -86,6 +87,14 @@ _FIRSTS = """
     SELECT (SELECT p.id FROM {parked} AS p WHERE p.subscription = :subscription AND p.unit = u.unit
             ORDER BY p.place LIMIT 1)
     FROM {units} AS u
+"""
+#: Messages for which a newer one of their topic and unit stands; a message that may expire stands for no other.
+_REPLACED = """
+    SELECT o.id, o.unit, o.state, {seconds}, o.error FROM {units} AS u CROSS JOIN {parked} AS o
+    WHERE o.subscription = :subscription AND o.unit = u.unit AND EXISTS (
+        SELECT 1 FROM {parked} AS n
+        WHERE n.subscription = :subscription AND n.unit = o.unit AND n.place > o.place AND n.topic = o.topic
+          AND n.expires_at IS NULL)
 """
 _ADVANCE = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, error = NULL
@@ -236,13 +245,20 @@ class Parked:
     """
 
     def __init__(
-        self, channel: Channel, subscription: str, partition: Partition | None = None, *, ordered: bool = True
+        self,
+        channel: Channel,
+        subscription: str,
+        partition: Partition | None = None,
+        *,
+        ordered: bool = True,
+        compact: bool = False,
     ) -> None:
         """`partition`: the partition whose lease the caller holds; None: all of them. `ordered`: a message waits for
-        earlier messages of its key.
+        earlier messages of its key. `compact`: of each topic and held key only the newest message stays.
         """
         self.subscription = subscription
         self.ordered = ordered
+        self._compact = compact
         self._channel = channel
         self._database = channel.database
         slots = slots_of(partition)
@@ -283,10 +299,25 @@ class Parked:
         Inside the transaction that removes, changes or parks messages of these keys. A receipt may remove a head at the
         same time: the later of the two transactions makes the new head.
         """
+        if self._compact and keys:
+            self._let_newer_take_the_place(keys)
         headless = set(keys) - self._held(keys, self._database.dialect.locks.keep) if keys else set[str]()
         if headless:
             firsts = self._of_units(_FIRSTS, headless)
             self._run(_ADVANCE, [id for (id,) in firsts if id is not None])
+
+    def _let_newer_take_the_place(self, keys: Collection[str]) -> None:
+        """Delete messages for which a newer one stands. The newer one waits as long as a failed head has to."""
+        seconds = self._database.seconds(since=self._database.dialect.clock.now, until="o.due_at")
+        replaced = self._of_units(_REPLACED, keys, seconds=seconds)
+        self.remove([id for id, *_ in replaced])
+        heads = {unit: rest for _, unit, *rest in replaced if rest[0] in ("waiting", "retry")}
+        places = list[tuple[int, Parking]]()
+        for unit, (state, due_in, error) in heads.items():
+            ((first,),) = self._of_units(_FIRSTS, [unit])
+            why = error if state == "waiting" else None
+            places.append((first, Parking(state=state, holds=True, error=why, delay=timedelta(seconds=due_in))))
+        self.change(places)
 
     def keys(self, limit: int) -> set[str] | None:
         """Return the keys that are held; None: there are more than `limit`."""
