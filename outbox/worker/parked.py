@@ -149,7 +149,7 @@ class ParkedQueue:
         self._some_wait = self._some_wait or any(parking.state == "waiting" for _, parking in parkings)
         delays = [parking.delay.total_seconds() for _, parking in parkings if parking.delay is not None]
         self._look_at = min(self._look_at, time.monotonic() + min(delays, default=_LOOK_SECONDS))
-        # A newer message may have taken the place of a dead letter.
+        # A newer message may stand in place of a dead letter.
         some = {"delayed", "behind"} if self._policy.compact else {"delayed"}
         if any(parking.state in some for _, parking in parkings):
             self._look_at = 0.0

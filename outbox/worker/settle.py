@@ -93,7 +93,7 @@ class Settlement:
         *,
         parked: Parked | None = None,
     ) -> None:
-        """`parked`: of the subscription, with its rules; without it order counts, and every message."""
+        """`parked`: with the rules of the subscription; None: keys have an order, and every message counts."""
         self._unsettled = Unsettled() if unsettled is None else unsettled
         self._channel = channel
         self._check_now = channel.database.dialect.locks.check_now

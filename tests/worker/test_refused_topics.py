@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -49,10 +50,18 @@ def test_a_thousand_refused_topics_among_others_cost_one_call_a_batch(engine: En
         for n in range(1000):
             outbox.send_all(session, [Message(f"missing-{n}", b""), Message(good[n], b"")])
 
+    called: list[bool] = []
+
+    def noting(messages: Sequence[Message]) -> bool:
+        """Whether a call has a message that is accepted: others are probes, whose number depends on the time."""
+        called.append(any(message.topic in good for message in messages))
+        return False
+
+    destination.hanging = noting
     relay_to(destination, outbox).until_empty()
 
     assert len(destination.bodies) == 1000
-    assert destination.calls < 30
+    assert sum(called) < 30
     assert states(engine) == {"waiting": 1000}
 
 
