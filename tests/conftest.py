@@ -44,7 +44,7 @@ _TOGETHER = {
     "spark": "batch cluster crashes extract_in_spark pushdown races smoke spark_example spark_page stream",
     "reports": "cli_report report_archive report_delivery report_order report_reconciliation",
     "kafka": "broker_pages fastapi_page rewriting sender_kafka sender_kafka_faults sender_kafka_transactions",
-    "rabbitmq": "rabbitmq_page recipes_page sender_rabbitmq sender_rabbitmq_faults",
+    "rabbitmq": "rabbitmq_page recipes_page sender_rabbitmq sender_rabbitmq_faults workflows_page",
 }
 _GROUPS = {f"test_{name}": group for group, names in _TOGETHER.items() for name in names.split()}
 
