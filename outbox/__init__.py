@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outbox.admin.admin import Admin
     from outbox.admin.results import (
-        Decision,
+        Decided,
         Finding,
         Look,
         ParkedDetail,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         SubscriptionError,
         TransactionAbortedError,
     )
+    from outbox.model.decision import Decision
     from outbox.model.message import Message
     from outbox.model.retry import RetryPolicy
     from outbox.model.status import PartitionStatus, Status, TransactionsStatus, TroubleStatus
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from outbox.writing.engines import create_async_engine, create_engine
 
 __all__ = [
-    "Admin", "Consumer", "DatabaseError", "Decision", "Destination", "Done", "FilterError", "Finding",
+    "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
     "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message",
     "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
     "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route",
@@ -64,6 +65,7 @@ __all__ = [
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
 _HOMES = {
     "Admin": "outbox.admin.admin",
+    "Decision": "outbox.model.decision",
     "Destination": "outbox.senders.opening",
     "Consumer": "outbox.consumer.consumer",
     "Inbox": "outbox.consumer.inbox",
@@ -78,7 +80,7 @@ _HOMES = {
     "Sender": "outbox.senders.port",
     "Settings": "outbox.worker.settings",
     "routes": "outbox.relay.relay",
-    **dict.fromkeys(("Decision", "Finding", "Look", "ParkedDetail", "Removal", "SplitResult"), "outbox.admin.results"),
+    **dict.fromkeys(("Decided", "Finding", "Look", "ParkedDetail", "Removal", "SplitResult"), "outbox.admin.results"),
     **dict.fromkeys(("SubscriptionDetails", "Thresholds"), "outbox.admin.results"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Status")), "outbox.model.status"),
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),

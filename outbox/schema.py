@@ -37,7 +37,7 @@ from outbox.store.dialects.native import Native
 
 #: Stored with the tables, and raised by a revision after which older code must not use the tables. A revision that only
 #: adds tables, indexes and columns with a default leaves the version, and older code goes on beside such tables.
-VERSION = 2
+VERSION = 3
 PREFIX = "outbox_"
 _KINDS = "relay, check, extract, consumer, broadcast or backfill"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
@@ -68,6 +68,7 @@ class Tables:
     lease: Table
     progress: Table
     parked: Table
+    decision: Table
     dedup: Table
     inbox: Table
     op: Table
@@ -127,6 +128,7 @@ def made_in(metadata: MetaData, native: Native) -> Tables:
         lease=_lease(metadata),
         progress=_progress(metadata, native),
         parked=_parked(metadata, native),
+        decision=_decision(metadata, native),
         dedup=_dedup(metadata),
         inbox=_inbox(metadata),
         op=_op(metadata),
@@ -278,10 +280,6 @@ def _parked(metadata: MetaData, native: Native) -> Table:
         Column("due_at", _Moment),
         Column("error", Text),
         Column("parked_at", _Moment, nullable=False),
-        Column("request", Text),
-        Column("requested_by", Text),
-        Column("request_reason", Text),
-        Column("requested_at", _Moment),
         _body(),
         CheckConstraint(
             "coalesce(state IN ('delayed', 'waiting', 'retry', 'dead'), unit IS NOT NULL)",
@@ -291,8 +289,31 @@ def _parked(metadata: MetaData, native: Native) -> Table:
         _partial(native, "outbox_parked_unit", "unit IS NOT NULL", "subscription", "unit", "place"),
         _one_head_a_unit(native),
         Index("outbox_parked_state", "subscription", "state", "id"),
-        _partial(native, "outbox_parked_request", "request IS NOT NULL", "subscription"),
         comment="copies of parked messages; shrinks by the lease holder",
+    )
+
+
+def _decision(metadata: MetaData, native: Native) -> Table:
+    """Return the table of what people decided. A decision on messages is open until a lease holder has carried it out.
+
+    The choice is last, because it may hold many ids.
+    """
+    return Table(
+        "outbox_decision",
+        metadata,
+        native.id(),
+        Column("at", _Moment, nullable=False),
+        Column("by", Text, nullable=False),
+        Column("verb", Text, nullable=False),
+        Column("subscription", _Name, comment="null: of none"),
+        Column("reason", Text),
+        Column("count", BigInteger, comment="so many messages it was carried out on"),
+        Column("done_at", _Moment, comment="null: not carried out yet"),
+        Column("choice", Text, nullable=False, comment="JSON object: what was decided on"),
+        _partial(native, "outbox_decision_open", "done_at IS NULL", "subscription", "id"),
+        Index("outbox_decision_done_at", "done_at"),
+        sqlite_autoincrement=True,
+        comment="decisions of people; shrinks by lease holders",
     )
 
 

@@ -17,7 +17,7 @@ from outbox.admin.decisions import Choice, Order
 from outbox.admin.diagnosis import Diagnosis
 from outbox.admin.erase import erase
 from outbox.admin.results import (
-    Decision,
+    Decided,
     Finding,
     Look,
     ParkedDetail,
@@ -167,10 +167,10 @@ class Admin:
 
     # Deciding
 
-    def replay(self, *ids: int | UUID, reason: str | None = None, **order: Unpack[Order]) -> tuple[Decision, ...]:
+    def replay(self, *ids: int | UUID, reason: str | None = None, **order: Unpack[Order]) -> tuple[Decided, ...]:
         """Have parked messages sent now, with attempts counted from 0; without a state dead letters are meant.
 
-        The live worker carries the request out; without a worker the call does.
+        The live worker carries the decision out; without a worker the call does.
 
         Args:
             ids: of messages, in the log or as `send` returned them; or `all=True` for every message of a choice.
@@ -188,7 +188,7 @@ class Admin:
         with self._channel() as channel:
             return tuple(decisions.decide(channel, "replay", ids, reason, order))
 
-    def discard(self, *ids: int | UUID, reason: str, **order: Unpack[Order]) -> tuple[Decision, ...]:
+    def discard(self, *ids: int | UUID, reason: str, **order: Unpack[Order]) -> tuple[Decided, ...]:
         """Give parked messages up for good; messages behind them go on. Takes and raises what `replay` does."""
         with self._channel() as channel:
             return tuple(decisions.decide(channel, "discard", ids, reason, order))

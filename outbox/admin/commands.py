@@ -21,11 +21,12 @@ from outbox.runtime.clock import clock
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import taken_topics
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.parked import MOST_REQUESTS, carry_out, log_carried_out
+from outbox.worker.decisions import carry_out, log_carried_out
 from outbox.worker.settle import Settlement
 
 #: A decision waits so long for another command. A command that has died counts as alive until its lease has run out.
@@ -34,54 +35,59 @@ _PATIENCE = LENGTH + WAIT
 _PAUSE = wait_random(0.1, 0.3)
 
 
-def carry_out_without_worker(channel: Channel, name: str, request: Callable[[], int]) -> tuple[int, str | None]:
-    """Write a request on parked messages of a subscription, and carry it out; or leave that to a live worker.
+def carry_out_without_worker(channel: Channel, name: str, decide: Callable[[], int]) -> tuple[int, str | None]:
+    """Write a decision on parked messages of a subscription, and carry it out; or leave that to a live worker.
 
-    Without a worker the request and the first messages are one transaction, so that an error changes nothing. The other
-    messages follow in small transactions, which writers and other commands do not wait for. Return what `request`
+    Without a worker the decision and the first messages are one transaction, so that an error changes nothing. The
+    other messages follow in small transactions, which writers and other commands do not wait for. Return what `decide`
     returns, the number of messages, and the name of the worker. Another command that has the lease is waited for.
 
     Raises:
-        LeaseHeldError: another command keeps the lease for a minute; nothing was requested.
+        LeaseHeldError: another command keeps the lease for a minute; nothing was decided.
     """
     identity.verify(channel)
     until, waits = clock() + _PATIENCE.total_seconds(), False
     while True:
         try:
-            return _carry_out_here(channel, Subscriptions(channel).get(name), request), None
+            return _carry_out_here(channel, Subscriptions(channel).get(name), decide), None
         except LeaseHeldError as error:
             if not error.holder.is_command:
-                return request(), error.holder.owner
+                with channel.transaction():
+                    return decide(), error.holder.owner
             if clock() >= until:
                 raise
             if not waits:
                 lease_logger.info("%s: another command has the lease; waiting for its end", name)
                 waits = True
-        # The other command looks at no request that is written from now on.
+        # The other command looks at no decision that is written from now on.
         time.sleep(seconds_to_wait(_PAUSE, 1))
 
 
-def _carry_out_here(channel: Channel, subscription: Subscription, request: Callable[[], int]) -> int:
-    name, incarnation = subscription.name, Log().now(channel).incarnation
+def _carry_out_here(channel: Channel, subscription: Subscription, decide: Callable[[], int]) -> int:
+    name, incarnation, decisions = (
+        subscription.name,
+        Log().now(channel).incarnation,
+        Decisions(channel, subscription.name),
+    )
     with borrowed(channel, [subscription]) as leases:
         work = [(lease, Parked(channel, name, lease.partition, ordered=subscription.ordered)) for lease in leases]
         with channel.transaction():
             if not all(Leases(channel).hold(lease, incarnation) for lease in leases):
                 raise LeaseLostError(f"{name}: a worker took the lease meanwhile; nothing was done there")
-            number = request()
-            first = [(parked, parked.requests(MOST_REQUESTS)) for _, parked in work]
-            for parked, requests in first:
-                carry_out(requests, parked)
-        for _, requests in first:
-            log_carried_out(name, requests)
+            number = decide()
+            first = [carry_out(decisions.open(), decisions, parked) for _, parked in work]
+        for carried_out in first:
+            log_carried_out(carried_out)
         for lease, parked in work:
             settlement = Settlement(channel, lease, incarnation)
-            while requests := parked.requests(MOST_REQUESTS):
+            while open := decisions.open():
                 if not all(Leases(channel).renew(other, LENGTH) for other in leases):
                     raise LeaseLostError(f"{name}: a worker took the lease; it carries out the rest")
                 with settlement.held():
-                    carry_out(requests, parked)
-                log_carried_out(name, requests)
+                    carried_out = carry_out(open, decisions, parked)
+                log_carried_out(carried_out)
+                if not carried_out:
+                    break
     return number
 
 
@@ -175,9 +181,9 @@ def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> S
 def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAIT) -> Mapping[str, int]:
     """Let a subscription begin again at `start`; return how many parked messages were deleted, by state.
 
-    In a single transaction all partitions get the position, and the parked messages go, with the requests of people.
-    Workers go on from the position. A worker that was frozen or killed cannot settle the messages of before any more.
-    An ordered number of partitions counts from then on.
+    In a single transaction all partitions get the position, the parked messages go, and open decisions on these are
+    closed. Workers go on from the position. A worker that was frozen or killed cannot settle the messages of before any
+    more. An ordered number of partitions counts from then on.
 
     The inbox of a consumer stays, and the listener is not called again for remembered messages. A backfill goes on. Of
     a broadcast consumer all instances begin again.

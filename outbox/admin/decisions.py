@@ -9,8 +9,9 @@ from typing import TypedDict
 from uuid import UUID
 
 from outbox.admin.commands import carry_out_without_worker
-from outbox.admin.results import Decision, ParkedDetail
+from outbox.admin.results import Decided, ParkedDetail
 from outbox.errors import SubscriptionError
+from outbox.model.decision import Verb
 from outbox.model.limits import require_flags, require_notes, require_numbers
 from outbox.model.parking import STATES, State
 from outbox.model.status import Count
@@ -21,7 +22,7 @@ from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.operations import tail
 from outbox.store.operations.status import unread_by
-from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages, Verb
+from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 #: The kinds of subscriptions whose unread messages are delivered, if nobody decides otherwise.
@@ -105,8 +106,8 @@ def detail(channel: Channel, id: int | UUID, name: str | None) -> ParkedDetail:
     return ParkedDetail(parked=found[0], message=message, behind=behind)
 
 
-def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str | None, order: Order) -> list[Decision]:
-    """Write requests on messages, and have them carried out: by the live worker, or here without a worker.
+def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str | None, order: Order) -> list[Decided]:
+    """Write decisions on messages, and have them carried out: by the live worker, or here without a worker.
 
     Raises:
         SubscriptionError: neither ids nor `all`; an id is not there, or several subscriptions have parked it; or the
@@ -132,17 +133,17 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str 
     if ids:
         found = [message for each in parked.values() for message in each.list(chosen, len(ids))]
         _require_each(channel, found, ids, chosen, list(parked))
-    decisions: list[Decision] = []
+    decided: list[Decided] = []
     for name, each in parked.items():
         number, worker = each.count(chosen), None
         if not number:
             continue
         behind = each.behind(chosen)
         if not order.get("rehearsal"):
-            request = partial(each.request, chosen, verb, order.get("by") or user_and_host(), reason)
-            number, worker = carry_out_without_worker(channel, name, request)
-        decisions.append(Decision(name=name, messages=number, behind=behind, worker=worker))
-    return decisions
+            write = partial(each.decide, chosen, verb, order.get("by") or user_and_host(), reason)
+            number, worker = carry_out_without_worker(channel, name, write)
+        decided.append(Decided(name=name, messages=number, behind=behind, worker=worker))
+    return decided
 
 
 def _filter(choice: Choice, ids: Sequence[int] = (), *, default: State | None = None) -> ParkedFilter:

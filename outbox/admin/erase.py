@@ -45,8 +45,8 @@ def erase(
         for name, ids in dead.items():
             chosen = ParkedFilter(ids=tuple(ids), states=("dead",))
             # Fewer than were found, if a worker has replayed a letter meanwhile.
-            request = partial(ParkedMessages(channel, name).request, chosen, "discard", by, "outbox erase")
-            letters += carry_out_without_worker(channel, name, request)[0]
+            write = partial(ParkedMessages(channel, name).decide, chosen, "discard", by, "outbox erase")
+            letters += carry_out_without_worker(channel, name, write)[0]
     waiting: dict[str, set[int]] = defaultdict(set)
 
     def note_copies() -> None:

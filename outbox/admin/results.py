@@ -139,7 +139,7 @@ class ParkedDetail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decided:
     """The result of a replay or a discard for one subscription.
 
     Attributes:

@@ -12,6 +12,7 @@ from outbox.model.command import Commands
 from outbox.model.subscription import Subscription, base_of, require_own_name, route_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.store.database import Channel
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -53,6 +54,7 @@ def split(
         subscriptions.alter(origin)
         subscriptions.create_at(made, standing)
         parked = Parked(channel, name).give(made.name, moved)
+        Decisions(channel, name).give(made.name)
         made = subscriptions.get(made.name)  # with its own moment of creation
     return origin, made, parked
 

@@ -324,8 +324,8 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
             raise click.ClickException(f"transaction {id} was not given up; its checks go on{when}")
         group, chosen = transaction.group, ParkedFilter(ids=transaction.given_up_ids, states=("dead",))
         messages = ParkedMessages(channel, check_of(group))
-        request = partial(messages.request, chosen, "replay", by or user_and_host(), reason)
-        _, worker = carry_out_without_worker(channel, check_of(group), request)
+        write = partial(messages.decide, chosen, "replay", by or user_and_host(), reason)
+        _, worker = carry_out_without_worker(channel, check_of(group), write)
         who = _who_could_ask(channel.database, group, [transaction.verdict])
     tell(
         f"transaction {id} will be asked about again when somebody checks back on group {group}: {who}"

@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from outbox.admin.decisions import Choice
-    from outbox.admin.results import Decision
-    from outbox.store.subscriptions.parked_messages import ParkedMessage, Verb
+    from outbox.admin.results import Decided
+    from outbox.model.decision import Verb
+    from outbox.store.subscriptions.parked_messages import ParkedMessage
 
 _HEADERS = (
-    "SUBSCRIPTION", "ID", "STATE", "TOPIC", "KEY", "BEHIND", "ATTEMPTS", "SINCE (UTC)", "DUE (UTC)", "REQUEST",
+    "SUBSCRIPTION", "ID", "STATE", "TOPIC", "KEY", "BEHIND", "ATTEMPTS", "SINCE (UTC)", "DUE (UTC)", "DECISION",
     "ERROR",
 )  # fmt: skip
 
@@ -115,7 +116,7 @@ def _row(message: ParkedMessage) -> tuple[object, ...]:
         message.attempts,
         since,
         due,
-        message.request,
+        message.decision,
         message.error,
     )
 
@@ -141,7 +142,7 @@ def show(*, target: Target, id: int | UUID, name: str | None, json: bool) -> Non
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class Deciding:
     """The options of a decision."""
 
     ids: tuple[int | UUID, ...]
@@ -163,14 +164,14 @@ _decision = together(
     by_whom,
     option("--yes", is_flag=True, help="Do not ask."),
     as_json,
-    as_value("decided", Decided),
+    as_value("decided", Deciding),
 )
 
 
 @parked.command()
 @_decision
 @option("--reason", help="Why, for the log.")
-def replay(*, target: Target, chosen: Filter, decided: Decided, reason: str | None) -> None:
+def replay(*, target: Target, chosen: Filter, decided: Deciding, reason: str | None) -> None:
     """Send parked messages now, with attempts counted from 0; without --state dead letters are meant."""
     _decide(target, "replay", chosen, decided, reason)
 
@@ -178,7 +179,7 @@ def replay(*, target: Target, chosen: Filter, decided: Decided, reason: str | No
 @parked.command()
 @_decision
 @option("--reason", help="Why, for the log; needed, and asked for at a terminal.")
-def discard(*, target: Target, chosen: Filter, decided: Decided, reason: str | None) -> None:
+def discard(*, target: Target, chosen: Filter, decided: Deciding, reason: str | None) -> None:
     """Give parked messages up for good; the messages behind them, of the same keys, go on.
 
     Without --state dead letters are meant. Messages of the --topic or --key that nobody has read yet are delivered
@@ -191,8 +192,8 @@ def discard(*, target: Target, chosen: Filter, decided: Decided, reason: str | N
     _decide(target, "discard", chosen, decided, reason)
 
 
-def _decide(target: Target, verb: Verb, chosen: Filter, decided: Decided, reason: str | None) -> None:
-    """Write the request, and have it carried out: by the worker, or here if there is none."""
+def _decide(target: Target, verb: Verb, chosen: Filter, decided: Deciding, reason: str | None) -> None:
+    """Write the decision, and have it carried out: by the worker, or here if there is none."""
     from outbox.admin.admin import Admin
 
     # Whoever gives all messages of a topic or a key up means those that nobody has read yet, too.
@@ -203,7 +204,7 @@ def _decide(target: Target, verb: Verb, chosen: Filter, decided: Decided, reason
         what = {"reason": reason, "by": decided.by, "all": decided.all, **chosen.choice()}
         if decided.all and (meant := order(rehearsal=True, **what)):
             confirmed(f"{verb} {' and '.join(map(_counted, meant))}?", yes=decided.yes)
-        done: tuple[Decision, ...] = order(*decided.ids, **what)
+        done: tuple[Decided, ...] = order(*decided.ids, **what)
         unread = Admin(channel).unread(name=chosen.name, topic=chosen.topic, key=chosen.key) if unread_too else {}
     if decided.json:
         show_json({"decision": verb, "subscriptions": done, "unread": unread})
@@ -222,6 +223,6 @@ def _decide(target: Target, verb: Verb, chosen: Filter, decided: Decided, reason
         click.get_current_context().exit(1)
 
 
-def _counted(decision: Decision) -> str:
+def _counted(decision: Decided) -> str:
     behind = "" if not decision.behind else f", with {counted(decision.behind, 'message')} behind"
     return f"{counted(decision.messages, 'message')} of {decision.name}{behind}"

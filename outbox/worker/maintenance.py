@@ -13,6 +13,7 @@ from outbox.model.position import Position
 from outbox.store.database import Channel, Database
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
+from outbox.store.subscriptions import decisions
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.telemetry.events import Teller, UpkeepRefused
@@ -57,9 +58,13 @@ def tasks_of(channel: Channel, partition: Partition, *, brief: bool, momentary: 
         handled, deduplicated = inbox.prune(channel), dedup.prune(channel)
         return handled >= inbox.PRUNED_AT_ONCE or deduplicated >= dedup.PRUNED_AT_ONCE
 
+    def old(_base: Position) -> bool:
+        return decisions.prune(channel) >= decisions.PRUNED_AT_ONCE
+
     return [
         Task("old progress", upkeep.PRUNE_PROGRESS, now + (0.0 if brief else upkeep.PRUNE_PROGRESS), settled),
         Task("expired rows of inbox and dedup", upkeep.PRUNE_EXPIRED, expired_at, expired),
+        Task("old decisions", upkeep.PRUNE_EXPIRED, expired_at, old),
     ]
 
 

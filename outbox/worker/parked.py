@@ -1,20 +1,19 @@
-"""Parked messages: tried again beside the log, with the requests of people."""
+"""Parked messages: tried again beside the log, with the decisions of people."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outbox.model.message import Message
 from outbox.model.parking import Held
-from outbox.runtime.named import named
-from outbox.runtime.text import one_line
-from outbox.store.subscriptions.parked import Parked, Ready, Request
+from outbox.store.subscriptions.decisions import Decisions
+from outbox.store.subscriptions.parked import Parked, Ready
 from outbox.telemetry.events import Teller
 from outbox.worker import upkeep
 from outbox.worker.care import is_marked, marked
+from outbox.worker.decisions import carry_out, log_carried_out
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.policy import BEHIND, EXPIRED, MAX_ERROR, HandlerPolicy
@@ -22,11 +21,9 @@ from outbox.worker.refusals import Refusals
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
 
-logger = logging.getLogger("outbox")
-
-#: So many requests are carried out in one transaction, and so many dead letters that are done are removed in one.
-MOST_REQUESTS = _MOST_DONE = 1000
-#: How often to look for requests and due messages when none is known to be due sooner.
+#: So many errors are renewed in one transaction, and so many dead letters that are done are removed in one.
+_MOST_RENEWED = _MOST_DONE = 1000
+#: How often to look for decisions and due messages when none is known to be due sooner.
 _LOOK_SECONDS = 1.0
 #: How often to look for dead letters that are done by now.
 _DONE_SECONDS = 5.0
@@ -76,32 +73,13 @@ class _Round:
     refused: dict[str, str | None] = field(default_factory=dict)
 
 
-def carry_out(requests: Sequence[Request], parked: Parked, *, waits: bool = True) -> list[Request]:
-    """Carry out the requests of people on parked messages, inside a transaction that holds the lease.
-
-    `waits`: as in `Parked.discard`. Return the requests that are carried out.
-    """
-    left = parked.discard([request.id for request in requests if request.verb == "discard"], waits=waits)
-    parked.replay([request.id for request in requests if request.verb == "replay"])
-    parked.advance({request.key for request in requests if request.key is not None})
-    return [request for request in requests if request.id not in left]
-
-
-def log_carried_out(subscription: str, requests: Iterable[Request]) -> None:
-    """Log which requests of people were carried out; called after the commit."""
-    for request in requests:
-        by = one_line(request.by or "somebody")
-        why = "" if request.reason is None else f" ({one_line(request.reason)})"
-        about = named(request.verb, subscription=subscription, id=request.id)
-        logger.info("parked message %d: %s by %s%s", request.id, request.verb, by, why, extra=about)
-
-
 class ParkedQueue:
     """The parked messages of one partition. Between `begin` and `end` the ready ones are handled."""
 
     def __init__(
         self,
         parked: Parked,
+        decisions: Decisions,
         settlement: Settlement,
         hung: HungCalls,
         settings: Settings,
@@ -120,6 +98,7 @@ class ParkedQueue:
         #: True while messages are handled one by one.
         self.alone = False
         self._parked = parked
+        self._decisions = decisions
         self._settlement = settlement
         self._hung = hung
         self._limits = settings.limits
@@ -178,8 +157,8 @@ class ParkedQueue:
         return most - waiting
 
     def begin(self) -> list[Message] | None:
-        """Carry out requests, and let delayed messages fall due; return the messages to handle, if there are any."""
-        worked = self._carry_out_requests() + self._remove_done() + self._fall_due() > 0
+        """Carry out decisions, and let delayed messages fall due; return the messages to handle, if there are any."""
+        worked = self._carry_out_decisions() + self._remove_done() + self._fall_due() > 0
         self._round = _Round(worked)
         probed, most = self._refusals.probed(), self._limits
         paused, held, retries = self._refusals.paused(), self._held(), self.suspended
@@ -256,10 +235,10 @@ class ParkedQueue:
         if self._hung:
             return
         for topic, error in self._refusals.to_store(self._round.refused):
-            renewed = MOST_REQUESTS
-            while renewed == MOST_REQUESTS:
+            renewed = _MOST_RENEWED
+            while renewed == _MOST_RENEWED:
                 with self._settlement.held():
-                    renewed = self._parked.renew_error(topic, error[:MAX_ERROR], MOST_REQUESTS)
+                    renewed = self._parked.renew_error(topic, error[:MAX_ERROR], _MOST_RENEWED)
             self._refusals.stored(topic, time.monotonic() + upkeep.RENEW_ERRORS)
 
     def _next_look(self) -> float:
@@ -271,17 +250,20 @@ class ParkedQueue:
         moments = [now + _LOOK_SECONDS, self._refusals.next(), None if due is None else now + max(0.02, due)]
         return min(each for each in moments if each is not None)
 
-    def _carry_out_requests(self) -> int:
-        requests = self._parked.requests(MOST_REQUESTS)
-        if requests:
-            # Before the requests are written, because the answer to that may be lost as well.
-            self._hung.known.forget({request.id for request in requests})
-            with self._settlement.held():
-                # One writer must not hold up the partition for as long as its transaction takes.
-                requests = carry_out(requests, self._parked, waits=False)
-            log_carried_out(self._parked.subscription, requests)
-            self.holds.reconsider({request.key for request in requests if request.key is not None})
-        return len(requests)
+    def _carry_out_decisions(self) -> bool:
+        open = self._decisions.open()
+        if not open:
+            return False
+        with self._settlement.held():
+            # A writer must not hold up the partition for as long as its transaction takes.
+            carried_out = carry_out(open, self._decisions, self._parked, waits=False)
+            decided = {id: key for each in carried_out for id, key in each.messages.items()}
+            # Before the commit, because the answer to the commit may be lost as well.
+            self._hung.known.forget(set(decided))
+        log_carried_out(carried_out)
+        self.holds.reconsider({key for key in decided.values() if key is not None})
+        # A later decision may have replaced an open decision meanwhile.
+        return bool(decided) or self._decisions.open() != open
 
     def _remove_done(self) -> int:
         """Remove dead letters that are done by now."""

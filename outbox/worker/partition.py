@@ -19,6 +19,7 @@ from outbox.model.position import Progress
 from outbox.runtime.named import named
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Reading
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
@@ -114,10 +115,9 @@ class PartitionWorker:
         newest = ProgressLog(channel).newest(lease.partition)
         if newest is None:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
-        policy = batch_handler.policy
-        parked = Parked(
-            channel, lease.partition.subscription, lease.partition, ordered=policy.ordered, compact=policy.compact
-        )
+        policy, name = batch_handler.policy, lease.partition.subscription
+        parked = Parked(channel, name, lease.partition, ordered=policy.ordered, compact=policy.compact)
+        decisions = Decisions(channel, name)
         self._settlement = Settlement(channel, lease, incarnation, unsettled, parked=parked)
         self._settlement.highest = reading.log.last(channel) if newest.highest is None else newest.highest
         since = time.monotonic()
@@ -130,7 +130,7 @@ class PartitionWorker:
         self._hung = hung = batch_handler.hung
         careful = not policy.momentary and needs_care(lease, newest)
         self._parked_queue = ParkedQueue(
-            parked, self._settlement, hung, settings, teller, finished, policy=policy, careful=careful
+            parked, decisions, self._settlement, hung, settings, teller, finished, policy=policy, careful=careful
         )
         #: So many messages of the log are handled one by one.
         self._careful = settings.limits.rows if careful else 0
@@ -204,7 +204,7 @@ class PartitionWorker:
         return worked + batch.seen
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:
-        """Handle parked messages that are due, and requests of people; return whether there were any."""
+        """Handle parked messages that are due, and decisions of people; return whether there were any."""
         messages = self._parked_queue.begin()
         if messages is not None:
             with closing(self._batch_handler.run(messages, quota=0, parked=True)) as handling:

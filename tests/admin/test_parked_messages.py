@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from operator import methodcaller as ask
 from typing import Any
@@ -26,10 +25,10 @@ from outbox import (
 from outbox.admin import commands
 from outbox.admin.borrowing import borrowed
 from outbox.model.lease import Holder
-from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.parked import MOST_REQUESTS
+from outbox.worker.decisions import MOST
 from tests.support.command_line import outbox as run
+from tests.support.parked import decide
 from tests.support.refusals import refusal
 from tests.support.waiting import eventually
 
@@ -254,7 +253,7 @@ def test_a_decision_does_not_wait_for_ever(shop, channel, monkeypatch):
     with borrowed(channel, [stored]), pytest.raises(SubscriptionError, match="try again when that command has ended"):
         shop.admin.discard(1, reason="seen")
 
-    assert {each.request for each in shop.admin.parked()} == {None}
+    assert {each.decision for each in shop.admin.parked()} == {None}
 
 
 @pytest.mark.parametrize(("owner", "is_command"), [("command-0a1b2c3d", True), ("command-relay-7d9f:12:ab", False)])
@@ -269,7 +268,7 @@ def test_another_change_is_told_of_the_command_that_has_the_lease(shop, channel)
 
 
 class Between(logging.Handler):
-    """Calls a function when a transaction has carried out requests, which are logged after each."""
+    """Calls a function when a transaction has carried out decisions, which are logged after each."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         super().__init__()
@@ -277,16 +276,16 @@ class Between(logging.Handler):
         self._logged = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count the lines about requests, and call at the first line of each transaction."""
+        """Count the lines about decisions, and call at the first line of each transaction."""
         if record.getMessage().startswith("parked message"):
-            if self._logged % MOST_REQUESTS == 0:
+            if self._logged % MOST == 0:
                 self._call()
             self._logged += 1
 
 
 def test_a_writer_gets_in_between_the_transactions_of_a_large_replay(engine, caplog):
     """One long transaction would hold up the writers of SQLite, and other commands of PostgreSQL."""
-    outbox, number = Outbox(engine), 2 * MOST_REQUESTS + 1
+    outbox, number = Outbox(engine), 2 * MOST + 1
     with outbox.begin() as session:
         outbox.send_all(session, [Message("dead", b"1") for _ in range(number)])
     Relay(outbox, Destination()).until_empty()
@@ -295,7 +294,7 @@ def test_a_writer_gets_in_between_the_transactions_of_a_large_replay(engine, cap
     def write() -> None:
         with outbox.begin() as session:
             outbox.send(session, "fine", b"1")
-        undone.append(sum(each.request is not None for each in outbox.admin.parked(limit=number)))
+        undone.append(sum(each.decision is not None for each in outbox.admin.parked(limit=number)))
 
     between, logger = Between(write), logging.getLogger("outbox")
     logger.addHandler(between)
@@ -305,7 +304,7 @@ def test_a_writer_gets_in_between_the_transactions_of_a_large_replay(engine, cap
     finally:
         logger.removeHandler(between)
 
-    assert (done.messages, undone) == (number, [MOST_REQUESTS + 1, 1, 0])
+    assert (done.messages, undone) == (number, [MOST + 1, 1, 0])
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
@@ -370,8 +369,7 @@ def test_a_discard_beside_a_writer_that_repeats_the_dedup_key_holds_up_no_messag
     with outbox.begin() as session:
         outbox.send(session, "dead", b"1", dedup_key="job-1")
     Relay(outbox, destination).until_empty()
-    with closing(outbox.database.open()) as channel:
-        ParkedMessages(channel, "relay").request(DEAD, "discard", "ops@host", None)
+    decide(pg_engine, "discard")
     with outbox.begin() as session:
         outbox.send(session, "fine", b"2", key="a")
 

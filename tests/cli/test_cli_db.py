@@ -59,18 +59,21 @@ def test_an_upgrade_is_told_to_programs(tmp_path):
 
 def test_findings_are_told_and_end_with_1(engine):
     with engine.begin() as connection:
-        connection.execute(text("DROP INDEX outbox_parked_request"))
+        connection.execute(text("DROP INDEX outbox_decision_done_at"))
 
     plain, machine = outbox(engine, "doctor"), outbox(engine, "doctor", "--json")
 
-    assert (plain.code, plain.out.startswith("index outbox_parked_request: is missing; CREATE INDEX")) == (1, True)
-    assert (machine.code, [each["where"] for each in machine.json["findings"]]) == (1, ["index outbox_parked_request"])
+    assert (plain.code, plain.out.startswith("index outbox_decision_done_at: is missing; CREATE INDEX")) == (1, True)
+    assert (machine.code, [each["where"] for each in machine.json["findings"]]) == (
+        1,
+        ["index outbox_decision_done_at"],
+    )
 
 
 @pytest.mark.parametrize(
     "loss",
     [
-        "DROP INDEX outbox_parked_request",
+        "DROP INDEX outbox_decision_done_at",
         "DROP TABLE outbox_parked",
         "ALTER TABLE outbox_subscription DROP COLUMN topics",
         "ALTER TABLE outbox_subscription DROP COLUMN grace_ms",

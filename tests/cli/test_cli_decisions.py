@@ -15,6 +15,7 @@ from outbox import Done, Outbox, Reject, Relay
 from outbox.model.lease import Partition
 from outbox.store.subscriptions.leases import Leases
 from tests.support.command_line import outbox
+from tests.support.parked import decisions
 from tests.support.waiting import eventually
 
 #: For what does not depend on the database: one kind is enough.
@@ -73,14 +74,6 @@ def hold(engine, name="relay"):
     database = Outbox(engine).database
     with closing(database.open()) as channel:
         assert Leases(channel).acquire(Partition(name), "w0rker", timedelta(minutes=5))
-
-
-def requests(engine):
-    with engine.connect() as connection:
-        statement = (
-            "SELECT id, request, requested_by, request_reason FROM outbox_parked WHERE request IS NOT NULL ORDER BY id"
-        )
-        return [tuple(row) for row in connection.execute(text(statement))]
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
@@ -210,17 +203,17 @@ def test_ids_that_are_no_dead_letters_stop_everything(engine, dead):
     )
 
 
-def test_a_worker_carries_the_request_out_itself(engine, dead, destination):
-    """Its lease is live: the command writes the request on the row, and touches nothing else of it."""
+def test_a_worker_carries_the_decision_out_itself(engine, dead, destination):
+    """Its lease is live: the command writes the decision, and touches no parked message."""
     hold(engine)
 
     ended = outbox(engine, "parked", "discard", str(dead[0]), "--reason", "why not", "--by", "ann")
 
     assert (ended.code, "worker w0rker carries it out" in ended.err) == (0, True)
-    assert requests(engine) == [(dead[0], "discard", "ann", "why not")]
+    assert decisions(engine) == [("ann", "discard", "relay", "why not", [dead[0]], None, False)]
 
 
-def test_a_running_worker_sees_the_request(engine, dead, destination):
+def test_a_running_worker_sees_the_decision(engine, dead, destination):
     """It knows at once that the key is free: nothing of it waits for a restart."""
     destination.well = True
     sender = Outbox(engine)
@@ -290,7 +283,7 @@ def test_at_a_terminal_a_reason_is_asked_for(engine, dead):
     os.close(terminal)
     os.close(keyboard)
 
-    assert [each[3] for each in requests(engine)] == ["typed"]
+    assert [each[3] for each in decisions(engine)] == ["typed"]
 
 
 def test_a_reason_is_one_harmless_line_of_the_applications_log(engine, dead, destination, caplog):

@@ -119,7 +119,7 @@ def shop(engine):
     with closing(sender.database.open()) as channel:
         pausing.pause(channel, "relay", by="ops", rate=1.0)
     with engine.begin() as connection:
-        connection.execute(text("DROP INDEX outbox_parked_request"))
+        connection.execute(text("DROP INDEX outbox_decision_done_at"))
     return engine
 
 

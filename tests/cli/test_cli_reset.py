@@ -12,7 +12,7 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox
 from tests.support.destination import fill
-from tests.support.parked import by_id, request, states
+from tests.support.parked import by_id, decide, states
 
 ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 
@@ -34,7 +34,7 @@ def generations(channel):
 
 
 def test_everything_is_sent_again_and_what_was_parked_is_counted(engine, channel, sent):
-    request(engine, "replay")
+    decide(engine, "replay")
 
     ended = outbox(engine, "subscriptions", "reset", "relay", "--to", "earliest", "--yes")
     again = outbox(engine, "relay", "--to", f"file://{sent}", "--until-empty")

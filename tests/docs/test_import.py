@@ -21,7 +21,7 @@ LIGHT = {
 }
 
 PUBLIC = [
-    "Admin", "Consumer", "DatabaseError", "Decision", "Destination", "Done", "FilterError", "Finding",
+    "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
     "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message",
     "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
     "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route",

@@ -66,7 +66,8 @@ class State(NamedTuple):
     """Everything. `committed`: so many messages of the log; `passed`: the stored progress.
 
     `arrived`: the log ids of the messages that the destination has; `last`: its last one of each key. `discarded`: what
-    people did not want any more. `replayed`: what they wanted after others were let pass.
+    people did not want any more. `replayed`: what they wanted after others were let pass. `decided`: what they decided,
+    by log id, and nobody has carried out.
     `expired`: messages of the log whose time is over.
     """
 
@@ -79,6 +80,7 @@ class State(NamedTuple):
     discarded: frozenset[int]
     troubles: Troubles
     replayed: frozenset[int] = frozenset()
+    decided: frozenset[tuple[int, str]] = frozenset()
     expired: frozenset[int] = frozenset()
     broken: str | None = None
 
@@ -174,10 +176,10 @@ class Holding:
             if row.due_at == LATER:
                 came = state.parked - {row} | {row._replace(due_at=NOW)}
                 yield f"message {row.id} falls due", state._replace(parked=came)
-            if row.state == "dead" and row.request is None:
+            if row.state == "dead" and row.id not in dict(state.decided):
                 for verb in ("replay", "discard"):
-                    asked = state.parked - {row} | {row._replace(request=verb)}
-                    yield f"a person asks to {verb} message {row.id}", state._replace(parked=asked)
+                    decided = state.decided | {(row.id, verb)}
+                    yield f"a person decides to {verb} message {row.id}", state._replace(decided=decided)
         if state.memory is None:
             yield "a worker takes the lease", state._replace(memory=self.loads(state.parked))
         else:
@@ -244,7 +246,7 @@ class Holding:
                 troubles = state.troubles._replace(crashes=state.troubles.crashes - 1, crashed=True)
                 yield "the worker settles, and crashes", settled._replace(memory=None, troubles=troubles)
             return
-        yield from self._request(state, memory)
+        yield from self._decisions(state, memory)
         if any(row.state == "delayed" and row.due_at == NOW for row in state.parked):
             placed, keys_due = self.takes_place(state)
             keys = self._keys(placed, memory)
@@ -257,19 +259,25 @@ class Holding:
             yield from self._hand_over(state, memory, items, upto=None, parkings=late)
         yield from self._read(state, memory)
 
-    def _request(self, state: State, memory: Memory) -> Moves[State]:
-        asked = [row for row in state.parked if row.request is not None]
-        if asked:
-            ids = [row.id for row in asked]
-            of_keys = {row.key for row in asked if row.key is not None}
-            after = self.advanced(rules.replayed(rules.discarded(state.parked, ids), ids, NOW), of_keys)
+    def _decisions(self, state: State, memory: Memory) -> Moves[State]:
+        if state.decided:
+            of_keys = {row.key for row in state.parked if row.key is not None and row.id in dict(state.decided)}
+            discarded = {id for id, verb in state.decided if verb == "discard"}
+            replayed = {id for id, verb in state.decided if verb == "replay"}
+            after = rules.replayed(rules.removed(state.parked, discarded), replayed, NOW)
+            after = self.advanced(after, of_keys)
             keys = self._keys(after, memory)
             keys.reconsider(of_keys)
-            gone = state.discarded | {row.id for row in asked if row.request == "discard"}
-            again = {row.id for row in asked if row.request == "replay" and self._on_dead == "continue"}
+            again = replayed if self._on_dead == "continue" else set[int]()
             yield (
-                "the worker does what people asked for",
-                state._replace(parked=after, memory=keys.memory(), discarded=gone, replayed=state.replayed | again),
+                "the worker carries out what people decided",
+                state._replace(
+                    parked=after,
+                    memory=keys.memory(),
+                    decided=frozenset(),
+                    discarded=state.discarded | discarded,
+                    replayed=state.replayed | again,
+                ),
             )
 
     def _read(self, state: State, memory: Memory) -> Moves[State]:

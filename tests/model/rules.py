@@ -122,7 +122,6 @@ class ParkedRow(NamedTuple):
     place: int = 0
     attempts: int = 0
     due_at: int | None = None
-    request: str | None = None
     expires_at: int | None = None
 
 
@@ -197,29 +196,20 @@ def removed(rows: Parked, ids: Collection[int]) -> Parked:
     return frozenset(row for row in rows if row.id not in ids)
 
 
-def discarded(rows: Parked, ids: Collection[int]) -> Parked:
-    """Return the rows without those whose discard a person has requested."""
-    return frozenset(row for row in rows if not (row.id in ids and row.request == "discard"))
-
-
 def replayed(rows: Parked, ids: Collection[int], now: int) -> Parked:
-    """Return the rows after those are due whose replay a person has requested.
+    """Return the rows after some are due because a person wants them sent.
 
     Their attempts begin again, and they do not expire any more. What stands for itself joins the end of its key's unit.
     """
     rows = frozenset(
-        row._replace(request=None, expires_at=None, attempts=0)
-        if row.id in ids and row.request == "replay" and row.state is None
-        else row
-        for row in rows
+        row._replace(expires_at=None, attempts=0) if row.id in ids and row.state is None else row for row in rows
     )
-    asked = {row for row in rows if row.id in ids and row.request == "replay"}
+    asked = {row for row in rows if row.id in ids and row.state is not None}
     due = rows.difference(asked).union(
         row._replace(
             state="delayed" if row.unit is None and row.key else "retry",
             attempts=0,
             due_at=now,
-            request=None,
             expires_at=None,
         )
         for row in asked

@@ -240,23 +240,13 @@ class TwoParked:
         holds = state == "behind" or (state != "delayed" and self._chance.random() < 0.7)
         return Parking(state=state, holds=holds, attempts=self._chance.randrange(3), delay=delay)
 
-    def ask(self, ids: list[int], verb: str) -> None:
-        """Have people ask for something, of dead letters."""
-        table = self.tables.parked
-        with self._engine.begin() as connection:
-            where = table.c.id.in_(ids) & (table.c.state == "dead")
-            connection.execute(update(table).where(where).values(request=verb))
-        self.rows = frozenset(
-            row._replace(request=verb) if row.id in ids and row.state == "dead" else row for row in self.rows
-        )
-
     def there(self) -> Iterator[ParkedRow]:
         """Yield the rows of the database."""
         c = self.tables.parked.c
-        columns = (c.id, c.key, c.state, c.unit, c.place, c.attempts, c.due_at, c.request, c.expires_at)
+        columns = (c.id, c.key, c.state, c.unit, c.place, c.attempts, c.due_at, c.expires_at)
         with self._engine.connect() as connection:
             for row in connection.execute(select(*columns)):
-                yield ParkedRow(*row[:6], sign(row[6]), row[7], sign(row[8]))
+                yield ParkedRow(*row[:6], sign(row[6]), sign(row[7]))
 
     def said(self) -> Iterator[ParkedRow]:
         """Yield the rows of the model."""
@@ -328,19 +318,17 @@ def remove(two: TwoParked) -> None:
 
 
 def discard(two: TwoParked) -> None:
-    """Discard those of some messages for which that was asked."""
-    two.ask(two.some(list(two.rows)), "discard")
-    ids = two.some(list(two.rows))
+    """Discard dead letters."""
+    ids = two.some([row for row in two.rows if row.state == "dead"])
     keys = {row.unit for row in two.rows if row.id in ids and row.unit}
     two.parked.discard(ids)
     two.parked.advance(keys)
-    two.rows = rules.advanced(rules.discarded(two.rows, ids), keys, 0)
+    two.rows = rules.advanced(rules.removed(two.rows, ids), keys, 0)
 
 
 def replay(two: TwoParked) -> None:
-    """Replay those of some messages for which that was asked."""
-    two.ask(two.some(list(two.rows)), "replay")
-    ids = two.some(list(two.rows))
+    """Replay dead letters, and messages that have joined the unit of their key since a person decided."""
+    ids = two.some([row for row in two.rows if row.state in ("dead", None)])
     keys = {row.key for row in two.rows if row.id in ids and row.key}
     two.parked.replay(ids)
     two.parked.advance(keys)

@@ -117,7 +117,7 @@ SCENES: tuple[Scene, ...] = (
     Scene("from one partition to two", _partitioning(Partitioning, 1, 2), 7_000),
     Scene("from two partitions to one", _partitioning(Partitioning, 2, 1), 19_000),
     Scene("two partitions that begin again", _partitioning(Partitioning, 2, partitioning.AGAIN, lapses=1), 100_000),
-    Scene("retries, dead letters and requests", _holding(Holding, "a", "b", "a"), 4_300),
+    Scene("retries, dead letters and decisions", _holding(Holding, "a", "b", "a"), 4_300),
     Scene("delayed messages", _holding(Holding, "a", "b", "a", "a+"), 15_000),
     Scene("messages that expire", _holding(Holding, "a!", "a", "a!+"), 100_000),
     Scene("dead letters that block nothing", _holding(Holding, "a", "b", "a", on_dead="continue"), 5_700),

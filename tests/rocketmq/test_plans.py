@@ -152,14 +152,13 @@ def of_a_checker(rows: int) -> dict[str, Any]:
         "ready": lambda asked: Parked(asked, CHECK).ready([], 200, 8_000_000),
         "next due": lambda asked: Parked(asked, CHECK).next_due(),
         "fell due": lambda asked: Parked(asked, CHECK).some_fell_due(),
-        "requests": lambda asked: Parked(asked, CHECK).requests(1000),
         "advance": lambda asked: Parked(asked, CHECK).advance(keys),
         "change": lambda asked: Parked(asked, CHECK).change([(n, ASKED_LATER) for n in range(1, rows, rows // 50)]),
     }
 
 
 ONE = ("half", "commit", "commit alone", "rollback", "join", "restore", "standing")
-BATCH = ("pending", "finished", "dead", "ready", "next due", "fell due", "requests", "advance", "change")
+BATCH = ("pending", "finished", "dead", "ready", "next due", "fell due", "advance", "change")
 
 
 @dataclass(frozen=True)

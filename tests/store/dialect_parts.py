@@ -37,7 +37,6 @@ from outbox.store.operations.status import statuses
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import RefusalNotice, refused_workers
 from outbox.store.subscriptions.parked import Parked
-from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.store.subscriptions.workers import LiveWorkers
@@ -237,7 +236,7 @@ class ParkedContract:
 
     @pytest.mark.parametrize("number", [1, 2, 3])
     def test_a_partition_looks_for_its_own(self, outbox: Outbox, channel: Channel, number: int) -> None:
-        """Find what waits for a turn, and what people requested, in the slots of a partition, and of no other."""
+        """Find what waits for a turn, and what people decided on, in the slots of a partition, and of no other."""
         keys = [f"key-{n}" for n in range(25)]
         due, dead, delayed, released, waiting = (keys[n::5] for n in range(5))
         now = timedelta(0)
@@ -255,7 +254,6 @@ class ParkedContract:
             parked = Parked(channel, _NAME)
             parked.park(by_id({state: [ids[key] for key in some] for state, some in states.items()}))
             parked.advance(released)
-        ParkedMessages(channel, _NAME).request(DEAD, "replay", "somebody", None)
         partitions = replace(_subscription(channel), partitions=number).all_partitions()
 
         found = []
@@ -265,7 +263,7 @@ class ParkedContract:
                 [
                     parked.keys(100),
                     {each.message.key for each in parked.ready([], 100, 1_000)},
-                    {each.key for each in parked.requests(100)},
+                    {key for key, ours in parked.still([ids[key] for key in dead]).values() if ours},
                     parked.waiting(100),
                     parked.some_fell_due(),
                     parked.fall_due(100),

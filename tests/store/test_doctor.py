@@ -88,7 +88,7 @@ def test_missing_tables_are_one_finding(tmp_path):
 INDEX = "CREATE INDEX outbox_parked_due ON outbox_parked"
 EVERYWHERE = {
     "a table": ("DROP TABLE outbox_parked", "outbox_parked is missing"),
-    "an index": ("DROP INDEX outbox_parked_request", "index outbox_parked_request is missing"),
+    "an index": ("DROP INDEX outbox_decision_done_at", "index outbox_decision_done_at is missing"),
     "the columns of an index": (
         f"DROP INDEX outbox_parked_due; {INDEX} (due_at) WHERE state IN ('delayed', 'waiting', 'retry')",
         "index outbox_parked_due is on (due_at), not on (subscription, due_at)",
@@ -153,8 +153,8 @@ ON_POSTGRESQL = {
         "index outbox_message_xact_id is on (id, xact_id), not on (xact_id, id)",
     ),
     "an index that was never finished": (
-        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox_parked_request'::regclass",
-        "index outbox_parked_request is not valid",
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox_decision_done_at'::regclass",
+        "index outbox_decision_done_at is not valid",
     ),
     "the server": (
         "UPDATE outbox_meta SET system_identifier = '42'",

@@ -21,6 +21,7 @@ from outbox.store.dialects.postgresql import dialect
 from outbox.testing.servers import PostgresServer
 from tests.support.command_line import leading_to
 from tests.support.destination import Destination, relay_to
+from tests.support.parked import decisions
 from tests.support.revisions import add_revision, make_earlier
 
 
@@ -280,7 +281,7 @@ def test_an_upgrade_takes_tables_in_a_schema_over(empty_pg):
 
 def test_an_upgrade_refuses_tables_that_are_not_complete_and_changes_nothing(empty):
     make(empty)
-    do(empty, "DROP INDEX outbox_parked_request")
+    do(empty, "DROP INDEX outbox_decision_done_at")
     do(empty, "ALTER TABLE outbox_subscription DROP COLUMN topics")
     before = definitions(empty)
 
@@ -289,7 +290,7 @@ def test_an_upgrade_refuses_tables_that_are_not_complete_and_changes_nothing(emp
 
     assert str(refused.value) == (
         "`outbox db upgrade` did not make the outbox tables that are there, and cannot take them over as they are:"
-        " index outbox_parked_request is missing; outbox_subscription.topics is missing. Nothing was changed; to see"
+        " index outbox_decision_done_at is missing; outbox_subscription.topics is missing. Nothing was changed; to see"
         f" what to do about each, run: outbox doctor {leading_to(empty)}"
     )
     assert (definitions(empty), migrate.current_revision(empty)) == (before, None)
@@ -420,6 +421,24 @@ def test_an_upgrade_of_parked_messages_makes_the_tables_of_the_library(empty):
     migrate.upgrade(empty)
 
     assert (definitions(empty), differences(empty), meta(empty)) == (wanted, [], (schema.VERSION, 256))
+
+
+def test_an_upgrade_keeps_what_people_have_decided_and_nobody_has_carried_out(empty):
+    """Also of a person without a name."""
+    park_earlier(empty)
+    ask = text("UPDATE outbox_parked SET request = :verb, requested_by = :by, request_reason = :why WHERE id = :id")
+    with empty.begin() as connection:
+        for id, verb, by in ((1, "discard", "ann"), (9, "discard", "ann"), (2, "replay", None)):
+            connection.execute(ask, {"id": id, "verb": verb, "by": by, "why": 'it\'s: "gone"'})
+
+    migrate.upgrade(empty)
+
+    assert sorted(decisions(empty)) == [
+        ("ann", "discard", "billing", 'it\'s: "gone"', [1], None, False),
+        ("ann", "discard", "relay", 'it\'s: "gone"', [1], None, False),
+        ("ann", "discard", "relay", 'it\'s: "gone"', [9], None, False),
+        ("unknown", "replay", "relay", 'it\'s: "gone"', [2], None, False),
+    ]
 
 
 def test_what_was_parked_before_an_upgrade_is_sent_in_the_order_of_its_keys(empty):

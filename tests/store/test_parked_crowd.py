@@ -16,9 +16,11 @@ from outbox.model.parking import Held, Parking, State
 from outbox.model.position import EARLIEST
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.decisions import carry_out
 from tests.rocketmq.test_plans import pages
 
 FEW, MANY = 2, 1_000_000
@@ -171,18 +173,18 @@ def test_of_a_suspended_queue_only_messages_that_failed_are_ready(engine, channe
 
 
 def test_a_replay_of_what_has_joined_its_key_meanwhile_is_carried_out(engine, channel):
-    """It was delayed when a person asked; else each look would find the request again."""
+    """It was delayed when a person asked; else each look would find the decision again."""
     parked, ids = park(engine, channel, ["a", "a"], [("dead", None, 3), ("delayed", None, 0)])
     channel.run("UPDATE outbox_parked SET due_at = parked_at WHERE state = 'delayed'")
-    ParkedMessages(channel, "relay").request(ParkedFilter(states=("delayed",)), "replay", "somebody", None)
+    decisions = Decisions(channel, "relay")
     with channel.transaction():
+        ParkedMessages(channel, "relay").decide(ParkedFilter(states=("delayed",)), "replay", "somebody", None)
         parked.fall_due(10)
 
-    requests = parked.requests(10)
     with channel.transaction():
-        parked.replay([request.id for request in requests])
+        (carried_out,) = carry_out(decisions.open(), decisions, parked)
 
-    assert ([each.id for each in requests], parked.requests(10)) == (ids[1:], [])
+    assert ([*carried_out.messages], decisions.open()) == (ids[1:], [])
     assert channel.rows("SELECT state, unit, place FROM outbox_parked ORDER BY id") == [
         ("dead", "a", 1),
         (None, "a", 2),
@@ -217,7 +219,8 @@ LOOKS: dict[str, Callable[[Parked], object]] = {
     "held among": lambda parked: parked.held_among([f"k{n}" for n in range(20)]),
     "some retry": lambda parked: parked.some_retry(),
     "waiting": lambda parked: parked.waiting(100),
-    "requests": lambda parked: parked.requests(100),
+    "decisions": lambda parked: Decisions(parked._channel, "relay").open(),
+    "still parked": lambda parked: parked.still([*range(100)]),
     "some fell due": lambda parked: parked.some_fell_due(),
     "fall due": lambda parked: parked.fall_due(100),
     "next due": lambda parked: parked.next_due(),

@@ -20,7 +20,7 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from tests.support.command_line import leading_to
 from tests.support.destination import Destination, relay_to
-from tests.support.parked import by_id, request
+from tests.support.parked import by_id, decide
 from tests.support.reused_ids import begin_again
 from tests.support.waiting import eventually
 
@@ -79,7 +79,7 @@ def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine
         " discard the parked message, and run doctor again; to see the message, run: outbox parked show 1 --name"
         f" relay {leading_to(engine)}"
     )
-    request(engine, "discard")
+    decide(engine, "discard")
     relay_to(destination, outbox).until_empty()
     assert parked(engine) == [(1, b"retried", "retry"), (2, b"dead", "dead")]
     with closing(outbox.database.open()) as channel:

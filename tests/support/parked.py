@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 
 from sqlalchemy import Engine, text
 
+from outbox.model.decision import Verb
 from outbox.model.parking import Parking
+from outbox.store.database import Database
+from outbox.store.subscriptions.decisions import Decisions
 
 
 def states(engine: Engine) -> dict[str, int]:
@@ -22,16 +27,23 @@ def attempts(engine: Engine) -> int:
         return int(connection.execute(text("SELECT coalesce(sum(attempts), 0) FROM outbox_parked")).scalar_one())
 
 
-def request(engine: Engine, verb: str, of: str = "") -> None:
-    """Ask for all dead letters what a person would ask, or only for those with the body `of`."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE outbox_parked SET request = :verb, requested_by = 'test', request_reason = 'test'"
-                " WHERE state = 'dead' AND (:all OR body = :body)"
-            ),
-            {"verb": verb, "all": not of, "body": of.encode()},
-        )
+def decide(engine: Engine, verb: Verb, of: str = "") -> None:
+    """Decide on all dead letters as a person does, or only on those with the body `of`."""
+    with closing(Database(engine).open()) as channel, channel.transaction():
+        letters = "SELECT subscription, id FROM {parked} WHERE state = 'dead' AND (:every = 1 OR body = :body)"
+        ids: dict[str, list[int]] = {}
+        for subscription, id in channel.rows(letters, every=int(not of), body=of.encode()):
+            ids.setdefault(subscription, []).append(id)
+        for subscription, some in ids.items():
+            Decisions(channel, subscription).write(verb, sorted(some), by="test", reason="test")
+
+
+def decisions(engine: Engine) -> list[tuple[str, str, str, str | None, list[int], int | None, bool]]:
+    """Return all decisions: person, verb, subscription, reason, ids of messages, count, and whether it is done."""
+    columns = 'SELECT "by", verb, subscription, reason, choice, count, done_at FROM outbox_decision ORDER BY id'
+    with engine.connect() as connection:
+        rows = connection.execute(text(columns)).all()
+    return [(*row[:4], sorted(json.loads(row[4]).get("ids", [])), row[5], row[6] is not None) for row in rows]
 
 
 def by_id(parkings: Mapping[Parking, Iterable[int]]) -> list[tuple[int, Parking]]:

@@ -34,7 +34,7 @@ from outbox.worker.settings import Settings
 from tests.support.destination import LONG_LEASE, Destination, Lines, failing, fill, relay_to
 from tests.support.faults import arm_kill
 from tests.support.leases import end_lease, step_clock
-from tests.support.parked import request, states
+from tests.support.parked import decide, states
 from tests.support.programs import run
 from tests.support.readers import next_moment
 from tests.support.waiting import eventually
@@ -222,7 +222,7 @@ def test_a_dead_letter_keeps_it_until_a_person_decides(engine, channel, sent, ve
     kept = names(channel)
     relay.until_empty()
     destination.answer = lambda _message: DONE
-    request(engine, verb)
+    decide(engine, verb)
     with running(relay):
         ended = eventually(lambda: names(channel) == ["relay"])
 

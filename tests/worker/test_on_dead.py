@@ -13,7 +13,7 @@ from outbox.model.verdict import DONE
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.destination import Destination, failing, relay_to
-from tests.support.parked import request, states
+from tests.support.parked import decide, states
 from tests.worker.test_parked import SMALL
 
 
@@ -76,7 +76,7 @@ def test_dead_letters_from_before_hold_nothing_back_when_others_are_to_again(eng
     before = destination.bodies
 
     destination.answer = lambda _message: DONE
-    request(engine, "replay")
+    decide(engine, "replay")
     relay_to(destination, outbox).until_empty()
 
     assert before == [b"1", b"2"]

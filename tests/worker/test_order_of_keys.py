@@ -34,7 +34,7 @@ from outbox.worker.settings import Settings
 from tests.support.deadlines import OverdueCaller
 from tests.support.destination import LONG_LEASE
 from tests.support.leases import step_clock
-from tests.support.parked import attempts, request, states
+from tests.support.parked import attempts, decide, states
 from tests.support.readers import Worker, at_work, worker
 from tests.support.waiting import eventually
 
@@ -111,7 +111,7 @@ def test_without_order_a_dead_letter_blocks_nothing_and_neither_does_its_replay(
     group(Outbox(engine), listener, ordered=False).until_empty()
     assert states(engine) == {"dead": 1}
 
-    request(engine, "replay")
+    decide(engine, "replay")
     send(engine, "d")
     with at_work(group(Outbox(engine), listener)):
         assert eventually(lambda: states(engine) == {"retry": 1} and listener.got.count("a") == 2)
@@ -296,7 +296,7 @@ def test_a_suspended_queue_hands_over_nothing_else_that_is_parked(engine):
 
     with at_work(group(Outbox(engine), listener, SUSPENDS)):
         assert eventually(lambda: states(engine) == {"dead": 1, "delayed": 1, "behind": 1, "retry": 1})
-        request(engine, "discard")
+        decide(engine, "discard")
         assert eventually(lambda: states(engine) == {"delayed": 1, "retry": 2})
         fall_due(engine)
         assert eventually(lambda: {"late", "x"} <= set(listener.got))
@@ -314,11 +314,11 @@ def test_a_queue_is_not_suspended_by_what_a_dead_letter_holds_back(engine):
     group(Outbox(engine), listener, SUSPENDS).until_empty()
     assert states(engine) == {"dead": 2}
 
-    request(engine, "replay", of="expired")
+    decide(engine, "replay", of="expired")
     send(engine, "b", key="other")
     with at_work(group(Outbox(engine), listener, SUSPENDS)):
         assert eventually(lambda: listener.got == ["d", "b"])
-        request(engine, "discard", of="d")
+        decide(engine, "discard", of="d")
         assert eventually(lambda: listener.got == ["d", "b", "expired"])
 
 

@@ -15,6 +15,7 @@ from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits, Log
 from outbox.store.operations.check import tables_of
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
@@ -26,7 +27,7 @@ from outbox.worker.settle import ParkedChanges, Settlement, Unsettled
 from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import LONG_LEASE, Destination, expected, failing, fill, relay_to
 from tests.support.leases import end_lease, step_clock
-from tests.support.parked import by_id, request, states
+from tests.support.parked import by_id, decide, states
 from tests.support.waiting import eventually
 
 SMALL = Settings(
@@ -164,7 +165,7 @@ def test_delayed_messages_that_fall_due_one_after_the_other_stand_before_what_co
     relay_to(destination, outbox).until_empty()
 
     destination.answer = lambda _message: DONE
-    request(engine, "replay")
+    decide(engine, "replay")
     relay_to(destination, outbox).until_empty()
 
     assert destination.bodies == [b"bad", b"behind", b"first delayed", b"second delayed", b"later", b"last"]
@@ -235,7 +236,7 @@ def test_what_waits_tells_why_it_is_not_accepted_now(engine):
 
 def test_a_worker_begins_with_the_error_of_now(engine, monkeypatch):
     """A portion does not hold all messages."""
-    monkeypatch.setattr("outbox.worker.parked.MOST_REQUESTS", 2)
+    monkeypatch.setattr("outbox.worker.parked._MOST_RENEWED", 2)
     outbox, destination = Outbox(engine), without("missing")
     with outbox.begin() as session:
         outbox.send_all(session, [Message("missing" if n % 2 else "there", str(n)) for n in range(6)])
@@ -327,7 +328,7 @@ def test_a_blocked_message_of_a_missing_topic_holds_its_key_when_its_turn_comes(
             outbox.send(session, topic, body, key="k")
     relay_to(destination, outbox).until_empty()
     destination.answer = without("missing").answer
-    request(engine, "replay")
+    decide(engine, "replay")
     relay = relay_to(destination, outbox)
 
     relay.start()
@@ -401,7 +402,7 @@ def test_a_replayed_message_comes_before_later_ones_of_its_key(engine):
     relay_to(destination, outbox, settings=SMALL, on_dead="continue").until_empty()
     destination.answer = lambda _message: DONE
     fill(outbox, 5, keys=15, first=25)
-    request(engine, "replay")
+    decide(engine, "replay")
 
     relay_to(destination, outbox, settings=SMALL).until_empty()
 
@@ -418,7 +419,6 @@ def test_a_message_that_is_replayed_waits_for_those_of_its_key_that_are_held(eng
     retried = Parking(state="retry", holds=True, attempts=1, delay=timedelta(0))
     with channel.transaction():
         parked.park(by_id({retried: [first], BEHIND: [second], EXPIRED: [third]}))
-    request(engine, "replay")
     with channel.transaction():
         parked.replay([third])
         parked.advance({"a"})
@@ -434,22 +434,22 @@ def test_a_message_that_is_replayed_waits_for_those_of_its_key_that_are_held(eng
 
 
 @pytest.mark.parametrize(("first", "last"), [("discard", "replay"), ("replay", "discard")])
-def test_the_last_request_counts(engine, monkeypatch, first, last):
-    """Also one that is written between a worker's look at the requests and its hand on them."""
+def test_the_last_decision_counts(engine, monkeypatch, first, last):
+    """Also one that is written between a worker's look at the decisions and its hand on them."""
     outbox, destination = Outbox(engine), Destination(lambda _message: Reject("never"))
     fill(outbox, 2, keys=2)
     relay_to(destination, outbox).until_empty()
     destination.answer = lambda _message: DONE
-    requests, changes = Parked.requests, iter([last])
+    look, changes = Decisions.open, iter([last])
 
-    def outdated(*arguments):
-        found = requests(*arguments)
+    def outdated(decisions: Decisions) -> list[int]:
+        found = look(decisions)
         for verb in changes:
-            request(engine, verb)
+            decide(engine, verb)
         return found
 
-    request(engine, first)
-    monkeypatch.setattr(Parked, "requests", outdated)
+    decide(engine, first)
+    monkeypatch.setattr(Decisions, "open", outdated)
     relay_to(destination, outbox).until_empty()
 
     assert destination.bodies == ([b"0", b"1"] if last == "replay" else [])
@@ -478,7 +478,7 @@ def test_a_replayed_message_is_sent_although_the_answer_to_the_settle_of_its_fai
     relay = relay_to(destination, outbox)
     assert eventually(lambda: after(relay, engine) == {"dead": 1})
     calls = destination.calls
-    request(engine, "replay")
+    decide(engine, "replay")
     relay.until_empty()
 
     assert (len(lost), calls, destination.calls) == (1, 1 if settle == "settle" else 2, calls + 1)
@@ -491,7 +491,7 @@ def test_a_key_that_has_its_turn_keeps_it_when_messages_come(engine):
     fill(outbox, 30, keys=1)
     relay_to(destination, outbox, settings=SMALL).until_empty()
     fill(outbox, 15, keys=1, first=30)
-    request(engine, "discard")
+    decide(engine, "discard")
 
     relay_to(destination, outbox, settings=SMALL).until_empty()
 
@@ -528,7 +528,7 @@ def held_behind_a_dead_letter(engine: Engine, count: int, *beside: Message) -> t
         outbox.send_all(session, beside)
     relay_to(destination, outbox).until_empty()
     assert states(engine) == {"dead": 1, "behind": count, "retry": len(beside)}
-    request(engine, "discard")
+    decide(engine, "discard")
     return outbox, destination
 
 

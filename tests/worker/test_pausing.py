@@ -18,14 +18,13 @@ from outbox.model.lease import Holder
 from outbox.model.subscription import Subscription
 from outbox.model.verdict import DONE
 from outbox.store.subscriptions.leases import Leases
-from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.pace import Pace
 from outbox.worker.settings import Settings
 from tests.support.consumers import consumer_of
 from tests.support.deadlines import overdue
 from tests.support.destination import Destination, briskly, expected, fill, relay_to
-from tests.support.parked import states
+from tests.support.parked import decide, states
 from tests.support.readers import send
 from tests.support.waiting import eventually
 
@@ -263,8 +262,8 @@ def test_the_pace_goes_on_from_turn_to_turn(outbox):
 
 
 @pytest.mark.storm
-def test_requests_of_people_do_not_wait_for_the_backlog_of_a_slowed_down_relay(outbox):
-    """A batch is as large as what is sent in a second, and requests are carried out between two batches."""
+def test_decisions_of_people_do_not_wait_for_the_backlog_of_a_slowed_down_relay(outbox):
+    """A batch is as large as what is sent in a second, and decisions are carried out between two batches."""
     destination = Destination(lambda message: Reject("no") if message.body == b"0" else DONE)
     fill(outbox, 1)
     relay_to(destination, outbox).until_empty()
@@ -272,8 +271,7 @@ def test_requests_of_people_do_not_wait_for_the_backlog_of_a_slowed_down_relay(o
     fill(outbox, 1500, first=1)
     with running(relay_to(destination, outbox)):
         assert eventually(lambda: destination.messages)
-        with closing(outbox.database.open()) as channel:
-            ParkedMessages(channel, "relay").request(DEAD, "discard", "ops@host", None)
+        decide(outbox.engine, "discard")
         assert eventually(lambda: "dead" not in states(outbox.engine))
         sent = len(destination.messages)
 

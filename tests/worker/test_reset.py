@@ -37,7 +37,7 @@ from tests.support.deadlines import overdue
 from tests.support.destination import Destination, Lines, expected, failing, fill, relay_to
 from tests.support.faults import arm_stop
 from tests.support.leases import end_lease
-from tests.support.parked import request, states
+from tests.support.parked import decide, decisions, states
 from tests.support.partitions import apart
 from tests.support.programs import Program, run
 from tests.support.readers import next_moment
@@ -187,17 +187,18 @@ def test_what_is_parked_goes_and_is_counted_with_the_requests_on_it(engine, outb
 
 
 @pytest.mark.parametrize("verb", ["replay", "discard"])
-def test_a_request_of_a_person_does_not_outlive_a_reset(engine, outbox, channel, verb):
+def test_a_decision_of_a_person_does_not_outlive_a_reset(engine, outbox, channel, verb):
     destination = Destination(failing({b"0"}, Reject("never")))
     fill(outbox, 3)
     relay = relay_to(destination, outbox)
     relay.until_empty()
-    request(engine, verb)
+    decide(engine, verb)
 
     gone = reset(channel, "relay", "latest")
     relay.until_empty()
 
     assert (gone, destination.bodies, states(engine)) == ({"dead": 1}, [b"1", b"2"], {})
+    assert [each[-2:] for each in decisions(engine)] == [(0, True)]
 
 
 def test_reset_to_latest_leaves_out_what_waits(outbox, channel):

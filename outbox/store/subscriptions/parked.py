@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from outbox.errors import DatabaseError
 from outbox.model.lease import Partition
@@ -19,18 +19,6 @@ from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
 from outbox.store.dialects.statements import Row
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The request of a person on a parked message."""
-
-    id: int
-    key: str | None
-    verb: Literal["replay", "discard"]
-    by: str | None
-    reason: str | None
-
 
 #: Log ids with what each message is parked as.
 Parkings = Iterable[tuple[int, Parking]]
@@ -109,17 +97,17 @@ _ADVANCE_ALL = """
             SELECT 1 FROM {parked} AS e
             WHERE e.subscription = :subscription AND e.unit = p.unit AND (e.state IS NOT NULL OR e.place < p.place)))
 """
-#: The request is compared again inside the transaction, because the last request counts.
-_DISCARDED = "FROM {parked} WHERE subscription = :subscription AND {id_in_ids} AND request = 'discard'"
-_DISCARD = f"DELETE {_DISCARDED}"
 #: Else the next message with the dedup key would not be written. No index has the message ids: people discard rarely,
 #: and writers would have to pay for the index.
 _KEYS_OF_DISCARDED = """
     SELECT p.id, d.dedup_key FROM {parked} AS p JOIN {dedup} AS d ON d.message_id = p.message_id
-    WHERE p.subscription = :subscription AND {chosen} AND p.request = 'discard'
+    WHERE p.subscription = :subscription AND {chosen}
 """
 #: By primary key. A key that was claimed anew meanwhile is that of another message, and stays.
-_THEIRS = "FROM {dedup} WHERE {among_keys} AND message_id IN (SELECT message_id {discarded})"
+_THEIRS = """
+    FROM {dedup} WHERE {among_keys}
+      AND message_id IN (SELECT message_id FROM {parked} WHERE subscription = :subscription AND {id_in_ids})
+"""
 _FREE_KEYS = "DELETE FROM {dedup} WHERE dedup_key IN (SELECT dedup_key {theirs} {skip})"
 _KEPT = "SELECT dedup_key {theirs}"
 #: The held keys, by the index of heads: each has one.
@@ -195,18 +183,17 @@ _WAITING = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' {of_slots} LIMIT :limit) AS w
 """
-#: `id + 0` keeps the planner off the primary key, on which there may be a million others.
-_REQUESTS = """
-    SELECT id, key, request, requested_by, request_reason FROM {parked}
-    WHERE subscription = :subscription AND request IS NOT NULL {of_slots} ORDER BY id + 0 LIMIT :limit
+#: By primary key: the messages that are parked still, and whether each is in a slot of the partition.
+_STILL_PARKED = """
+    SELECT id, key, CASE WHEN {in_slots} THEN 1 ELSE 0 END FROM {parked}
+    WHERE subscription = :subscription AND {id_in_ids}
 """
 #: A replayed message does not expire any more, because a person wants it delivered. One that stands for itself falls
 #: due, and joins the unit of its key; one that has joined it meanwhile stays in its place.
 _REPLAY = """
     UPDATE {parked} SET state = CASE WHEN {joins} THEN 'delayed' WHEN state IS NOT NULL THEN 'retry' END, attempts = 0,
-           due_at = CASE WHEN state IS NOT NULL THEN {now} END, expires_at = NULL,
-           request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
-    WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
+           due_at = CASE WHEN state IS NOT NULL THEN {now} END, expires_at = NULL
+    WHERE subscription = :subscription AND {id_in_ids}
 """
 #: By the index of the states. Only what differs is written, so that a worker may store the error it begins with.
 _WITH_ANOTHER_ERROR = """
@@ -224,7 +211,7 @@ _ALL_ALONE = """
            due_at END
     WHERE subscription = :subscription AND unit IS NOT NULL
 """
-#: The messages of some topics, with the requests on them, become those of another subscription.
+#: The messages of some topics become those of another subscription.
 _GIVE = "UPDATE {parked} SET subscription = :other WHERE subscription = :subscription AND {of_topics}"
 
 
@@ -240,8 +227,7 @@ class Ready:
 class Parked:
     """The parked messages of one subscription.
 
-    With a partition, turns and requests are looked for in its slots only. Ids and keys are taken as given: they are the
-    partition's.
+    With a partition, turns are looked for in its slots only. Ids and keys are taken as given: they are the partition's.
     """
 
     def __init__(
@@ -440,18 +426,21 @@ class Parked:
         """Return how many messages wait for their destination, counted up to `limit`."""
         return int(self._rows(_WAITING, limit=limit)[0][0])
 
-    def requests(self, limit: int) -> list[Request]:
-        """Return at most `limit` requests of people."""
-        return [Request(*row) for row in self._rows(_REQUESTS, limit=limit)]
+    def still(self, ids: Collection[int]) -> dict[int, tuple[str | None, bool]]:
+        """Return those of these messages that are parked still: the key, and whether the partition owns the slot."""
+        in_slots = OF_SLOTS if self._of_slots else "TRUE"
+        statement = self._database.sql(_STILL_PARKED, in_slots=in_slots)
+        rows = self._channel.rows(statement, **self._common, ids=self._database.bind(ids)) if ids else ()
+        return {id: (key, bool(ours)) for id, key, ours in rows}
 
     def discard(self, ids: Collection[int], *, waits: bool = True) -> set[int]:
-        """Delete messages whose discard a person has requested, and free their dedup keys.
+        """Delete messages that a person gives up, and free their dedup keys.
 
         A transaction that sends with such a key again has a lock on the key until it ends. `waits`: wait for the end;
         else leave the message for later. Return the ids of the messages that are left.
         """
         left = self._free_keys(ids, waits=waits) if ids else set[int]()
-        self._run(_DISCARD, [id for id in ids if id not in left])
+        self._run(_REMOVE, [id for id in ids if id not in left])
         return left
 
     def _free_keys(self, ids: Collection[int], *, waits: bool) -> set[int]:
@@ -463,15 +452,14 @@ class Parked:
         if not found:
             return set()
         bound["keys"] = database.bind(key for _, key in found)
-        among_keys, discarded = database.among("dedup_key", texts="keys"), database.sql(_DISCARDED)
-        theirs = database.sql(_THEIRS, among_keys=among_keys, discarded=discarded)
+        theirs = database.sql(_THEIRS, among_keys=database.among("dedup_key", texts="keys"))
         skip = "" if waits else database.dialect.locks.skip_locked
         self._channel.run(database.sql(_FREE_KEYS, theirs=theirs, skip=skip), **bound)
         kept = {key for (key,) in self._channel.rows(database.sql(_KEPT, theirs=theirs), **bound)}
         return {id for id, key in found if key in kept}
 
     def replay(self, ids: Collection[int]) -> None:
-        """Make messages due now whose replay a person has requested; attempts begin at 0 again.
+        """Make messages due now that a person wants sent; attempts begin at 0 again.
 
         Call `advance` for their keys afterwards.
         """
@@ -500,7 +488,7 @@ class Parked:
         return bool(self._rows(_SOME))
 
     def clear(self) -> dict[str, int]:
-        """Delete all messages, with the requests on them; return how many there were, by state.
+        """Delete all messages; return how many there were, by state.
 
         For use inside the transaction in which the subscription begins again.
         """

@@ -1,20 +1,21 @@
-"""Parked messages for people, and the requests of people, which the lease holder carries out."""
+"""Parked messages for people: chosen, counted, looked at, and decided on."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
+from outbox.model.decision import Decision, Verb
 from outbox.model.message import Message, stored_uuid
 from outbox.model.parking import State
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
+from outbox.store.subscriptions.decisions import MOST_IDS, Decisions
 
-Verb = Literal["replay", "discard"]
 #: Messages behind others are counted up to this number.
 MOST_BEHIND = 10_000
 
@@ -30,6 +31,12 @@ class ParkedFilter:
     error_like: str | None = None
     before: datetime | None = None
 
+    @property
+    def words(self) -> dict[str, Any]:
+        """The choice as values of JSON, without ids."""
+        given = {name: value for name, value in asdict(self).items() if name != "ids" and value is not None}
+        return {name: value.isoformat() if name == "before" else value for name, value in given.items()}
+
 
 DEAD = ParkedFilter(states=("dead",))
 
@@ -41,7 +48,7 @@ def of_state(state: State, column: str = "state") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedMessage:
-    """A parked message without the body, and the request of a person.
+    """A parked message without the body, and the open decision of a person.
 
     Attributes:
         subscription: each subscription parks copies of its own.
@@ -52,8 +59,8 @@ class ParkedMessage:
         error: of the last try.
         created_at: when the message was written, by the database's clock.
         due_at: the next try.
-        request: a `replay` or `discard` that is not carried out yet.
-        requested_by: the person who asked for it.
+        decision: a `replay` or `discard` that is not carried out yet.
+        decided_by: the person.
     """
 
     subscription: str
@@ -68,14 +75,14 @@ class ParkedMessage:
     created_at: datetime | None
     parked_at: datetime | None
     due_at: datetime | None
-    request: str | None
-    requested_by: str | None
-    request_reason: str | None
-    requested_at: datetime | None
+    decision: str | None = None
+    decided_by: str | None = None
+    decision_reason: str | None = None
+    decided_at: datetime | None = None
 
 
-_NAMES = tuple(each.name for each in fields(ParkedMessage))
-_MOMENTS = ("created_at", "parked_at", "due_at", "requested_at")
+_NAMES = tuple(each.name for each in fields(ParkedMessage) if each.default is MISSING)
+_MOMENTS = ("created_at", "parked_at", "due_at")
 #: By the index of heads, of which a key has one.
 _HEAD = """
     CASE WHEN state IS NULL THEN (
@@ -89,6 +96,11 @@ _FIELDS = ", ".join(_SHOWN.get(name, name) for name in _NAMES)
 _LIST = f"""
     SELECT {_FIELDS} FROM {{parked}} AS p
     WHERE subscription = :subscription AND id > :after AND {{chosen}} ORDER BY id LIMIT :limit
+"""
+#: As `_LIST`.
+_IDS = """
+    SELECT id FROM {parked} AS p
+    WHERE subscription = :subscription AND id > :after AND {chosen} ORDER BY id LIMIT :limit
 """
 _COUNT = "SELECT count(*) FROM {parked} AS p WHERE subscription = :subscription AND {chosen}"
 #: Messages behind chosen heads; the heads by their index. The list does not depend on the row, so that a key with many
@@ -107,11 +119,6 @@ _MESSAGE = f"""
     SELECT {COLUMNS.format(body="body")}, attempts + 1
     FROM {{parked}} WHERE subscription = :subscription AND id = :id
 """
-#: The last request counts. Nothing else of the row is touched, because the row belongs to the lease holder.
-_REQUEST = """
-    UPDATE {parked} AS p SET request = :request, requested_by = :by, request_reason = :reason, requested_at = {now}
-    WHERE p.subscription = :subscription AND {chosen}
-"""
 
 
 class ParkedMessages:
@@ -121,10 +128,13 @@ class ParkedMessages:
         self._channel = channel
         self._database = channel.database
         self._common = {"subscription": subscription}
+        self._decisions = Decisions(channel, subscription)
 
     def list(self, chosen: ParkedFilter, limit: int, after: int = -1) -> list[ParkedMessage]:
         """Return at most `limit` parked messages with ids above `after`, in the order of the log."""
-        return [self._of(row) for row in self._rows(_LIST, chosen, after=after, limit=limit)]
+        found = [self._of(row) for row in self._rows(_LIST, chosen, after=after, limit=limit)]
+        decided = self._decisions.of_messages() if found else {}
+        return [_with(each, decided[each.id]) if each.id in decided else each for each in found]
 
     def count(self, chosen: ParkedFilter) -> int:
         """Return how many of the chosen messages there are."""
@@ -139,11 +149,14 @@ class ParkedMessages:
         rows = self._channel.rows(_MESSAGE, **self._common, id=id)
         return next(iter(self._database.dialect.reads.messages(rows)), None)
 
-    def request(self, chosen: ParkedFilter, verb: Verb, by: str, reason: str | None) -> int:
-        """Write a request on messages; return on how many it was written."""
-        condition, parameters = self._condition(chosen)
-        statement = self._database.sql(_REQUEST, chosen=condition)
-        return self._channel.run(statement, **self._common, **parameters, request=verb, by=by, reason=reason)
+    def decide(self, chosen: ParkedFilter, verb: Verb, by: str, reason: str | None) -> int:
+        """Write a decision on messages, inside a transaction; return on how many."""
+        ids = list[int]()
+        while page := self._rows(_IDS, chosen, after=ids[-1] if ids else -1, limit=MOST_IDS):
+            ids += [id for (id,) in page]
+        if ids:
+            self._decisions.write(verb, ids, by=by, reason=reason, choice=chosen.words)
+        return len(ids)
 
     def _rows(self, statement: str, chosen: ParkedFilter, **more: Any) -> Sequence[Row]:
         condition, parameters = self._condition(chosen)
@@ -177,3 +190,13 @@ class ParkedMessages:
         values = dict(zip(_NAMES, row, strict=True))
         moments = {name: self._database.dialect.clock.read(values[name]) for name in _MOMENTS}
         return ParkedMessage(**{**values, **moments, "message_id": stored_uuid(values["message_id"])})
+
+
+def _with(message: ParkedMessage, decision: Decision) -> ParkedMessage:
+    return replace(
+        message,
+        decision=decision.verb,
+        decided_by=decision.by,
+        decision_reason=decision.reason,
+        decided_at=decision.at,
+    )

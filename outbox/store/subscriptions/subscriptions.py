@@ -22,6 +22,7 @@ from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.log.log import Log, last_id_before
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.generations import Generations
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import require_fitting, require_partitions, require_same
@@ -184,9 +185,12 @@ class Subscriptions:
     def restart(self, name: str, start: Progress) -> dict[str, int]:
         """Let all partitions begin again at `start`; delete the parked messages, and return how many, by state.
 
+        Open decisions on the messages are closed.
+
         Call it inside `changing`; the caller must hold all leases.
         """
         Generations(self._channel).restart(self.get(name), start)
+        Decisions(self._channel, name).close()
         return Parked(self._channel, name).clear()
 
     def begin_next_generation(self, name: str) -> bool:
@@ -212,7 +216,11 @@ class Subscriptions:
             Generations(self._channel).end_at(made, made.stop_at)
 
     def drop(self, name: str) -> None:
-        """Delete a subscription, with its leases, progress and parked messages. Call it inside `changing`."""
+        """Delete a subscription, with its leases, progress and parked messages, and close the open decisions on these.
+
+        Call it inside `changing`.
+        """
+        Decisions(self._channel, name).close()
         for table in ("parked", "progress", "lease"):
             self._channel.run(f"DELETE FROM {{{table}}} WHERE subscription = :name", name=name)
         self._channel.run("DELETE FROM {subscription} WHERE name = :name", name=name)

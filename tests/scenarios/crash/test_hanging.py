@@ -16,7 +16,7 @@ from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
 from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import Destination, relay_to
-from tests.support.parked import request, states
+from tests.support.parked import decide, states
 from tests.support.waiting import eventually
 
 #: A call hangs after this time. Three times as long, and what it has is parked.
@@ -153,7 +153,7 @@ def test_other_keys_go_on_beside_a_call_that_hangs_whatever_came_of_its_message(
 
     assert eventually(counted)
     if on_dead == "block":
-        request(engine, "discard")
+        decide(engine, "discard")
         assert eventually(lambda: "dead" not in states(engine))
     send(outbox, a=b"3")
     send(outbox, c=b"4")

@@ -10,7 +10,7 @@ from outbox import Message, Outbox, Retry
 from outbox.model.verdict import DONE
 from tests.support.destination import Destination, failing, relay_to
 from tests.support.leases import step_clock
-from tests.support.parked import request, states
+from tests.support.parked import decide, states
 from tests.support.waiting import eventually
 
 HALF_AN_HOUR = timedelta(minutes=30)
@@ -66,7 +66,7 @@ def test_a_delayed_message_stands_behind_what_is_held_when_it_falls_due(engine):
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE outbox_parked SET state = 'dead', due_at = NULL WHERE state = 'retry'")
     destination.answer = lambda _message: DONE
-    request(engine, "replay")
+    decide(engine, "replay")
     relay_to(destination, outbox).until_empty()
 
     assert held
@@ -91,7 +91,7 @@ def test_a_replayed_message_does_not_expire_again(engine):
         outbox.send(session, "t", b"old", expires_at=datetime.now(UTC) - timedelta(seconds=1))
     relay_to(destination, outbox).until_empty()
 
-    request(engine, "replay")
+    decide(engine, "replay")
     relay_to(destination, outbox).until_empty()
 
     assert destination.bodies == [b"old"]

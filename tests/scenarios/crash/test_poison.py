@@ -12,7 +12,7 @@ from outbox.model.verdict import DONE
 from outbox.worker import upkeep
 from tests.support.deadlines import overdue_when_hanging
 from tests.support.destination import BAD, Destination, expected, failing, fill, relay_to
-from tests.support.parked import attempts, request, states
+from tests.support.parked import attempts, decide, states
 from tests.support.waiting import eventually
 
 COUNT, KEYS, POISON = 400, 20, 105
@@ -96,7 +96,7 @@ def test_a_decision_lets_the_key_go_on_in_order(engine, verb):
     relay.start()
     held = eventually(lambda: states(engine) == {"dead": 1, "behind": BEHIND})
     destination.answer = lambda _message: DONE
-    request(engine, verb)
+    decide(engine, verb)
     whole = COUNT if verb == "replay" else COUNT - 1
     drained = eventually(lambda: len(destination.messages) >= whole)
     emptied = eventually(lambda: states(engine) == {})
@@ -139,7 +139,7 @@ def test_a_hot_key_catches_up_with_its_own_arrivals(pg_engine, full):
     relay.start()
     held = eventually(lambda: states(pg_engine) == {"dead": 1, "behind": count - 1})
     destination.answer = lambda _message: DONE
-    request(pg_engine, "discard")
+    decide(pg_engine, "discard")
     for extra in range(50):
         with outbox.begin() as session:
             outbox.send(session, "topic0", str(count + extra), key="k0")

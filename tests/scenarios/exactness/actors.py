@@ -17,6 +17,7 @@ from outbox.model.position import Progress
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.log import Limits, Log
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import Listeners, Teller
@@ -179,7 +180,8 @@ class Holder:
         hung = cast("HungCalls", self.batch_handler)
         parked, teller = Parked(channel, "relay"), Teller(Listeners(), {})
         settings, policy = Settings(limits=LIMITS), HandlerPolicy()
-        self.parked = ParkedQueue(parked, self.settlement, hung, settings, teller, policy=policy)
+        decisions = Decisions(channel, "relay")
+        self.parked = ParkedQueue(parked, decisions, self.settlement, hung, settings, teller, policy=policy)
         self.cursor, self.place = Cursor(log, newest.progress), model.place
         self.ahead: list[Fetched] = []
         self.handed: Handed | None = None

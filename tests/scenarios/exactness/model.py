@@ -51,6 +51,7 @@ class Model:
     progress: Progress = field(default_factory=lambda: Progress(EARLIEST))
     place: Place = Place()
     parked: rules.Parked = frozenset()
+    decided: set[int] = field(default_factory=set)
     epoch: int = 0
     lease_until: datetime | None = None
 
@@ -104,13 +105,14 @@ class Model:
         keys = {message.key for message, _ in parkings if message.key is not None}
         self.parked = rules.advanced(self.parked, keys, _seconds(now))
 
-    def request(self, id: int) -> None:
+    def decide(self, id: int) -> None:
         """Somebody wants a dead letter to be tried again."""
-        self.parked = frozenset(row._replace(request="replay") if row.id == id else row for row in self.parked)
+        self.decided.add(id)
 
-    def grant(self, now: datetime) -> None:
-        """What people requested comes true, and what was delayed falls due."""
-        asked = {row.id: row.key for row in self.parked if row.request}
+    def carry_out(self, now: datetime) -> None:
+        """What people decided comes true, and what was delayed falls due."""
+        asked = {row.id: row.key for row in self.parked if row.id in self.decided}
+        self.decided.clear()
         replayed = rules.replayed(self.parked, asked, _seconds(now))
         advanced = rules.advanced(replayed, {key for key in asked.values() if key is not None}, _seconds(now))
         self.parked, _ = rules.fallen_due(advanced, _seconds(now), ROWS)

@@ -21,6 +21,7 @@ from outbox.errors import LeaseLostError
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration
 from outbox.store.log.cursor import Batch
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -247,25 +248,26 @@ class Machine(Writers):
 
     @precondition(lambda self: any(each.state == "dead" for each in self.model.parked))
     @rule(which=st.integers(0, 9))
-    def request(self, which: int) -> None:
+    def decide(self, which: int) -> None:
         """A person wants a dead letter to be tried again."""
         self._wait_for_writers()
         dead = sorted(each.id for each in self.model.parked if each.state == "dead")
         id = dead[which % len(dead)]
-        self.looker.run("UPDATE outbox_parked SET request = 'replay' WHERE id = :id", id=id)
-        self.model.request(id)
+        with self.looker.transaction():
+            Decisions(self.looker, "relay").write("replay", [id], by="test", reason=None)
+        self.model.decide(id)
 
     @precondition(lambda self: self.model.parked and any(not holder.handed for holder in self.holders))
     @rule(which=st.integers(0, 1), failing=st.none() | st.integers(0, 2), die=st.sampled_from([False, False, True]))
     def look_at_parked(self, which: int, failing: int | None, die: bool) -> None:
-        """Requests, what fell due, and what is ready, all in one; the process may die when it has sent."""
+        """Decisions, what fell due, and what is ready, all in one; the process may die when it has sent."""
         self._wait_for_writers()
         holder = self._some(which, lambda holder: holder.handed is None)
         stub, ours = holder.batch_handler, self.model.holds(holder.lease)
         stub.failing, stub.parking, stub.die, stub.given = failing, FATES["retry"], die, []
         holder.parked._look_at = 0.0
         if ours:
-            self.model.grant(self.world.now)
+            self.model.carry_out(self.world.now)
         expected = self.model.ready(self.world.now)
         try:
             holder.look_at_parked()

@@ -44,6 +44,7 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "lease": _KEEP,
         "progress": ("SELECT", "INSERT", "DELETE"),
         "parked": _KEEP,
+        "decision": _KEEP,
         "worker": _KEEP,
         "dedup": _EXPIRE,
         "inbox": _EXPIRE,

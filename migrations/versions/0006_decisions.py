@@ -1,0 +1,59 @@
+"""What people decided has a table of its own, and leaves the parked messages.
+
+Relays and consumers of the version before refuse the tables; writers go on. What was requested and is not
+carried out yet becomes a row of the new table for each message.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+from outbox.store.dialects import part_of
+from outbox.store.dialects.native import Native
+
+revision = "0006"
+down_revision = "0005"
+
+OPEN = """
+    INSERT INTO {decision} (at, "by", verb, subscription, reason, choice)
+    SELECT coalesce(requested_at, {now}), coalesce(requested_by, 'unknown'), request, subscription, request_reason,
+           '{{"ids": [' || id || ']}}'
+    FROM {parked} WHERE request IS NOT NULL ORDER BY subscription, id
+"""
+
+
+def upgrade() -> None:
+    context = op.get_context()
+    native, schema = part_of(context.dialect.name, Native), context.opts["version_table_schema"]
+    op.create_table(
+        "outbox_decision",
+        native.id(),
+        sa.Column("at", moment(), nullable=False),
+        sa.Column("by", sa.Text, nullable=False),
+        sa.Column("verb", sa.Text, nullable=False),
+        sa.Column("subscription", native.name(), comment="null: of none"),
+        sa.Column("reason", sa.Text),
+        sa.Column("count", sa.BigInteger, comment="so many messages it was carried out on"),
+        sa.Column("done_at", moment(), comment="null: not carried out yet"),
+        sa.Column("choice", sa.Text, nullable=False, comment="JSON object: what was decided on"),
+        comment="decisions of people; shrinks by lease holders",
+        sqlite_autoincrement=True,
+        schema=schema,
+    )
+    is_open = native.partial("done_at IS NULL")
+    op.create_index("outbox_decision_open", "outbox_decision", ("subscription", "id"), schema=schema, **is_open)
+    op.create_index("outbox_decision_done_at", "outbox_decision", ("done_at",), schema=schema)
+    tables = {name: quoted(f"outbox_{name}", schema) for name in ("decision", "parked")}
+    op.execute(OPEN.format(**tables, now=native.now))
+    op.drop_index("outbox_parked_request", "outbox_parked", schema=schema)
+    for column in ("request", "requested_by", "request_reason", "requested_at"):
+        op.drop_column("outbox_parked", column, schema=schema)
+
+
+def moment() -> Any:
+    return sa.DateTime(timezone=True)
+
+
+def quoted(table: str, schema: str | None) -> str:
+    return op.get_context().dialect.identifier_preparer.format_table(sa.table(table, schema=schema))

@@ -1,0 +1,131 @@
+"""Decisions of people: written when they decide, and stamped by the lease holder that carries them out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from outbox.model.decision import Decision, Verb
+from outbox.store.database import Channel, Database
+from outbox.store.dialects.statements import Row
+
+#: A decision is kept for so long after it was carried out.
+RETENTION = timedelta(days=90)
+#: So many old decisions are deleted at once.
+PRUNED_AT_ONCE = 1_000
+#: A decision on more messages is stored as several, because its list of ids is written after each transaction.
+MOST_IDS = 10_000
+
+_COLUMNS = "id, at, by, verb, subscription, choice, reason, count, done_at"
+_WRITE = """
+    INSERT INTO {decision} (at, by, verb, subscription, choice, reason)
+    VALUES ({now}, :by, :verb, :subscription, :choice, :reason)
+"""
+#: By the partial index of open decisions.
+_OPEN = "SELECT id FROM {decision} WHERE subscription = :subscription AND done_at IS NULL ORDER BY id"
+_OPEN_ROWS = f"SELECT {_COLUMNS} FROM {{decision}} WHERE subscription = :subscription AND done_at IS NULL ORDER BY id"
+#: One that the holder of another partition carries out meanwhile is left for later.
+_TAKE = f"SELECT {_COLUMNS} FROM {{decision}} WHERE id = :id AND done_at IS NULL {{skip_locked}}"
+#: Waits until a lease holder has carried out a part, or all.
+_LOCK = "UPDATE {decision} SET count = count WHERE id = :id AND done_at IS NULL"
+_STORE = """
+    UPDATE {decision} SET choice = :choice, count = coalesce(count, 0) + :carried,
+           done_at = CASE WHEN :left = 0 THEN {now} END
+    WHERE id = :id
+"""
+_CLOSE = """
+    UPDATE {decision} SET count = coalesce(count, 0), done_at = {now}
+    WHERE subscription = :subscription AND done_at IS NULL
+"""
+_GIVE = """
+    INSERT INTO {decision} (at, by, verb, subscription, choice, reason)
+    SELECT at, by, verb, CAST(:other AS {text}), choice, reason FROM {decision}
+    WHERE subscription = :subscription AND done_at IS NULL
+"""
+#: Found by the index on done_at. Rows that another worker is deleting are skipped, because two workers that lock in
+#: different orders could wait for each other.
+_PRUNE = """
+    DELETE FROM {decision} WHERE id IN (SELECT id FROM (
+        SELECT id FROM {decision} WHERE done_at <= {later} ORDER BY done_at LIMIT :limit {skip_locked}) AS d)
+"""
+
+
+class Decisions:
+    """The decisions of people on messages of one subscription."""
+
+    def __init__(self, channel: Channel, subscription: str) -> None:
+        self._channel = channel
+        self._subscription = subscription
+
+    def write(
+        self, verb: Verb, ids: Sequence[int], *, by: str, reason: str | None, choice: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write a decision on messages, inside a transaction. The last decision on a message counts.
+
+        `choice`: how the person chose the messages.
+        """
+        chosen = {*ids}
+        for id in self.open():
+            self._channel.run(_LOCK, id=id)
+            earlier = self.take(id)
+            if earlier is not None and not chosen.isdisjoint(earlier.left):
+                self.store(earlier, [each for each in earlier.left if each not in chosen])
+        words = {"by": by, "verb": verb, "reason": reason, "subscription": self._subscription}
+        for first in range(0, len(ids), MOST_IDS):
+            stored = {**(choice or {}), "ids": list(ids[first : first + MOST_IDS])}
+            self._channel.run(_WRITE, **words, choice=json.dumps(stored))
+
+    def open(self) -> list[int]:
+        """Return the ids of the decisions that are not carried out yet."""
+        return [id for (id,) in self._channel.rows(_OPEN, subscription=self._subscription)]
+
+    def of_messages(self) -> dict[int, Decision]:
+        """Return the open decisions by the log ids of their messages."""
+        return {id: each for each in self._read(_OPEN_ROWS, subscription=self._subscription) for id in each.left}
+
+    def take(self, id: int) -> Decision | None:
+        """Return an open decision, and lock it until the transaction ends; None: it is closed, or another has it."""
+        return next(iter(self._read(_TAKE, id=id)), None)
+
+    def store(self, decision: Decision, left: Sequence[int], *, carried_out: int = 0) -> None:
+        """Write on which messages a decision is left to be carried out; without any the decision is done.
+
+        `carried_out`: on so many messages more.
+        """
+        choice = {name: value for name, value in decision.choice.items() if name != "left"}
+        stored = json.dumps({**choice, "left": left} if left else choice)
+        self._channel.run(_STORE, id=decision.id, choice=stored, carried=carried_out, left=len(left))
+
+    def close(self) -> None:
+        """Close the open decisions of a subscription whose messages go, in the same transaction."""
+        self._channel.run(_CLOSE, subscription=self._subscription)
+
+    def give(self, other: str) -> None:
+        """Let open decisions count in another subscription, too, inside the transaction that moves messages there."""
+        self._channel.run(_GIVE, subscription=self._subscription, other=other)
+
+    def _read(self, statement: str, **parameters: Any) -> list[Decision]:
+        return [_of(row, self._channel.database) for row in self._channel.rows(statement, **parameters)]
+
+
+def prune(channel: Channel) -> int:
+    """Delete one portion of the decisions that were carried out long ago; return how many."""
+    with channel.transaction():
+        return channel.run(_PRUNE, seconds=-RETENTION.total_seconds(), limit=PRUNED_AT_ONCE)
+
+
+def _of(row: Row, database: Database) -> Decision:
+    id, at, by, verb, subscription, choice, reason, count, done_at = row
+    return Decision(
+        id=id,
+        at=database.moment(at),
+        by=by,
+        verb=verb,
+        subscription=subscription,
+        choice=json.loads(choice),
+        reason=reason,
+        count=count,
+        done_at=database.dialect.clock.read(done_at),
+    )
