@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -241,6 +242,16 @@ def test_the_texts_that_people_ask_about_are_those_of_the_product():
 
     assert {piece for piece in pieces if not any(piece in text for text in texts)} == set()
     assert {"names several servers, and a new connection may reach a standby", "is not from 0 to"} <= {*asked}
+
+
+def test_no_text_of_the_product_leads_to_a_page_that_is_not_there():
+    """A user has the site, and no folder `docs`."""
+    site = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
+    texts = [each.value for tree in product() for each in ast.walk(tree) if isinstance(each, ast.Constant)]
+    said = "\n".join(each for each in texts if isinstance(each, str))
+
+    pages = re.findall(rf"{re.escape(site)}([\w-]+)\.html|\bdocs/[\w-]+\.md", said)
+    assert set(pages) - {path.stem for path in DOCS.glob("*.md")} == set()
 
 
 def product() -> list[ast.Module]:
