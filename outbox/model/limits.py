@@ -147,9 +147,14 @@ def _size(headers: Mapping[str, str]) -> int:
     return sum(len(name) + (len(value) if value.isascii() else len(value.encode())) for name, value in headers.items())
 
 
-def fits(headers: Mapping[str, str]) -> bool:
-    """Return whether headers of this number and size may be stored."""
-    return len(headers) <= MAX_HEADERS and _size(headers) <= MAX_HEADER_BYTES
+def fits(headers: Mapping[str, str], name: str, value: str) -> bool:
+    """Return whether one more header, of another's making, may be stored beside these headers."""
+    try:
+        checked_headers({name: value})
+    except InvalidMessageError:
+        return False
+    more = {**headers, name: value}
+    return len(more) <= MAX_HEADERS and _size(more) <= MAX_HEADER_BYTES
 
 
 @lru_cache(maxsize=1024)

@@ -26,7 +26,7 @@ from outbox.model.limits import (
     fits,
     stored_headers,
 )
-from outbox.model.trace_context import TRACE_HEADERS
+from outbox.model.trace_context import BAGGAGE, TRACE_HEADERS
 
 #: The header, named as in RocketMQ, with the id of a message's transaction in RocketMQ's model.
 TRANSACTION_ID = "__transactionId__"
@@ -250,17 +250,21 @@ class Message:
 
 
 def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, str]:
-    """Return headers with the headers of a trace added, as far as the limits allow.
+    """Return headers with the headers of a trace and of its baggage added, as far as the limits allow.
 
-    A user's own trace stays as it is: nothing is added, because a `tracestate` belongs to its `traceparent`.
+    A user's own trace stays as it is: nothing of another trace is added, because a `tracestate` belongs to its
+    `traceparent`. A user's own baggage stays as well.
     """
     merged = dict(headers)
-    if any(name.lower() in TRACE_HEADERS for name in merged):
-        return merged
-    for name in TRACE_HEADERS:
-        if name not in trace or not fits({**merged, name: trace[name]}):
-            break
-        merged[name] = trace[name]
+    own = {name.lower() for name in merged}
+    names = [name for name in trace if name.lower() != BAGGAGE]
+    if own.isdisjoint((*TRACE_HEADERS, *(name.lower() for name in names))):
+        for name in names:
+            if not fits(merged, name, trace[name]):
+                break
+            merged[name] = trace[name]
+    if BAGGAGE not in own and BAGGAGE in trace and fits(merged, BAGGAGE, trace[BAGGAGE]):
+        merged[BAGGAGE] = trace[BAGGAGE]
     return merged
 
 

@@ -1,4 +1,4 @@
-"""The trace context at the moment of writing, so that a consumer's work shows up in the trace of its cause."""
+"""The trace and the baggage at the moment of writing, so that a consumer's work shows up in the trace of its cause."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-#: In this order, because a `tracestate` means nothing without its `traceparent`.
+#: Names of a trace in the W3C's form. Propagators of other forms have names of their own.
 TRACE_HEADERS = ("traceparent", "tracestate")
+#: The header of W3C Baggage, which has a meaning without a trace, too.
+BAGGAGE = "baggage"
 
 #: With this variable the API itself sets the provider, when it is asked for one.
 _BY_ENVIRONMENT = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
@@ -29,11 +31,12 @@ def has_spans() -> bool:
 
 
 def trace_headers(topic: str, number: int = 1) -> Mapping[str, str]:
-    """Return the headers of W3C Trace Context for messages that are written: `traceparent`, perhaps `tracestate`.
+    """Return the headers that the process's propagators make for messages that are written.
 
-    They name a span `create`, whose parent is the current span; without an SDK, the current span itself; without any
-    span they are empty. A process that has not imported OpenTelemetry's API has no span, and the call costs one look
-    into a dict. Never raises, because a message matters more than its trace.
+    By default the headers are `traceparent`, perhaps `tracestate`, and `baggage`. A trace names a span `create`, whose
+    parent is the current span; without an SDK, the current span itself. Without any span there is no trace. A process
+    that has not imported OpenTelemetry's API has no span, and the call costs one look into a dict. Never raises,
+    because a message matters more than its trace.
     """
     if "opentelemetry.trace" not in sys.modules:
         return _NONE
@@ -47,11 +50,11 @@ def trace_headers(topic: str, number: int = 1) -> Mapping[str, str]:
 
 
 def _inject(carrier: dict[str, str], topic: str, number: int) -> None:
+    from opentelemetry.propagate import inject
     from opentelemetry.trace import SpanKind, set_span_in_context
 
-    tracer, propagator = tracer_and_propagator()
     if not has_spans():
-        propagator.inject(carrier)
+        inject(carrier)
         return
     attributes = {
         "messaging.system": "outbox",
@@ -60,15 +63,14 @@ def _inject(carrier: dict[str, str], topic: str, number: int) -> None:
         "messaging.destination.name": topic,
         "messaging.batch.message_count": number,
     }
-    span = tracer.start_span(f"create {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
-    propagator.inject(carrier, set_span_in_context(span))
+    span = tracer_of_writers().start_span(f"create {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+    inject(carrier, set_span_in_context(span))
     span.end()
 
 
 @lru_cache(maxsize=1)
-def tracer_and_propagator() -> tuple[Any, Any]:
-    """Return the tracer of this process, and the writer of headers."""
+def tracer_of_writers() -> Any:
+    """Return the tracer of this process."""
     from opentelemetry import trace
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    return trace.get_tracer("outbox"), TraceContextTextMapPropagator()
+    return trace.get_tracer("outbox")

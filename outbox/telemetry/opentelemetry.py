@@ -19,15 +19,15 @@ from outbox.telemetry.events import EVERYWHERE, Event, HandedOver, Settled
 from outbox.telemetry.metrics import BUCKETS, OF_STATE, Metric, Metrics, Sample
 
 try:
+    from opentelemetry.context import attach, detach, get_current
     from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+    from opentelemetry.propagate import extract
     from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, get_current_span, get_tracer
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise MissingExtraError("metrics and traces need an extra: pip install 'outbox-log[metrics]'") from error
 
 #: A span has links to at most so many messages; the SDK keeps no more by default.
 _MOST_LINKS = 128
-_propagator = TraceContextTextMapPropagator()
 
 
 class OpenTelemetryExporter:
@@ -120,7 +120,10 @@ class Traces:
 
 @contextmanager
 def processing(consumer: str, messages: Sequence[Message]) -> Iterator[None]:
-    """Run the block in a span `process`: a child of the current span, else of the span that created a lone message."""
+    """Run the block in a span `process`: a child of the current span, else of the span that created a lone message.
+
+    In the second case the message's baggage is that of the block.
+    """
     about = messages[0].topic if messages else consumer
     alone = len(messages) == 1 and not get_current_span().get_span_context().is_valid
     attributes: dict[str, str | int] = {
@@ -131,14 +134,14 @@ def processing(consumer: str, messages: Sequence[Message]) -> Iterator[None]:
         "messaging.consumer.group.name": consumer,
         "messaging.batch.message_count": len(messages),
     }
-    with get_tracer("outbox").start_as_current_span(
-        f"process {about}",
-        context=_propagator.extract(dict(messages[0].headers)) if alone else None,
-        kind=SpanKind.CONSUMER,
-        links=list(_links(messages)),
-        attributes=attributes,
-    ):
-        yield
+    token = attach(extract(dict(messages[0].headers)) if alone else get_current())
+    try:
+        with get_tracer("outbox").start_as_current_span(
+            f"process {about}", kind=SpanKind.CONSUMER, links=list(_links(messages)), attributes=attributes
+        ):
+            yield
+    finally:
+        detach(token)
 
 
 def export(samples: Callable[[], Iterable[Sample]] | None = None) -> None:
@@ -162,6 +165,6 @@ def _exporter() -> OpenTelemetryExporter:
 def _links(messages: Sequence[Message]) -> Iterator[Link]:
     """Yield links to the spans in which the first messages were created."""
     for message in messages[:_MOST_LINKS]:
-        context = get_current_span(_propagator.extract(dict(message.headers))).get_span_context()
+        context = get_current_span(extract(dict(message.headers))).get_span_context()
         if context.is_valid:
             yield Link(context)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, trace
+from opentelemetry.context import attach, detach
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -34,9 +35,9 @@ def spans(monkeypatch) -> Iterator[InMemorySpanExporter]:
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     monkeypatch.setattr("outbox.telemetry.opentelemetry.get_tracer", provider.get_tracer)
-    trace_context.tracer_and_propagator.cache_clear()
+    trace_context.tracer_of_writers.cache_clear()
     yield exporter
-    trace_context.tracer_and_propagator.cache_clear()
+    trace_context.tracer_of_writers.cache_clear()
 
 
 def written(topic: str = "orders") -> Message:
@@ -74,6 +75,20 @@ def test_a_message_carries_a_span_of_its_own_below_the_current_one(spans):
         "system": "outbox", "operation.name": "create", "operation.type": "create", "destination.name": "orders",
         "batch.message_count": 1,
     })  # fmt: skip
+
+
+def test_a_lone_message_is_handled_with_its_baggage(spans):
+    def handle(_: Message) -> None:
+        seen.append(baggage.get_baggage("tenant"))
+
+    seen: list[object] = []
+    token = attach(baggage.set_baggage("tenant", "a"))
+    message = written()
+    detach(token)
+
+    processed(handle, "billing", awaited=False)(message)
+
+    assert seen == ["a"]
 
 
 def test_a_call_that_sends_is_a_span_with_links_to_the_messages(spans):

@@ -6,11 +6,14 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, propagate, trace
+from opentelemetry.context import attach, detach
+from opentelemetry.propagators.textmap import TextMapPropagator, default_setter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from outbox import Message, Outbox
+from outbox.model.message import traced
 from outbox.model.trace_context import trace_headers
 from tests.support.readers import delivered
 
@@ -134,3 +137,71 @@ def test_whoever_gets_a_message_gets_the_trace_of_its_writer(engine):
         trace,
         {"traceparent": "mine"},
     ]
+
+
+# Baggage, and other propagators
+
+
+@pytest.fixture
+def tenant() -> Iterator[None]:
+    """Within a context that has baggage."""
+    token = attach(baggage.set_baggage("tenant", "a b"))
+    yield
+    detach(token)
+
+
+@pytest.mark.usefixtures("tenant")
+def test_baggage_is_carried_without_a_span():
+    assert trace_headers("orders") == {"baggage": "tenant=a+b"}
+
+
+@pytest.mark.usefixtures("remote", "tenant")
+def test_baggage_is_carried_beside_a_trace():
+    assert trace_headers("orders") == {
+        "traceparent": PARENT, "tracestate": "vendor=a,other=b", "baggage": "tenant=a+b",
+    }  # fmt: skip
+
+
+def test_the_propagators_of_the_process_write_the_headers(monkeypatch):
+    class Single(TextMapPropagator):
+        fields = {"b3"}
+
+        def extract(self, carrier, context=None, getter=None):
+            raise NotImplementedError
+
+        def inject(self, carrier, context=None, setter=default_setter):
+            setter.set(carrier, "b3", "80f198ee56343ba864fe8b2a57d3eff7-e457b5a2e4d86bd1-1")
+
+    monkeypatch.setattr(propagate, "get_global_textmap", Single)
+
+    assert trace_headers("orders") == {"b3": "80f198ee56343ba864fe8b2a57d3eff7-e457b5a2e4d86bd1-1"}
+
+
+@pytest.mark.parametrize("odd", [{"a b": "c"}, {"content-type": "c"}, {"b3": " c"}], ids=["name", "reserved", "value"])
+def test_headers_of_a_propagator_that_no_message_may_have_are_left_out(odd):
+    assert traced({"to": "ann"}, {**odd, "baggage": "tenant=a"}) == {"to": "ann", "baggage": "tenant=a"}
+
+
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        ({"Baggage": "mine"}, ["traceparent", "tracestate"]),
+        ({"traceparent": "mine"}, ["baggage"]),
+        ({"B3": "mine"}, ["traceparent", "tracestate", "baggage"]),
+    ],
+    ids=["baggage", "trace", "another form"],
+)
+def test_a_users_own_baggage_stays_as_a_users_own_trace_does(own, added):
+    stored = traced(own, {"traceparent": PARENT, "tracestate": "a=b", "baggage": "tenant=a"})
+
+    assert list(stored) == [*own, *added]
+
+
+def test_a_trace_in_another_form_is_not_added_beside_a_users_own():
+    assert traced({"traceparent": "mine"}, {"b3": "0"}) == {"traceparent": "mine"}
+
+
+def test_baggage_without_room_is_left_out():
+    headers = {f"h{n}": "v" for n in range(63)}
+
+    assert list(traced(headers, {"traceparent": PARENT, "baggage": "tenant=a"})) == [*headers, "traceparent"]
