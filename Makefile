@@ -11,7 +11,7 @@ FIND_PYTHON = for python in python3 python3.14 python3.13 python3.12 python3.11;
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; python=; done; \
 	test -n "$$python" || { echo 'outbox needs Python 3.11 or newer' >&2; exit 1; }
 
-.PHONY: help demo test test-unit test-storm test-timed test-full model check docs bench clean
+.PHONY: help demo test test-unit test-storm test-timed test-full model check docs bench release clean
 
 help:
 	@echo 'make demo       see transactions become messages, with a crash in the middle'
@@ -24,6 +24,7 @@ help:
 	@echo 'make check      lint, format, types, floors and prose'
 	@echo 'make docs       the site, into build/site; a warning is an error'
 	@echo 'make bench      measure; writes benchmarks/out/'
+	@echo 'make release    VERSION=0.2.0: changelog, version, tag, and both archives in dist/; uploads nothing'
 	@echo 'make clean      remove everything that these made'
 
 demo: .venv/.demo
@@ -78,6 +79,9 @@ docs: .venv/.dev
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+release: .venv/.dev
+	$(BIN)/python .ci/release.py '$(VERSION)'
 
 clean:
 	rm -rf .venv dist build benchmarks/out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
