@@ -6,8 +6,8 @@ from alembic import context
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import CreateSchema
 
-from outbox.migrate import first_rows, take_over, wait_for_others
-from outbox.schema import VERSION_TABLE, metadata
+from outbox.migrate import fence, first_rows, take_over, wait_for_others
+from outbox.schema import VERSION, VERSION_TABLE, metadata
 
 attributes = context.config.attributes
 schema: str | None = attributes.get("schema")
@@ -31,6 +31,8 @@ def run_on(connection: Connection) -> None:
     if schema is not None and not inspect(connection).has_schema(schema):
         connection.execute(CreateSchema(schema))
     take_over(connection, schema)
+    # First of all, because a worker that settles holds its lease, and then wants the tables.
+    fence(connection, schema, attributes.get("version", VERSION))
     configure(connection.dialect.name, connection=connection)
     with context.begin_transaction():
         context.run_migrations()

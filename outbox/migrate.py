@@ -71,6 +71,46 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
             _write_rows(connection, schema, slots, VERSION)
 
 
+def downgrade(bind: Engine | Connection, revision: str, schema: str | None = None) -> None:
+    """Bring the tables back to an earlier revision, with all that they hold; harmless on tables of that revision.
+
+    Workers of this version stop, and those of the version with that revision may start. The transaction is as in
+    `upgrade`.
+
+    Args:
+        bind: the database of the tables.
+        revision: the newest revision of the version to go back to, such as "0001".
+        schema: as in `upgrade`.
+
+    Raises:
+        SchemaError: the tables are not there, or of a revision that this version does not know; or `revision` is not
+            an earlier one; or another transaction keeps a lock on a table. Nothing was changed.
+    """
+    if not isinstance(bind, Engine | Connection):
+        raise TypeError(f"downgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
+    _require_support(bind.dialect.name, schema)
+    with _alembic, _transaction(bind) as connection:
+        wait_for_others(connection, schema, VERSION_TABLE)
+        version = _version_of(revision, before=current_revision(connection, schema))
+        with _explained(connection):
+            command.downgrade(_config(connection=connection, schema=schema, version=version), revision)
+        meta = tables(schema, connection.dialect.name).meta
+        connection.execute(meta.update().where(meta.c.version != version).values(version=version))
+
+
+def _version_of(revision: str, *, before: str | None) -> int:
+    """Return the version of the tables of a revision, which is not later than the revision `before`."""
+    if before is None:
+        raise SchemaError("there are no tables whose revision is known, so there is no way back")
+    if not knows(before):
+        raise SchemaError(f"the tables are of revision {before}, which this version does not know; {identity.NEWER}")
+    earlier = {each.revision: each for each in ScriptDirectory.from_config(_config()).iterate_revisions(before, "base")}
+    if revision not in earlier:
+        raise SchemaError(f"{revision} is no revision before {before}; name one of: {', '.join(sorted(earlier))}")
+    version: int = earlier[revision].module.version
+    return version
+
+
 def upgrade_record(bind: Engine | Connection, schema: str | None = None) -> bool:
     """Create the one table of a business database without an outbox, for transactions with verdict="record".
 
@@ -187,6 +227,13 @@ def sql(url: str | URL, schema: str | None = None, slots: int = SLOTS) -> str:
     with _alembic:
         command.upgrade(_config(script, dialect=dialect, schema=schema, slots=slots), "head", sql=True)
     return script.getvalue()
+
+
+def fence(connection: Connection, schema: str | None, version: int) -> None:
+    """Take the right to settle from workers of the stored version, before the tables become those of another one."""
+    stored = None if current_revision(connection, schema) is None else _version(connection, schema)
+    if stored not in (None, version):
+        connection.execute(text(identity.fence(connection.dialect, tables(schema, connection.dialect.name))))
 
 
 def current_revision(bind: Engine | Connection, schema: str | None = None) -> str | None:

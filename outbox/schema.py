@@ -37,7 +37,7 @@ from outbox.store.dialects.native import Native
 
 #: Stored with the tables, and raised by a revision after which older code must not use the tables. A revision that only
 #: adds tables, indexes and columns with a default leaves the version, and older code goes on beside such tables.
-VERSION = 3
+VERSION = 4
 PREFIX = "outbox_"
 _KINDS = "relay, check, extract, consumer, broadcast or backfill"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
@@ -181,6 +181,7 @@ def _message(metadata: MetaData, native: Native) -> Table:
         Column("created_at", _Moment, nullable=False, server_default=text(native.now)),
         Column("deliver_at", _Moment),
         Column("expires_at", _Moment),
+        Column("direct", _Name, comment="always null; writers of version 0.1.0 name it"),
         *_settled(native),
         *by_position,
         _partial(native, "outbox_message_half", f"topic = '{HALF_TOPIC}'", "key"),

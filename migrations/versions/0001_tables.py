@@ -14,6 +14,7 @@ from outbox.store.dialects.native import Native
 
 revision = "0001"
 down_revision = None
+version = 1
 
 
 def upgrade() -> None:
@@ -29,6 +30,10 @@ def upgrade() -> None:
     create_op()
     create_worker()
     create_meta()
+
+
+def downgrade() -> None:
+    raise NotImplementedError("the first tables are dropped by hand: messages that were not sent are in them")
 
 
 def create_message(native: Native) -> None:

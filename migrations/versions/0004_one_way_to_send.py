@@ -1,7 +1,10 @@
-"""Writers no longer send messages themselves: their column in the log and their acks go.
+"""Writers no longer send messages themselves: their subscriptions and their acks go.
 
 What writers have left behind is sent by the relay of their subscription. It begins again where the subscription that
 looked after such messages stood, so that nothing is lost; what the relay has sent since then comes twice, in order.
+
+Writers of the version before go on beside it, and send nothing themselves. Its relays, consumers, extracts and commands
+stop with an error that names the version, and lose nothing.
 """
 
 import sqlalchemy as sa
@@ -13,6 +16,7 @@ from outbox.store.dialects.native import Native
 
 revision = "0004"
 down_revision = "0003"
+version = 2
 
 _COMPENSATION = ":compensation"
 
@@ -20,14 +24,65 @@ _COMPENSATION = ":compensation"
 def upgrade() -> None:
     context = op.get_context()
     schema = context.opts["version_table_schema"]
-    # First, because this waits for transactions with such messages.
-    op.drop_column("outbox_message", "direct", schema=schema)
+    if part_of(context.dialect.name, Native).transaction is not None:
+        # Waits for transactions with such messages.
+        message = context.dialect.identifier_preparer.format_table(sa.table("outbox_message", schema=schema))
+        op.execute(f"LOCK TABLE {message} IN SHARE ROW EXCLUSIVE MODE")
     if not context.as_sql:
         _Relays(op.get_bind(), schema).take_over()
     op.drop_table("outbox_ack", schema=schema)
     kinds = "relay, check, extract, consumer, broadcast or backfill"
     if context.dialect.supports_comments:
         op.alter_column("outbox_subscription", "kind", comment=kinds, schema=schema)
+        # The column stays, because an INSERT of the version before names it.
+        unused = "always null; writers of version 0.1.0 name it"
+        op.alter_column("outbox_message", "direct", comment=unused, schema=schema)
+
+
+def downgrade() -> None:
+    context = op.get_context()
+    schema, native = context.opts["version_table_schema"], part_of(context.dialect.name, Native)
+    create_ack(native, schema)
+    if not context.as_sql:
+        forget_writers(op.get_bind(), native, schema)
+    if context.dialect.supports_comments:
+        kinds = "relay, compensation, check, extract, consumer, broadcast or backfill"
+        op.alter_column("outbox_subscription", "kind", comment=kinds, schema=schema)
+        comment = "subscription whose writer sends the message itself"
+        op.alter_column("outbox_message", "direct", comment=comment, schema=schema)
+
+
+def create_ack(native: Native, schema: str | None) -> None:
+    number = native.transaction
+    settled = [sa.Column("xact_id", sa.BigInteger, nullable=False, server_default=sa.text(number))] if number else []
+    op.create_table(
+        "outbox_ack",
+        native.id(),
+        sa.Column("subscription", native.name(), nullable=False),
+        sa.Column("writer", sa.Text, nullable=False, comment="the process that sent them"),
+        sa.Column("first_id", sa.BigInteger, nullable=False),
+        sa.Column("last_id", sa.BigInteger, nullable=False),
+        sa.Column("ids", sa.Text, nullable=False, comment="JSON list of places in the log"),
+        sa.Column("acked_at", sa.DateTime(timezone=True), nullable=False),
+        *settled,
+        comment="batches sent by the writer; shrinks by the lease holder of the compensation",
+        schema=schema,
+    )
+    op.create_index("outbox_ack_last_id", "outbox_ack", ["subscription", "last_id"], schema=schema)
+
+
+def forget_writers(connection: sa.Connection, native: Native, schema: str | None) -> None:
+    """Take the marks of writers from all messages that a subscription has not passed.
+
+    A relay of the version before leaves a message with a mark to its writer, which has none of them any more.
+    """
+    number = "id" if native.transaction is None else "xact_id"
+    message = sa.table("outbox_message", sa.column(number), sa.column("direct"), schema=schema)
+    progress = sa.table("outbox_progress", sa.column("base"), schema=schema)
+    standing = [Position.parse(base) for base in connection.scalars(sa.select(progress.c.base).distinct())]
+    first = min((number for each in standing for number in (*each.open, each.head)), default=0)
+    marked = message.c[number] >= first, message.c.direct.is_not(None)
+    connection.execute(message.update().where(*marked).values(direct=None))
 
 
 class _Relays:
@@ -61,10 +116,6 @@ class _Relays:
 
     def _begin_again(self, relay: str, compensation: str) -> None:
         """Let each partition of the relay begin again with the first message that writers may have left behind."""
-        # Workers that are still at work cannot settle any more, because of the epoch.
-        of = self._lease.c.subscription.in_((relay, compensation))
-        fence = {"epoch": self._lease.c.epoch + 1, "owner": None, "lease_until": None}
-        self._connection.execute(self._lease.update().where(of, self._lease.c.partition >= 0).values(fence))
         (left,) = (base for _, base in self._standing(compensation))
         for lease, base in self._standing(relay):
             seen_by_both = Position.of(min(base.head, left.head), {*base.open, *left.open})
@@ -82,7 +133,7 @@ class _Relays:
         self._connection.execute(table.update().where(table.c.subscription == compensation).values(subscription=relay))
 
     def _standing(self, name: str) -> list[tuple[dict[str, object], Position]]:
-        """Return each partition with its new epoch, and the base of its newest progress."""
+        """Return each partition with its epoch, which this upgrade has begun, and the base of its newest progress."""
         lease, progress = self._lease.c, self._progress.c
         columns = (lease.subscription, lease.generation, lease.partition, lease.epoch)
         mine = sa.select(*columns).where(lease.subscription == name, lease.partition >= 0)

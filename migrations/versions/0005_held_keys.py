@@ -1,7 +1,9 @@
 """A held key is a queue with one head: what stands behind the head of its key has no state any more.
 
-Relays and consumers of the version before refuse the tables; writers go on. Of messages that failed behind another one
-of their key, the attempts begin again.
+Of messages that failed behind another one of their key, the attempts begin again.
+
+Writers of the version before go on beside it. Its relays, consumers, extracts and commands stop with an error that
+names the version, and lose nothing.
 """
 
 from typing import Any
@@ -14,6 +16,7 @@ from outbox.store.dialects.native import Native
 
 revision = "0005"
 down_revision = "0004"
+version = 3
 
 #: The rows with their unit, the place in the unit, and whether the turn of what stands first has come.
 NUMBERED = """
@@ -32,53 +35,91 @@ ENVELOPE = (
 REQUEST = "parked_at, request, requested_by, request_reason, requested_at, body"
 
 
+#: The way back: what stands behind a head has a state again.
+BLOCKS = "unit IS NOT NULL"
+BLOCKED = "coalesce(state, 'blocked')"
+KNOWN = "coalesce(state IN ('delayed', 'waiting', 'retry', 'dead'), unit IS NOT NULL)"
+KNOWN_BEFORE = "state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')"
+PARKED, BEFORE = "outbox_parked", "outbox_parked_before"
+
+
 def upgrade() -> None:
     native = part_of(op.get_context().dialect.name, Native)
     if native.transaction is None:
-        in_a_new_table(native)
+        rows = f"""
+            SELECT {ENVELOPE}, {STATE}, n.the_unit, n.nth, {ATTEMPTS}, {DUE.format(now=native.now)}, {ERROR}, {REQUEST}
+            FROM ({NUMBERED.format(parked=BEFORE)}) AS n
+        """  # noqa: S608 - the names are ours
+        in_a_new_table(["ready", "key", "head"], [state(), unit()], KNOWN, rows)
+        make_common_indexes(native)
     else:
         in_place(native)
-    index("outbox_parked_unit", "subscription", "unit", "place", **native.partial("unit IS NOT NULL"))
+    index("unit", "subscription", "unit", "place", **native.partial("unit IS NOT NULL"))
     head = native.partial("unit IS NOT NULL AND state IS NOT NULL")
-    index("outbox_parked_head", "subscription", "unit", unique=True, **head)
+    index("head", "subscription", "unit", unique=bool(head), **head)
+
+
+def downgrade() -> None:
+    native = part_of(op.get_context().dialect.name, Native)
+    if native.transaction is None:
+        rows = f"""
+            SELECT {ENVELOPE}, {BLOCKED}, {BLOCKS}, place, attempts, due_at, error, {REQUEST} FROM {BEFORE}
+        """  # noqa: S608 - the names are ours
+        in_a_new_table(["unit", "head"], [state(nullable=False), blocks(nullable=False)], KNOWN_BEFORE, rows)
+        make_common_indexes(native)
+    else:
+        in_place_back()
+    index("ready", "subscription", "place", **native.partial("state = 'blocked'"))
+    index("key", "subscription", "key", "place", **native.partial("blocks"))
+    index("head", "subscription", "key", "place", **native.partial("blocks AND state <> 'blocked'"))
 
 
 def in_place(native: Native) -> None:
     """Keep the table, because roles have rights on it."""
-    for gone in ("ready", "key", "head"):
-        op.drop_index(f"outbox_parked_{gone}", "outbox_parked", schema=schema())
-    op.drop_constraint("outbox_parked_state", "outbox_parked", type_="check", schema=schema())
-    op.alter_column("outbox_parked", "state", nullable=True, schema=schema())
-    op.add_column("outbox_parked", unit(), schema=schema())
+    drop_indexes(PARKED, "ready", "key", "head")
+    op.drop_constraint("outbox_parked_state", PARKED, type_="check", schema=schema())
+    op.alter_column(PARKED, "state", nullable=True, schema=schema())
+    op.add_column(PARKED, unit(), schema=schema())
     op.execute(f"""
         UPDATE {parked()} AS p SET unit = n.the_unit, place = n.nth, state = {STATE}, attempts = {ATTEMPTS},
                due_at = {DUE.format(now=native.now)}, error = {ERROR}
         FROM ({NUMBERED.format(parked=parked())}) AS n WHERE p.subscription = n.subscription AND p.id = n.id
     """)  # noqa: S608 - the name is quoted
-    op.drop_column("outbox_parked", "blocks", schema=schema())
-    op.create_check_constraint("outbox_parked_state", "outbox_parked", known(), schema=schema())
+    op.drop_column(PARKED, "blocks", schema=schema())
+    op.create_check_constraint("outbox_parked_state", PARKED, KNOWN, schema=schema())
 
 
-def in_a_new_table(native: Native) -> None:
-    """Make the table anew, where no column can be changed."""
-    op.rename_table("outbox_parked", "outbox_parked_before")
-    for gone in ("due", "ready", "key", "head", "state", "request"):
-        op.drop_index(f"outbox_parked_{gone}", "outbox_parked_before")
-    create_parked()
-    op.execute(f"""
-        INSERT INTO outbox_parked ({ENVELOPE}, state, unit, place, attempts, due_at, error, {REQUEST})
-        SELECT {ENVELOPE}, {STATE}, n.the_unit, n.nth, {ATTEMPTS}, {DUE.format(now=native.now)}, {ERROR}, {REQUEST}
-        FROM ({NUMBERED.format(parked="outbox_parked_before")}) AS n
-    """)  # noqa: S608 - the names are ours
-    op.drop_table("outbox_parked_before")
-    index("outbox_parked_due", "subscription", "due_at", **native.partial("state IN ('delayed', 'waiting', 'retry')"))
-    index("outbox_parked_state", "subscription", "state", "id")
-    index("outbox_parked_request", "subscription", **native.partial("request IS NOT NULL"))
+def in_place_back() -> None:
+    drop_indexes(PARKED, "unit", "head")
+    op.drop_constraint("outbox_parked_state", PARKED, type_="check", schema=schema())
+    op.add_column(PARKED, blocks(nullable=True), schema=schema())
+    op.execute(f"UPDATE {parked()} SET blocks = {BLOCKS}, state = {BLOCKED}")  # noqa: S608 - the name is quoted
+    for filled in ("state", "blocks"):
+        op.alter_column(PARKED, filled, nullable=False, schema=schema())
+    op.drop_column(PARKED, "unit", schema=schema())
+    op.create_check_constraint("outbox_parked_state", PARKED, KNOWN_BEFORE, schema=schema())
 
 
-def create_parked() -> None:
+def in_a_new_table(gone: list[str], columns: list[sa.Column[Any]], check: str, rows: str) -> None:
+    """Make the table anew, where no column can be changed. `columns`: two that the other table does not have so."""
+    op.rename_table(PARKED, BEFORE)
+    drop_indexes(BEFORE, "due", "state", "request", *gone)
+    create_parked(columns, check)
+    names = ", ".join(column.name for column in columns)
+    into = f"INSERT INTO {PARKED} ({ENVELOPE}, {names}, place, attempts, due_at, error, {REQUEST})"
+    op.execute(f"{into} {rows}")
+    op.drop_table(BEFORE)
+
+
+def make_common_indexes(native: Native) -> None:
+    index("due", "subscription", "due_at", **native.partial("state IN ('delayed', 'waiting', 'retry')"))
+    index("state", "subscription", "state", "id")
+    index("request", "subscription", **native.partial("request IS NOT NULL"))
+
+
+def create_parked(columns: list[sa.Column[Any]], check: str) -> None:
     op.create_table(
-        "outbox_parked",
+        PARKED,
         sa.Column("subscription", name(), primary_key=True),
         sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("message_id", sa.Uuid, nullable=False),
@@ -91,8 +132,7 @@ def create_parked() -> None:
         sa.Column("created_at", moment(), nullable=False),
         sa.Column("deliver_at", moment()),
         sa.Column("expires_at", moment()),
-        sa.Column("state", sa.Text),
-        unit(),
+        *columns,
         sa.Column("place", sa.BigInteger, nullable=False),
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("due_at", moment()),
@@ -103,17 +143,21 @@ def create_parked() -> None:
         sa.Column("request_reason", sa.Text),
         sa.Column("requested_at", moment()),
         sa.Column("body", sa.LargeBinary, nullable=False),
-        sa.CheckConstraint(known(), name="outbox_parked_state"),
+        sa.CheckConstraint(check, name="outbox_parked_state"),
         comment="copies of parked messages; shrinks by the lease holder",
     )
 
 
-def known() -> str:
-    return "coalesce(state IN ('delayed', 'waiting', 'retry', 'dead'), unit IS NOT NULL)"
+def state(*, nullable: bool = True) -> sa.Column[Any]:
+    return sa.Column("state", sa.Text, nullable=nullable)
 
 
 def unit() -> sa.Column[Any]:
     return sa.Column("unit", name(), comment="the key that is held; null: the message stands for itself")
+
+
+def blocks(*, nullable: bool) -> sa.Column[Any]:
+    return sa.Column("blocks", sa.Boolean, nullable=nullable, comment="later messages of the key wait for this one")
 
 
 def name() -> Any:
@@ -125,7 +169,12 @@ def moment() -> Any:
 
 
 def index(name: str, *columns: str, unique: bool = False, **partial: Any) -> None:
-    op.create_index(name, "outbox_parked", columns, schema=schema(), unique=unique and bool(partial), **partial)
+    op.create_index(f"outbox_parked_{name}", PARKED, columns, schema=schema(), unique=unique, **partial)
+
+
+def drop_indexes(table: str, *names: str) -> None:
+    for each in names:
+        op.drop_index(f"outbox_parked_{each}", table, schema=schema(), if_exists=True)
 
 
 def parked() -> str:

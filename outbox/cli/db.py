@@ -59,6 +59,31 @@ def upgrade(*, target: Target, slots: int | None, record_only: bool, inbox_only:
     tell(told, {"action": action, "before": before, "after": after}, json=json)
 
 
+@db.command()
+@about_a_database
+@option("--to", required=True, metavar="REVISION", help="The newest revision of the version to go back to.")
+@as_json
+def downgrade(*, target: Target, to: str, json: bool) -> None:
+    """Bring the tables back to an earlier revision, with all that they hold.
+
+    Workers of this version stop, and lose nothing; those of the version with that revision may begin. Writers
+    go on meanwhile.
+    """
+    from outbox import migrate
+
+    engine, patient = _engines(target)
+    try:
+        before = migrate.current_revision(engine, target.schema)
+        migrate.downgrade(patient, to, target.schema)
+    finally:
+        engine.dispose()
+        patient.dispose()
+    action, told = "downgraded", f"downgraded from {before} to {to}"
+    if before == to:
+        action, told = "none", f"the tables are of revision {to} already"
+    tell(told, {"action": action, "before": before, "after": to}, json=json)
+
+
 def require_one(slots: int | None, *, record_only: bool, inbox_only: bool) -> None:
     """Refuse options that exclude each other."""
     if record_only and inbox_only:

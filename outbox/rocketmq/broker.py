@@ -20,6 +20,7 @@ from outbox.store.dialects.statements import Script, run
 from outbox.store.half_messages.half import Half, Halves
 from outbox.store.half_messages.op import Decision, Op, Ops
 from outbox.store.half_messages.pending import HalfTransactions
+from outbox.store.identity import verify_for_writers
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -53,7 +54,7 @@ class Broker:
         self._require_no_transaction()
 
         def declare(channel: Channel) -> None:
-            ensure_outbox(channel)
+            ensure_outbox(channel, verify=verify_for_writers)
             try:
                 start = _start_of(channel, group)
                 Subscriptions(channel).declare(declaration_of(group, immunity), start)

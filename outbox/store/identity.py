@@ -28,6 +28,9 @@ _CREATE = """
 """
 _ADOPT = "UPDATE {meta} SET system_identifier = :system, database_oid = :oid"
 
+#: A worker that cannot settle under its epoch takes its lease anew, and compares the version with its own before.
+_FENCE = "UPDATE {lease} SET epoch = epoch + 1 WHERE partition >= 0"
+
 #: The first subscription is made once: where somebody has dropped it, it does not come back.
 _NEW = "NOT EXISTS (SELECT 1 FROM {meta}) AND NOT EXISTS (SELECT 1 FROM {subscription})"
 #: In this order, because each statement checks that rows of the later ones are not there yet.
@@ -44,6 +47,7 @@ _ROWS = (
     {{insert_once}} {{subscription}} (name, created_at) SELECT 'relay', {{now}} WHERE {_NEW} {{unless_there}}
     """,
     _CREATE,
+    f"{_FENCE} AND EXISTS (SELECT 1 FROM {{meta}} WHERE version < {{version}})",
     "UPDATE {meta} SET version = {version} WHERE version < {version}",
 )
 
@@ -96,10 +100,27 @@ def _is_empty(channel: Channel) -> SchemaError:
 
 def verify(channel: Channel) -> None:
     """Refuse tables of another version or slot count, and a log whose ids another server drew."""
+    stored = _stored(channel)
+    require_version(channel, stored)
+    _require_home(channel, stored)
+
+
+def verify_for_writers(channel: Channel) -> None:
+    """As `verify`, for a process that only writes: tables of a later version have all that its statements name."""
+    stored = _stored(channel)
+    if stored.version < VERSION:
+        require_version(channel, stored)
+    _require_home(channel, stored)
+
+
+def _stored(channel: Channel) -> Identity:
     stored = stored_identity(channel)
     if stored is None:
         raise _is_empty(channel)
-    require_version(channel, stored)
+    return stored
+
+
+def _require_home(channel: Channel, stored: Identity) -> None:
     if stored.slots != channel.database.slots:
         raise SchemaError(
             f"this outbox has {stored.slots} slots, not {channel.database.slots}; say Outbox(…, slots={stored.slots})"
@@ -135,6 +156,14 @@ def establish(channel: Channel) -> None:
     channel.run(channel.database.sql(_CREATE, version=str(VERSION), slots=str(channel.database.slots)))
 
 
+def fence(dialect: EngineDialect, tables: Tables) -> str:
+    """Return the statement after which no worker settles anything before it has looked at the version again.
+
+    The owners keep their leases until they notice, so that no worker sends beside a call that is under way.
+    """
+    return _FENCE.format(**_names(tables, dialect))
+
+
 def seeded(tables: Tables) -> tuple[Table, ...]:
     """Return the tables that hold the first rows."""
     return tables.progress, tables.lease, tables.subscription, tables.meta
@@ -143,9 +172,6 @@ def seeded(tables: Tables) -> tuple[Table, ...]:
 def first_rows(tables: Tables, dialect: EngineDialect, version: int, slots: int) -> list[str]:
     """Return the statements that write the first rows, and may be repeated; `dialect`: SQLAlchemy's."""
     ours = part_of(dialect.name, Dialect)
-    names = {
-        table.name.removeprefix(PREFIX): dialect.identifier_preparer.format_table(table) for table in seeded(tables)
-    }
     parts = {
         "now": part_of(dialect.name, Native).now,
         "identity": ours.home.identity,
@@ -153,4 +179,12 @@ def first_rows(tables: Tables, dialect: EngineDialect, version: int, slots: int)
         "insert_once": ours.writes.insert_once,
         "unless_there": ours.writes.unless_there,
     }
-    return [statement.format(**names, **parts, version=version, slots=int(slots)) for statement in _ROWS]
+    return [
+        statement.format(**_names(tables, dialect), **parts, version=version, slots=int(slots)) for statement in _ROWS
+    ]
+
+
+def _names(tables: Tables, dialect: EngineDialect) -> dict[str, str]:
+    """Return the tables of the first rows as SQL names them."""
+    named = dialect.identifier_preparer.format_table
+    return {table.name.removeprefix(PREFIX): named(table) for table in seeded(tables)}

@@ -437,3 +437,16 @@ def test_it_runs_as_a_program():
     ended = subprocess.run([*PROGRAM, "--version"], capture_output=True, text=True, check=True)
 
     assert (ended.stdout.startswith("outbox, version "), sys.version_info >= (3, 11)) == (True, True)
+
+
+def test_the_tables_go_back_to_an_earlier_revision(engine):
+    head = migrate.head_revision()
+
+    back = [outbox(engine, "db", "downgrade", "--to", "0001") for _ in range(2)]
+
+    assert [(each.code, each.err) for each in back] == [
+        (0, f"downgraded from {head} to 0001\n"),
+        (0, "the tables are of revision 0001 already\n"),
+    ]
+    refused = f"Error: the tables are of version 1, this is {VERSION}; run: outbox db upgrade"
+    assert outbox(engine, "status").err.startswith(refused)

@@ -139,7 +139,7 @@ def test_an_obvious_mistake_is_told_in_a_line(url, arguments, code, says):
     [
         (["statsu"], "there is no command statsu; did you mean status?"),
         (["parked", "lsit"], "there is no command lsit; did you mean list?"),
-        (["db", "x"], "there is no command x; there are grants, sql, upgrade"),
+        (["db", "x"], "there is no command x; there are downgrade, grants, sql, upgrade"),
     ],
 )
 def test_a_mistyped_command_is_told_what_it_is_like(arguments, said):

@@ -38,6 +38,7 @@ COMMANDS = {
     "restore": ["--yes", "--force"],
     "doctor": [],
     "db upgrade": [],
+    "db downgrade": ["--to", "0004"],
     "erase": ["--key", "nobody", "--dry-run"],
     "purge": ["--older-than", "0s", "--dry-run"],
 }

@@ -1,5 +1,6 @@
 """The migrations make exactly the tables that the library works with, beside whatever an application has."""
 
+import re
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import sqlalchemy
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
 from outbox import Outbox, Relay, migrate, schema
@@ -451,6 +453,104 @@ def test_what_was_parked_before_an_upgrade_is_sent_in_the_order_of_its_keys(empt
     of_keys = [[b"4", b"5"], [b"6"], [b"12", b"11"], [b"13"]]
     assert [[body for body in destination.bodies if body in of_key] for of_key in of_keys] == of_keys
     assert len(destination.bodies) == 6
+
+
+def tables_of(engine: Engine) -> dict[str, object]:
+    """Columns, indexes and checks by table, in no order."""
+    inspector = inspect(engine)
+    return {
+        table: (
+            {(each["name"], str(each["type"]), each["nullable"], each["default"], each.get("comment"))
+             for each in inspector.get_columns(table)},
+            {(each["name"], *each["column_names"], each["unique"], *map(str, each["dialect_options"].values()))
+             for each in inspector.get_indexes(table)},
+            {(each["name"], each["sqltext"]) for each in inspector.get_check_constraints(table)},
+        )
+        for table in inspector.get_table_names()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005"])
+def test_a_downgrade_makes_the_tables_of_an_earlier_revision_again(empty, revision):
+    make_earlier(empty, revision)
+    wanted = tables_of(empty)
+    migrate.upgrade(empty)
+
+    migrate.downgrade(empty, revision)
+
+    assert (tables_of(empty), migrate.current_revision(empty)) == (wanted, revision)
+
+
+def test_every_held_key_keeps_its_order_through_a_downgrade_and_an_upgrade(empty):
+    park_earlier(empty)
+    migrate.upgrade(empty)
+    query = text("SELECT subscription, id, state, unit, place, attempts, error FROM outbox_parked ORDER BY 1, 2")
+    with empty.connect() as connection:
+        parked = connection.execute(query).all()
+
+    migrate.downgrade(empty, "0001")
+    migrate.upgrade(empty)
+
+    with empty.connect() as connection:
+        again = connection.execute(query).all()
+    assert [tuple(each) for each in again] == [tuple(each) for each in parked]
+
+
+def test_what_people_have_requested_stands_on_its_message_again_after_a_downgrade(empty):
+    park_earlier(empty)
+    do(
+        empty,
+        "UPDATE outbox_parked SET request = 'replay', requested_by = 'ann', requested_at = parked_at WHERE id = 1",
+    )
+    query = text("SELECT subscription, id, request, requested_by, request_reason, requested_at FROM outbox_parked")
+    with empty.connect() as connection:
+        requested = {tuple(each) for each in connection.execute(query)}
+    migrate.upgrade(empty)
+
+    migrate.downgrade(empty, "0004")
+
+    with empty.connect() as connection:
+        assert {tuple(each) for each in connection.execute(query)} == requested
+
+
+def test_a_downgrade_forgets_that_a_writer_sends_a_message_itself(empty):
+    """A relay of that time would leave the message to a writer that has no mark of it any more."""
+    make_earlier(empty, "0003")
+    do(
+        empty,
+        f"""
+        INSERT INTO outbox_message (message_id, topic, slot, body, direct)
+        VALUES ('{uuid.uuid4().hex}', 't', 0, '', 'relay')
+    """,
+    )
+    migrate.upgrade(empty)
+
+    migrate.downgrade(empty, "0003")
+
+    with empty.connect() as connection:
+        assert connection.scalars(text("SELECT direct FROM outbox_message")).all() == [None]
+
+
+@pytest.mark.parametrize("to", ["0006", "base", "0005x"])
+def test_a_downgrade_goes_to_an_earlier_revision_only(empty, to):
+    make_earlier(empty, "0004")
+
+    with pytest.raises(SchemaError, match=f"{to} is no revision before 0004; name one of: 0001, 0002, 0003, 0004"):
+        migrate.downgrade(empty, to)
+
+
+def test_the_newest_revision_stores_the_version_of_the_library(empty):
+    scripts = ScriptDirectory.from_config(migrate._config())
+
+    assert scripts.get_revision(str(migrate.head_revision())).module.version == schema.VERSION
+
+
+def test_every_revision_says_how_the_version_before_works_beside_it():
+    revisions = ScriptDirectory.from_config(migrate._config()).walk_revisions()
+
+    silent = {each.revision for each in revisions if not re.search(r"version before[^.]* beside it\b", each.longdoc)}
+
+    assert silent == {"0001"}
 
 
 def test_an_upgrade_runs_the_revisions_that_are_missing(empty, tmp_path, monkeypatch):

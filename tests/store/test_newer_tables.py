@@ -5,7 +5,9 @@ from sqlalchemy import text
 
 from outbox import Done, Inbox, Message, Outbox, Reject, Relay, migrate
 from outbox.errors import SchemaError
+from outbox.model.limits import HALF_TOPIC
 from outbox.schema import VERSION, VERSION_TABLE, tables
+from tests.rocketmq.halves import begun
 from tests.support.command_line import outbox
 from tests.support.destination import Destination
 
@@ -60,3 +62,16 @@ def test_code_that_must_not_use_the_tables_is_refused(newer):
 
     with pytest.raises(SchemaError, match=rf"of version {VERSION + 1}, this is {VERSION}; install a newer outbox-log"):
         Relay(Outbox(newer), Destination(), name="relay").until_empty()
+
+
+def test_transactions_go_on_beside_tables_that_only_workers_must_not_use(newer):
+    """A new version lets writers of the version before go on, a producer that begins among them."""
+    with newer.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_meta SET version = {VERSION + 1}"))
+
+    transaction = begun(newer, "orders")
+    transaction.commit()
+
+    with newer.connect() as connection:
+        topics = connection.scalars(text("SELECT topic FROM outbox_message ORDER BY id")).all()
+    assert topics == [HALF_TOPIC, "orders"]

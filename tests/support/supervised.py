@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.support.programs import NOTHING_MORE, Program
 class Supervised:
     """A Python program that is started again `pause` seconds after its end, until it is stopped.
 
-    `environment`: more variables than those of this process.
+    `environment`: more variables than those of this process. `program`: starts it.
     """
 
     def __init__(
@@ -25,13 +25,15 @@ class Supervised:
         *,
         environment: Mapping[str, str] = NOTHING_MORE,
         pause: float = 0.2,
+        program: Callable[..., Program | subprocess.Popen[str]] = Program,
     ) -> None:
         self._command = command
+        self._program = program
         self._log = log
         self._environment = environment
         self._pause = pause
         self._stopping = threading.Event()
-        self._process: Program | None = None
+        self._process: Program | subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:
@@ -62,14 +64,14 @@ class Supervised:
     def _run(self) -> None:
         while not self._stopping.is_set():
             with self._log.open("ab") as log:
-                self._process = Program(self._command, environment=self._environment, stdout=log, stderr=log)
+                self._process = self._program(self._command, environment=self._environment, stdout=log, stderr=log)
                 while self._process.poll() is None:
                     if self._stopping.wait(0.05):
                         self._end(self._process)
             self._stopping.wait(self._pause)
 
     @staticmethod
-    def _end(process: Program) -> None:
+    def _end(process: Program | subprocess.Popen[str]) -> None:
         process.terminate()
         try:
             process.wait(60)

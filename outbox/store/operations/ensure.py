@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Sql
 from outbox.store.log.log import Log
 
 
-def ensure_outbox(channel: Channel) -> None:
+def ensure_outbox(channel: Channel, *, verify: Callable[[Channel], None] = identity.verify) -> None:
     """Make sure that the tables are there, have this version, and were written on this server.
+
+    `verify`: whether the version is one that the caller can use.
 
     Raises:
         StandbyError: the server is a standby.
@@ -24,4 +28,4 @@ def ensure_outbox(channel: Channel) -> None:
         # A write only where the row is missing: a process with the right to read the table is enough elsewhere.
         if identity.stored_identity(channel) is None:
             identity.establish(channel)
-    identity.verify(channel)
+    verify(channel)
