@@ -27,7 +27,7 @@ def build(folder: Path) -> Earlier:
         pytest.skip("a wheel is built with hatch-fancy-pypi-readme, of the extra dev")
     source, package = folder / "source", folder / "package"
     source.mkdir()
-    _unpack_source(ROOT, source)
+    unpack_source(ROOT, source)
     wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(wheel, cwd=source, check=True, capture_output=True, timeout=120)
     (built,) = folder.glob("*.whl")
@@ -35,7 +35,7 @@ def build(folder: Path) -> Earlier:
     return Earlier(package)
 
 
-def _unpack_source(repository: Path, folder: Path) -> None:
+def unpack_source(repository: Path, folder: Path) -> None:
     """Write the files of `COMMIT` into `folder`."""
     git = ["git", "-C", str(repository)]
     if subprocess.run([*git, "cat-file", "-e", f"{COMMIT}^{{commit}}"], capture_output=True, check=False).returncode:

@@ -1,7 +1,8 @@
 """A program of version 0.1.0 over an upgrade: says what of it goes on, and how the rest ends.
 
-Argument: the database. The program does its work once, says so in a line, and waits for a line. Then it does its work
-again, and what only begins then. It prints an object: each part, and the error that it ended with, if any.
+Arguments: the database, and the folder of an archive. The program does its work once, says so in a line, and waits for
+a line. Then it does its work again, and what only begins then. It prints an object: each part, and the error that it
+ended with, if any.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 from outbox import Inbox, Message, Outbox, Relay, create_engine, migrate
 from outbox.rocketmq import TransactionMQProducer, TransactionResolution
-from outbox.spark.place import Address, Place
-from outbox.spark.planner import Planner
+from outbox.spark import job
 from tests.scenarios.moving.states import Picky
+from tests.spark.extracts import extracted, run_here
 
 
 def send(outbox: Outbox) -> None:
@@ -64,8 +66,8 @@ def consume(outbox: Outbox) -> None:
 
 
 def extract(outbox: Outbox) -> None:
-    """Begin as an extract and a stream of Spark begin."""
-    Planner(Place(rows=Address(outbox.database.engine.url.render_as_string(hide_password=False)))).now()
+    """Add a window to an archive."""
+    extracted(outbox.database.engine, Path(sys.argv[2]))
 
 
 def ended(part: Callable[[], None]) -> str | None:
@@ -86,7 +88,8 @@ if __name__ == "__main__":
         partial(use_an_inbox, opened),
         partial(send_by, producer),
     )
-    for work in at_work:
+    job.run = run_here
+    for work in (*at_work, partial(extract, opened)):
         work()
     print("at work", flush=True)
     sys.stdin.readline()

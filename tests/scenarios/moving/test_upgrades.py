@@ -11,26 +11,31 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Inbox, Message, Outbox, create_engine, migrate
+from outbox.model.limits import HALF_TOPIC
 from outbox.schema import VERSION
+from outbox.spark.manifest import Archive
 from outbox.testing.servers import PostgresServer
 from tests.scenarios.moving.arrivals import arrivals, arrived
 from tests.scenarios.moving.states import BACKLOG
 from tests.scenarios.moving.test_repartition import DESTINATION, faults_of_kills
 from tests.scenarios.moving.writers import many
 from tests.scenarios.moving.writing import written
+from tests.spark.extracts import extracted, run_here
 from tests.support.command_line import outbox
 from tests.support.destination import Destination, relay_to
-from tests.support.earlier import Earlier, build
+from tests.support.earlier import COMMIT, Earlier, build, unpack_source
 from tests.support.programs import Program
 from tests.support.supervised import Supervised
 from tests.support.waiting import eventually
 
 #: What an earlier worker says of the tables of today.
 REFUSED = f"the tables are of version {VERSION}, this is 1; install a newer outbox-log"
+NOT_HALF = f"SELECT id FROM outbox_message WHERE topic <> '{HALF_TOPIC}' ORDER BY id"
 SECONDS = 300
 #: Upgrades and downgrades; after each, a worker may repeat a batch.
 CHANGES = 3
@@ -54,6 +59,13 @@ BACKLOG_BODIES = [f"backlog {n:02}".encode() for n in range(BACKLOG)]
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Earlier:
     """Programs of 0.1.0."""
     return build(tmp_path_factory.mktemp("earlier"))
+
+
+def test_a_clone_without_the_history_says_how_to_get_it(tmp_path):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+
+    with pytest.raises(pytest.fail.Exception, match=rf"^{COMMIT:.8} is not in this clone: run git fetch --unshallow$"):
+        unpack_source(tmp_path, tmp_path)
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
@@ -138,21 +150,25 @@ def test_everything_in_the_tables_of_an_earlier_version_goes_on_in_those_of_toda
 
 
 @pytest.fixture
-def at_work(earlier: Earlier, empty: Engine) -> Iterator[subprocess.Popen[str]]:
+def at_work(earlier: Earlier, empty: Engine, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A program of 0.1.0 that has made its tables and written to them, and waits for a line."""
-    command = ["-m", "tests.scenarios.moving.beside", address(empty)]
+    command = ["-m", "tests.scenarios.moving.beside", address(empty), str(tmp_path / "archive")]
     with earlier.program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "at work\n"
         yield program
 
 
-def test_writers_of_an_earlier_version_go_on_and_its_workers_stop_with_an_error_that_says_why(at_work, empty):
+def test_writers_of_an_earlier_version_go_on_and_its_workers_stop_with_an_error_that_says_why(
+    at_work, empty, tmp_path, monkeypatch
+):
     """A producer of transactions goes on for the minute in which it knows its tables; one that begins is refused."""
     migrate.upgrade(empty)
     said, _ = at_work.communicate("go on\n", timeout=60)
     sent = Destination()
     relay_to(sent, Outbox(empty)).until_empty()
+    monkeypatch.setattr("outbox.spark.job.run", run_here)
+    extracted(empty, tmp_path / "archive")
 
     refused = f"SchemaError: {REFUSED}"
     assert json.loads(said) == {
@@ -165,6 +181,14 @@ def test_writers_of_an_earlier_version_go_on_and_its_workers_stop_with_an_error_
         "joined": [b"joined"] * 2,
         None: [],
     }
+    assert sorted(archived_ids(tmp_path / "archive")) == ask(empty, NOT_HALF)
+
+
+def archived_ids(path: Path) -> list[int]:
+    """The ids in the files of an archive."""
+    archive = Archive(path)
+    files = [archive.path / file.path for manifest in archive.manifests() for file in manifest.files]
+    return [id for file in files for id in pq.ParquetFile(file).read(["id"]).column("id").to_pylist()]
 
 
 @dataclass
@@ -221,6 +245,7 @@ def say(workers: Iterable[Supervised], reason: str) -> None:
 
 
 @pytest.mark.storm
+@pytest.mark.timeout(900)
 def test_an_upgrade_and_the_way_back_under_load_lose_nothing_and_keep_the_order_of_keys(earlier, empty, tmp_path, full):
     """Writers of both versions go on all the time. Workers stop with an error where the tables are not theirs."""
     newest = str(migrate.head_revision())
