@@ -29,7 +29,7 @@ CHANGELOG, PROJECT = "CHANGELOG.md", "pyproject.toml"
 TOLD = {
     PROJECT: ('\nversion = "{version}"\n',),
     "examples/deploy/Dockerfile": ("=={version}'",),
-    "examples/deploy/kubernetes.yaml": ("/outbox:{version}\n", "outbox-upgrade-{dashed}\n"),
+    "examples/deploy/kubernetes.yaml": ("/outbox:{version}\n", "outbox-upgrade-{dashed} "),
 }
 #: What the format of an archive asks for.
 OF_THE_FORMAT = re.compile(r"PKG-INFO|[^/]+\.dist-info/.+")

@@ -74,3 +74,14 @@ def test_what_is_promised_is_what_the_matrix_tests(metadata):
     ] * 2
     assert PROJECT["requires-python"] == f">=3.{pythons[0]}"
     assert named == {f"Programming Language :: Python :: 3.{minor}" for minor in pythons}
+
+
+def test_a_release_finds_the_version_wherever_it_is_told(tmp_path):
+    for name in making.TOLD:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((TOP / name).read_text())
+
+    making.set_version(tmp_path, "12.34.56")
+
+    told = sum((tmp_path / name).read_text().count("12.34.56") for name in making.TOLD)
+    assert (told, (tmp_path / "examples/deploy/kubernetes.yaml").read_text().count("12-34-56")) == (4, 1)

@@ -42,7 +42,7 @@ FILES = {
     ".gitignore": "dist/\n",
     "outbox/__init__.py": "",
     "examples/deploy/Dockerfile": "RUN pip install 'outbox-log==0.1.0'\n",
-    "examples/deploy/kubernetes.yaml": "name: outbox-upgrade-0-1-0\nimage: registry.example/outbox:0.1.0\n",
+    "examples/deploy/kubernetes.yaml": "name: outbox-upgrade-0-1-0  # a job\nimage: registry.example/outbox:0.1.0\n",
     "CHANGELOG.md": "# Changelog\n\n## Unreleased\n\n- New.\n\n## 0.1.0 (2025-01-01)\n\nThe first version.\n",
 }
 
@@ -111,9 +111,9 @@ def test_a_release_is_one_commit_with_its_tag_and_two_archives(top):
         "",
         "- New.",
     ]
-    assert (top / "examples/deploy/kubernetes.yaml").read_text().split() == [
-        *("name:", "outbox-upgrade-0-2-0"),
-        *("image:", "registry.example/outbox:0.2.0"),
+    assert (top / "examples/deploy/kubernetes.yaml").read_text().splitlines() == [
+        "name: outbox-upgrade-0-2-0  # a job",
+        "image: registry.example/outbox:0.2.0",
     ]
     assert (making.version_of(top), state(top)[2]) == ("0.2.0", "")
 
