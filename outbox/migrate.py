@@ -170,7 +170,7 @@ def seed(bind: Connection | MockConnection, schema: str | None = None, slots: in
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
-        SchemaError: the tables are not there; or only `upgrade` keeps what writers of an earlier version left behind.
+        SchemaError: the tables are not there; or only `upgrade` keeps what an earlier version left behind.
     """
     if not isinstance(bind, Connection | MockConnection):
         raise TypeError(f"seed takes a Connection that blocks, as op.get_bind() is one, not {type(bind).__name__}")
@@ -271,16 +271,29 @@ def _are_complete(connection: Connection, database: Database) -> bool:
 
 
 def _require_nothing_left_behind(connection: Connection, schema: str | None) -> None:
-    """Refuse tables with messages that writers of an earlier version may have left to a subscription of their own."""
-    subscription = tables(schema, connection.dialect.name).subscription
-    if not inspect(connection).has_table(subscription.name, schema=schema):
+    """Refuse tables of an earlier version with messages that only our own revisions take over."""
+    ours = tables(schema, connection.dialect.name)
+    if not {ours.subscription.name, ours.parked.name, ours.meta.name} <= tables_there(connection, ours):
         return
-    found = connection.scalar(select(subscription.c.name).where(subscription.c.kind == "compensation"))
+    subscription, parked = ours.subscription.c, ours.parked.c
+    found = connection.scalar(select(subscription.name).where(subscription.kind == "compensation"))
     if found is not None:
+        raise SchemaError(f"{found} may have messages that nobody would send: {_instead(connection, schema)}")
+    if (
+        0 < (_version(connection, schema) or VERSION) < VERSION
+        and connection.scalar(select(parked.id).limit(1)) is not None
+    ):
         raise SchemaError(
-            f"{found} may have messages that nobody would send: undo this revision of your own Alembic, and let"
-            f" `{Database(connection.engine, schema).upgrade_command}` change the tables instead, which keeps them"
+            f"outbox_parked has messages of an earlier version, which would lose their order:"
+            f" {_instead(connection, schema)}"
         )
+
+
+def _instead(connection: Connection, schema: str | None) -> str:
+    return (
+        "undo this revision of your own Alembic, and let"
+        f" `{Database(connection.engine, schema).upgrade_command}` change the tables instead, which keeps them"
+    )
 
 
 def _version(connection: Connection, schema: str | None) -> int | None:

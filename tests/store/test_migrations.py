@@ -25,6 +25,7 @@ from tests.support.command_line import leading_to
 from tests.support.destination import Destination, relay_to
 from tests.support.parked import decisions
 from tests.support.revisions import add_revision, make_earlier
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -343,6 +344,29 @@ def test_an_upgrade_gives_up_behind_a_long_transaction_so_that_no_writer_waits(e
     assert (refused, migrate.current_revision(empty_pg)) == ("0002", migrate.head_revision())
 
 
+@pytest.mark.storm
+def test_an_upgrade_that_ends_in_a_deadlock_says_the_same(empty_pg):
+    """A transaction took a parked message first, and writes to the log then; the upgrade takes the log first."""
+    make_earlier(empty_pg, "0003")
+    patient, hasty = (
+        sqlalchemy.create_engine(empty_pg.url, connect_args={"options": f"-c deadlock_timeout={time}"})
+        for time in ("60s", "1500ms")
+    )
+    waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'outbox_parked'::regclass")
+
+    with ThreadPoolExecutor() as pool, patient.connect() as connection:
+        connection.execute(text("DELETE FROM outbox_parked"))
+        upgrade = pool.submit(migrate.upgrade, hasty)
+        with empty_pg.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
+            assert eventually(lambda: looking.scalar(waits))
+        Outbox(patient).send(connection, "orders", b"1")
+        connection.commit()
+        error = upgrade.exception()
+
+    assert "nothing was changed: run it again when that transaction has ended" in str(error)
+    assert migrate.current_revision(empty_pg) == "0003"
+
+
 #: What was parked before held keys had one head: subscription, id, key, state, whether it blocks its key, place,
 #: attempts, when it is due, error.
 PARKED_EARLIER: list[tuple[str, int, str | None, str, bool, int, int, str | None, str | None]] = [
@@ -441,6 +465,17 @@ def test_an_upgrade_keeps_what_people_have_decided_and_nobody_has_carried_out(em
         ("ann", "discard", "relay", 'it\'s: "gone"', [9], None, False),
         ("unknown", "replay", "relay", 'it\'s: "gone"', [2], None, False),
     ]
+
+
+def test_a_revision_of_an_applications_own_alembic_is_refused_while_messages_are_parked(empty):
+    """Alembic would drop the column by which keys are held, and each message would stand for itself."""
+    park_earlier(empty)
+
+    with (
+        pytest.raises(SchemaError, match=r"^outbox_parked has .*`outbox db upgrade.*` .* keeps them$"),
+        empty.begin() as connection,
+    ):
+        migrate.seed(connection)
 
 
 def test_what_was_parked_before_an_upgrade_is_sent_in_the_order_of_its_keys(empty):

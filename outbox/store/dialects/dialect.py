@@ -280,7 +280,7 @@ class Errors:
 
     #: The channel is gone, or busy, and a later try may work.
     transient: Callable[[Exception], bool]
-    #: Another transaction had for too long what a statement needs.
+    #: Another transaction had for too long what a statement needs, or each of the two waited for the other.
     locked: Callable[[Exception], bool]
     #: Our tables are not there.
     missing_table: Callable[[Exception], bool]

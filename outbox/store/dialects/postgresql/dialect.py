@@ -291,7 +291,7 @@ DIALECT = Dialect(
     ),
     errors=Errors(
         transient=_transient,
-        locked=lambda error: drivers.state_of(error) == "55P03",
+        locked=lambda error: drivers.state_of(error) in ("55P03", "40P01"),
         missing_table=lambda error: drivers.state_of(error) in ("42P01", "3F000"),
         missing_column=lambda error: drivers.state_of(error) == "42703",
         lacks_right=lambda error: drivers.state_of(error) == "42501",
