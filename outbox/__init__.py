@@ -12,10 +12,12 @@ if TYPE_CHECKING:
         Finding,
         Look,
         ParkedDetail,
+        Passage,
         Removal,
         SplitResult,
         SubscriptionDetails,
         Thresholds,
+        Trace,
     )
     from outbox.consumer.consumer import Consumer
     from outbox.consumer.inbox import Inbox
@@ -55,11 +57,10 @@ __all__ = [
     "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
     "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message",
     "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
-    "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route",
-    "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
-    "SubscriptionDetails", "SubscriptionError", "Thresholds",
-    "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "create_async_engine",
-    "create_engine", "routes",
+    "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy",
+    "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
+    "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace", "TransactionAbortedError",
+    "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
@@ -81,7 +82,7 @@ _HOMES = {
     "Settings": "outbox.worker.settings",
     "routes": "outbox.relay.relay",
     **dict.fromkeys(("Decided", "Finding", "Look", "ParkedDetail", "Removal", "SplitResult"), "outbox.admin.results"),
-    **dict.fromkeys(("SubscriptionDetails", "Thresholds"), "outbox.admin.results"),
+    **dict.fromkeys(("Passage", "SubscriptionDetails", "Thresholds", "Trace"), "outbox.admin.results"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Status")), "outbox.model.status"),
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),

@@ -25,9 +25,11 @@ from outbox.admin.results import (
     SplitResult,
     SubscriptionDetails,
     Thresholds,
+    Trace,
 )
 from outbox.admin.split import split
 from outbox.admin.subscriptions import Properties
+from outbox.admin.trace import trace
 from outbox.model.limits import checked_key, require_flags, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
 from outbox.model.status import Status
@@ -381,6 +383,23 @@ class Admin:
             found = tail.id_of(channel, id) if isinstance(id, UUID) else id
             return None if found is None else tail.message(channel, found)
 
+    def trace(self, id: int | UUID) -> Trace | None:
+        """Return when a message was written, and its way through each subscription; None: nothing of it is stored now.
+
+        The position of a subscription tells whether the message was passed, and settles of the last day tell when.
+
+        Args:
+            id: as of `message`; also of a purged message that is still parked.
+
+        Raises:
+            ValueError: no message can have this id.
+        """
+        if not isinstance(id, UUID):
+            require_numbers(id=id)
+        with self._channel() as channel:
+            found = tail.id_of(channel, id) if isinstance(id, UUID) else id
+            return None if found is None else trace(channel, found)
+
     def purge(self, older_than: timedelta, *, rehearsal: bool = False) -> Purged:
         """Delete old messages that every subscription has passed, in small batches; see `outbox purge`.
 
@@ -442,6 +461,7 @@ class Admin:
 
     anewest = awaited(newest)
     amessage = awaited(message)
+    atrace = awaited(trace)
     apurge = awaited(purge)
     aerase = awaited(erase)
     acheck = awaited(check)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
+from uuid import UUID
 
+from outbox.model.decision import Decision
 from outbox.model.message import Message
 from outbox.model.status import LogStatus, Status, StoredProperties, TransactionsStatus
 from outbox.runtime.text import age, labelled
@@ -16,6 +18,10 @@ from outbox.store.subscriptions.parked_messages import ParkedMessage
 Kind = Literal[
     "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "blocked", "not_run", "behind", "held",
     "released", "unpurged", "held_back",
+]  # fmt: skip
+
+PassageState = Literal[
+    "unread", "passed", "discarded", "unselected", "before", "unknown", "delayed", "waiting", "retry", "dead", "behind",
 ]  # fmt: skip
 
 #: Kinds without dead letters that RocketMQ's metric could count.
@@ -153,6 +159,61 @@ class Decided:
     messages: int
     behind: int
     worker: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """The way of a message through one subscription.
+
+    Attributes:
+        subscription: the name.
+        kind: `relay`, `consumer`, `broadcast`, `backfill` or `extract`.
+        state: `unread`: not yet. `passed`: the position is behind the message, and nothing is parked: the message was
+            handed over, then or later, or skipped by a reset. `discarded`: a person has given the message up. The
+            states of parked messages: `delayed`, `waiting`, `retry`, `dead`, `behind`. `unselected`: the subscription
+            does not select the message, as it is declared now. `before`: the subscription began behind the message.
+            `unknown`.
+        what: the state in words, with what is known besides.
+        passed_at: the settle that passed the message; None: not passed, or no settle of that time is kept.
+        passed_at_is_latest: the message may have been passed earlier.
+        parked: the copy that is set aside, with attempts, error, next try and the open decision of a person.
+        decisions: those of people that were carried out, as far as they are kept.
+        worker: who runs the partition of an unread message; None: nobody, or the message is not unread.
+    """
+
+    subscription: str
+    kind: str
+    state: PassageState
+    what: str
+    passed_at: datetime | None = None
+    passed_at_is_latest: bool = False
+    parked: ParkedMessage | None = None
+    decisions: tuple[Decision, ...] = ()
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What is stored of a message, without body and headers, and the way of the message through each subscription.
+
+    Attributes:
+        id: in the log.
+        message_id: as `send` returned it.
+        created_at: when the message was written, by the database's clock.
+        in_log: false: the message was purged, and only parked copies are left.
+        subscriptions: sorted by name; check-backs are left out, because they read only half messages.
+    """
+
+    id: int
+    message_id: UUID
+    topic: str
+    key: str | None
+    tags: str | None
+    created_at: datetime | None
+    deliver_at: datetime | None
+    expires_at: datetime | None
+    in_log: bool
+    subscriptions: tuple[Passage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,12 @@ import click
 
 from outbox.cli.groups import Group
 from outbox.cli.options import ID, KEY, Target, about_a_database, as_json, option
-from outbox.cli.output import moment, say, show_json, show_table
+from outbox.cli.output import moment, printable, say, show_json, show_table
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from outbox.admin.results import Trace
     from outbox.model.message import Message
 
 _HEADERS = ("ID", "CREATED (UTC)", "TOPIC", "KEY", "BYTES", "BODY")
@@ -54,24 +55,32 @@ def tail(*, target: Target, topic: str | None, key: str | None, limit: int, json
 @click.argument("id", type=ID)
 @as_json
 def show(*, target: Target, id: int | UUID, json: bool) -> None:
-    """Show a message with headers and body."""
+    """Show a message with headers and body, and its way through each subscription.
+
+    Of a message that was purged but is still parked, headers and body are shown by parked show.
+    """
     from outbox.admin.admin import Admin
     from outbox.cli.connection import Failure
     from outbox.cli.contents import show_contents, show_fields
     from outbox.cli.failures import USAGE
 
     with target.open_outbox() as channel:
-        found = Admin(channel).message(id)
-    if found is None:
+        trace = Admin(channel).trace(id)
+        found = None if trace is None else Admin(channel).message(trace.id)
+    if trace is None:
         raise Failure(f"no message {id} is in the log; perhaps it was purged", USAGE)
+    ways = {"in_log": found is not None, "subscriptions": trace.subscriptions}
     if json:
-        show_json(_as_json(found))
-    else:
-        show_fields(_fields(found))
+        show_json({**(_fields(trace) if found is None else _as_json(found)), **ways})
+        return
+    show_fields(_fields(trace))
+    for each in trace.subscriptions:
+        click.echo(printable(f"{each.subscription}: {each.what}"))
+    if found is not None:
         show_contents(found)
 
 
-def _fields(message: Message) -> dict[str, object]:
+def _fields(message: Message | Trace) -> dict[str, object]:
     return {name: getattr(message, name) for name in ("id", "message_id", "topic", "key", "created_at")}
 
 

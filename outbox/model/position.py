@@ -110,6 +110,12 @@ class Progress:
         if (self.target is None) != (self.after is None):
             raise PositionError("progress inside a window needs both the target and the last id")
 
+    def passes(self, n: int, id: int) -> bool:
+        """Return whether the message with number `n` and this id is settled."""
+        if self.target is None or self.after is None:
+            return self.base.sees(n)
+        return self.base.sees(n) or (id <= self.after and self.target.sees(n))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:

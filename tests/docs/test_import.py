@@ -24,11 +24,10 @@ PUBLIC = [
     "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
     "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message",
     "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
-    "PartitionStatus", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route",
-    "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
-    "SubscriptionDetails", "SubscriptionError", "Thresholds",
-    "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "create_async_engine",
-    "create_engine", "routes",
+    "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy",
+    "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
+    "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace", "TransactionAbortedError",
+    "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 

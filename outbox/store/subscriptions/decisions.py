@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from outbox.model.decision import Decision, Verb
@@ -26,6 +26,11 @@ _WRITE = """
 #: By the partial index of open decisions.
 _OPEN = "SELECT id FROM {decision} WHERE subscription = :subscription AND done_at IS NULL ORDER BY id"
 _OPEN_ROWS = f"SELECT {_COLUMNS} FROM {{decision}} WHERE subscription = :subscription AND done_at IS NULL ORDER BY id"
+#: Carried out since the message was written, by the index on done_at; the text of the choice holds the id and others.
+_ABOUT = f"""
+    SELECT {_COLUMNS} FROM {{decision}}
+    WHERE subscription = :subscription AND done_at >= :since AND choice LIKE :some_id ORDER BY id
+"""
 #: One that the holder of another partition carries out meanwhile is left for later.
 _TAKE = f"SELECT {_COLUMNS} FROM {{decision}} WHERE id = :id AND done_at IS NULL {{skip_locked}}"
 #: Waits until a lease holder has carried out a part, or all.
@@ -84,6 +89,12 @@ class Decisions:
     def of_messages(self) -> dict[int, Decision]:
         """Return the open decisions by the log ids of their messages."""
         return {id: each for each in self._read(_OPEN_ROWS, subscription=self._subscription) for id in each.left}
+
+    def about(self, id: int, since: datetime) -> list[Decision]:
+        """Return the decisions on a message that were carried out, in their order; `since`: when it was written."""
+        bound = {"since": self._channel.database.dialect.clock.bind(since), "some_id": f"%{id}%"}
+        found = self._read(_ABOUT, subscription=self._subscription, **bound)
+        return [each for each in found if id in each.choice.get("ids", ())]
 
     def take(self, id: int) -> Decision | None:
         """Return an open decision, and lock it until the transaction ends; None: it is closed, or another has it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -11,13 +11,16 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
-from outbox.store.dialects.statements import Sql
+from outbox.store.dialects.statements import Row, Sql
 
 _NEWEST = """
     SELECT base, target, after_id, settled_at, epoch, n, {highest} FROM {progress}
-    WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+    WHERE subscription = :subscription AND generation = :generation AND partition = :partition {upto}
     ORDER BY epoch DESC, n DESC LIMIT 1
 """
+#: By the primary key, as the newest.
+_UPTO = "AND (epoch, n) <= (:epoch, :n)"
+_HIGHEST_N = 2**63 - 1
 #: One statement settles a batch. It writes only while the lease row has our epoch and our name, and on the server that
 #: was read.
 _SETTLE = """
@@ -98,7 +101,9 @@ class ProgressLog:
             parts |= {"highest": _HIGHEST.format(**database.names), "into_highest": ", highest_id"}
         self._append = database.sql(_APPEND, **parts)
         self._settle = database.sql(_SETTLE, **parts, while_same_ids=while_same_ids)
-        self._newest = database.sql(_NEWEST, highest="highest_id" if reads.transaction_ids else "NULL")
+        columns = {"highest": "highest_id" if reads.transaction_ids else "NULL"}
+        self._newest = database.sql(_NEWEST, **columns, upto="")
+        self._newest_upto = database.sql(_NEWEST, **columns, upto=_UPTO)
 
     def given_again(self) -> dict[str, int]:
         """Return the subscriptions whose last message is another one by now, each with the common id.
@@ -125,9 +130,33 @@ class ProgressLog:
     def newest(self, partition: Partition) -> Settled | None:
         """Return the newest progress of a partition, which counts; None: there is none."""
         rows = self._channel.rows(self._newest, **partition.parameters)
-        if not rows:
-            return None
-        base, target, after, settled_at, epoch, n, highest = rows[0]
+        return self._settled(rows[0]) if rows else None
+
+    def first(self, newest: Settled, partition: Partition, passes: Callable[[Progress], bool]) -> tuple[Settled, bool]:
+        """Return the first stored progress of a partition that `passes`, and whether an earlier one is stored.
+
+        By halves, because a day has a million rows: once one passes, so do all later ones. `newest`: one that passes.
+        """
+
+        def upto(epoch: int, n: int) -> Settled | None:
+            rows = self._channel.rows(self._newest_upto, **partition.parameters, epoch=epoch, n=n)
+            return self._settled(rows[0]) if rows else None
+
+        def first_of(last: int, stored: Callable[[int], Settled | None]) -> int:
+            low, high = 0, last
+            while low < high:
+                middle = (low + high) // 2
+                found = stored(middle)
+                low, high = (low, middle) if found is not None and passes(found.progress) else (middle + 1, high)
+            return low
+
+        epoch = first_of(newest.epoch, lambda epoch: upto(epoch, _HIGHEST_N))
+        last = upto(epoch, _HIGHEST_N) or newest
+        n = first_of(last.n, lambda n: upto(epoch, n))
+        return upto(epoch, n) or last, upto(epoch, n - 1) is not None
+
+    def _settled(self, row: Row) -> Settled:
+        base, target, after, settled_at, epoch, n, highest = row
         progress = Progress(Position.parse(base), None if target is None else Position.parse(target), after)
         return Settled(progress, self._channel.database.moment(settled_at), epoch, n, highest)
 

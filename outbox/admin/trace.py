@@ -1,0 +1,175 @@
+"""The trace of a message: when it was written, and its way through each subscription."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from outbox.admin.results import Passage, PassageState, Trace
+from outbox.model.decision import Decision
+from outbox.model.filter.sql92 import Filter
+from outbox.model.message import Message
+from outbox.model.subscription import Subscription
+from outbox.model.topics import Topics
+from outbox.runtime.text import counted
+from outbox.store.database import Channel
+from outbox.store.operations.passing import Passing, logged, passing
+from outbox.store.subscriptions.decisions import Decisions
+from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages
+from outbox.store.subscriptions.subscriptions import Subscriptions
+
+
+def trace(channel: Channel, id: int) -> Trace | None:
+    """Return the trace of a message of the log, or of the parked copies of a purged one; None: there is neither."""
+    readers = [each for each in Subscriptions(channel).all() if each.kind != "check"]
+    found = logged(channel, id)
+    # Before the parked copies are read, because a message that a worker parks in between is found there.
+    passings = {} if found is None else {each.name: passing(channel, each, found) for each in readers}
+    copies = {each.name: _copy(channel, each.name, id) for each in readers}
+    message = _copied(channel, copies) if found is None else found.message
+    if message is None:
+        return None
+    decisions = {each.name: _decisions(channel, each.name, message) for each in readers}
+    return Trace(
+        id=id,
+        message_id=message.message_id,
+        topic=message.topic,
+        key=message.key,
+        tags=message.tags,
+        created_at=message.created_at,
+        deliver_at=message.deliver_at,
+        expires_at=message.expires_at,
+        in_log=found is not None,
+        subscriptions=tuple(
+            _passage(each, message, passings.get(each.name), copies[each.name], decisions[each.name])
+            for each in readers
+        ),
+    )
+
+
+def _copy(channel: Channel, name: str, id: int) -> ParkedMessage | None:
+    return next(iter(ParkedMessages(channel, name).list(ParkedFilter(ids=(id,)), 1)), None)
+
+
+def _copied(channel: Channel, copies: dict[str, ParkedMessage | None]) -> Message | None:
+    """Return a purged message from one of its parked copies."""
+    parked = next((each for each in copies.values() if each is not None), None)
+    return None if parked is None else ParkedMessages(channel, parked.subscription).message(parked.id)
+
+
+def _decisions(channel: Channel, name: str, message: Message) -> tuple[Decision, ...]:
+    if message.id is None or message.created_at is None:
+        return ()
+    return tuple(Decisions(channel, name).about(message.id, message.created_at))
+
+
+def _passage(
+    subscription: Subscription,
+    message: Message,
+    passing: Passing | None,
+    copy: ParkedMessage | None,
+    decisions: tuple[Decision, ...],
+) -> Passage:
+    """Return the way of a message through a subscription; `passing`: None of a message that is not in the log."""
+    lacking = _lacking(subscription, message)
+    state: PassageState
+    if copy is not None:
+        state, what = copy.state, _of_copy(copy) + _held_back(subscription, message)
+    elif _discards(decisions):
+        state, what = "discarded", "discarded"
+    elif lacking is not None:
+        state, what = "unselected", f"not for it, by its {lacking} of now"
+    elif passing is None:
+        state, what = _of_purged(subscription, message)
+    elif passing.passed:
+        state, what = _of_passed(subscription, message, passing)
+    else:
+        state, what = _of_unread(subscription, message, passing)
+    found = Passage(subscription=subscription.name, kind=subscription.kind, state=state, what=what, parked=copy)
+    if passing is None or state not in ("passed", "discarded", "unread"):
+        return found
+    return replace(found, passed_at=passing.at, passed_at_is_latest=passing.at_is_latest, worker=passing.worker)
+
+
+def _discards(decisions: tuple[Decision, ...]) -> bool:
+    """Return whether the last decision gave the message up: whatever else was chosen with it was there, too."""
+    return (
+        bool(decisions) and decisions[-1].verb == "discard" and decisions[-1].count == len(decisions[-1].choice["ids"])
+    )
+
+
+def _of_decision(decision: Decision) -> str:
+    reason = "" if decision.reason is None else f" ({decision.reason})"
+    return f"; {decision.verb} by {decision.by} {_moment(decision.at)}{reason}"
+
+
+def _of_copy(copy: ParkedMessage) -> str:
+    """Return the state of a parked message in words."""
+    tried = f" after {counted(copy.attempts, 'failed attempt')}" if copy.attempts else ""
+    due = "" if copy.due_at is None else f", due {_moment(copy.due_at)}"
+    said = {
+        "delayed": f"delayed{due}",
+        "waiting": f"waiting for its destination{due}",
+        "retry": f"waiting for the next try{tried}{due}",
+        "dead": f"dead letter{tried}",
+        "behind": f"behind message {copy.head} of its key",
+    }[copy.state]
+    said += "" if copy.parked_at is None else f", set aside {_moment(copy.parked_at)}"
+    said += "" if copy.error is None else f": {copy.error}"
+    if copy.decision is not None and copy.decided_at is not None:
+        said += f"; {copy.decision} by {copy.decided_by} {_moment(copy.decided_at)}, not carried out yet"
+    return said
+
+
+def _of_unread(subscription: Subscription, message: Message, passing: Passing) -> tuple[PassageState, str]:
+    if passing.after_end:
+        return "unselected", "not for it, which ends before"
+    held = _held_back(subscription, message)
+    nobody = passing.worker is None and subscription.kind != "extract" and not held
+    return "unread", f"not yet{held}{': no worker runs' if nobody else ''}"
+
+
+def _of_passed(subscription: Subscription, message: Message, passing: Passing) -> tuple[PassageState, str]:
+    if passing.at_begin:
+        return "before", "not for it, which began behind the message"
+    if passing.at is None:
+        return "passed", "passed"
+    if not passing.at_is_latest:
+        return "passed", f"passed {_moment(passing.at)}"
+    if _is_younger(subscription, message):
+        return "unknown", "unknown: the message is older than the subscription, which may have begun behind it"
+    # Of an earlier generation nothing is kept; it ended with another number of partitions, or with a reset.
+    skipped = ", or skipped by a reset," if subscription.generation > 1 else ""
+    return "passed", f"passed{skipped} before {_moment(passing.at)}"
+
+
+def _of_purged(subscription: Subscription, message: Message) -> tuple[PassageState, str]:
+    """Return the state of a message that is not in the log. A purge waits until all subscriptions have passed it."""
+    if subscription.kind == "extract" or _is_younger(subscription, message):
+        return "unknown", "unknown: the message is purged"
+    return "passed", "passed, because the message is purged"
+
+
+def _is_younger(subscription: Subscription, message: Message) -> bool:
+    return message.created_at is None or message.created_at <= subscription.created_at
+
+
+def _lacking(subscription: Subscription, message: Message) -> str | None:
+    """Return the part of the selection that leaves a message out; None: the message is selected."""
+    if not Topics.of(subscription.topics).matches(message.topic):
+        return "topics"
+    if subscription.tags is not None and message.tags not in subscription.tags:
+        return "tags"
+    if subscription.filter is not None and not Filter.of(subscription.filter).matches(message):
+        return "filter"
+    return None
+
+
+def _held_back(subscription: Subscription, message: Message) -> str:
+    """Return by whom and why a message is held back, if a person holds it back."""
+    pauses = (each for each in subscription.pauses if each.rate is None and each.key in (None, message.key))
+    return "".join(f"; {each.in_words()}" for each in pauses)
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
