@@ -176,7 +176,7 @@ class Passage:
         what: the state in words, with what is known besides.
         passed_at: the settle that passed the message; None: not passed, or no settle of that time is kept.
         passed_at_is_latest: the message may have been passed earlier.
-        parked: the copy that is set aside, with attempts, error, next try and the open decision of a person.
+        copy: the parked copy, with attempts, error, next try and the open decision of a person.
         decisions: those of people that were carried out, as far as they are kept.
         worker: who runs the partition of an unread message; None: nobody, or the message is not unread.
     """
@@ -187,7 +187,7 @@ class Passage:
     what: str
     passed_at: datetime | None = None
     passed_at_is_latest: bool = False
-    parked: ParkedMessage | None = None
+    copy: ParkedMessage | None = None
     decisions: tuple[Decision, ...] = ()
     worker: str | None = None
 

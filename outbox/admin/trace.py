@@ -76,7 +76,7 @@ def _passage(
     if copy is not None:
         state, what = copy.state, _of_copy(copy) + _held_back(subscription, message)
     elif _discards(decisions):
-        state, what = "discarded", "discarded"
+        state, what = "discarded", ""
     elif lacking is not None:
         state, what = "unselected", f"not for it, by its {lacking} of now"
     elif passing is None:
@@ -85,7 +85,14 @@ def _passage(
         state, what = _of_passed(subscription, message, passing)
     else:
         state, what = _of_unread(subscription, message, passing)
-    found = Passage(subscription=subscription.name, kind=subscription.kind, state=state, what=what, parked=copy)
+    found = Passage(
+        subscription=subscription.name,
+        kind=subscription.kind,
+        state=state,
+        what="; ".join([*([what] if what else []), *map(_of_decision, decisions)]),
+        copy=copy,
+        decisions=decisions,
+    )
     if passing is None or state not in ("passed", "discarded", "unread"):
         return found
     return replace(found, passed_at=passing.at, passed_at_is_latest=passing.at_is_latest, worker=passing.worker)
@@ -100,7 +107,7 @@ def _discards(decisions: tuple[Decision, ...]) -> bool:
 
 def _of_decision(decision: Decision) -> str:
     reason = "" if decision.reason is None else f" ({decision.reason})"
-    return f"; {decision.verb} by {decision.by} {_moment(decision.at)}{reason}"
+    return f"{decision.verb} by {decision.by} {_moment(decision.at)}{reason}"
 
 
 def _of_copy(copy: ParkedMessage) -> str:

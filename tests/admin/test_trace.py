@@ -62,7 +62,7 @@ def passage(outbox: Outbox, id: int, name: str = "relay") -> Passage:
 def told(outbox: Outbox, id: int, name: str = "relay") -> tuple[str, str]:
     """State and words, with moments as #."""
     found = passage(outbox, id, name)
-    words, parked = found.what, found.parked
+    words, parked = found.what, found.copy
     moments = [found.passed_at, *(each.at for each in found.decisions)]
     moments += [parked.parked_at, parked.due_at, parked.decided_at] if parked is not None else []
     for each in moments:
@@ -114,7 +114,7 @@ def test_a_decision_is_told_with_the_person_before_and_after_it_is_carried_out(e
 
     assert [before, told(outbox, ids[2])] == [
         ("dead", "dead letter after 1 failed attempt, set aside #: HTTP 422; replay by eve #, not carried out yet"),
-        ("discarded", "discarded; discard by bob # (test data)"),
+        ("discarded", "discard by bob # (test data)"),
     ]
     assert outbox.admin.trace(int(f"{ids[2]}1")) is None
 
@@ -319,7 +319,7 @@ def test_the_awaited_form_and_the_command_line_tell_the_same(engine):
     said = [f"{each.subscription}: {each.what}" for each in found.subscriptions]
     assert [each for each in run(engine, "log", "show", str(id)).out.splitlines() if each.startswith("relay: ")] == said
     (shown,) = run(engine, "log", "show", str(id), "--json").json["subscriptions"]
-    assert (shown["state"], shown["what"], shown["parked"]["error"]) == (
+    assert (shown["state"], shown["what"], shown["copy"]["error"]) == (
         "dead",
         found.subscriptions[0].what,
         "HTTP 422",

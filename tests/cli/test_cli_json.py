@@ -17,7 +17,7 @@ from tests.support.pages import page_of_json, reference
 
 PAGE = page_of_json()
 #: Objects whose names are data.
-OPEN = ("parked", "headers", "again", "waiting", "held_back", "unread")
+OPEN = ("parked", "headers", "again", "waiting", "held_back", "unread", "choice")
 METRICS = "rocketmq_"
 ALL = {"version": "number", "more": "boolean"}
 BESIDES = "Besides, where there are half messages"
@@ -162,6 +162,17 @@ def test_the_page_and_parked_show_agree(shop):
     shown = outbox(shop, "parked", "show", str(first["id"]), "--json").json
 
     agree_on(ALL | object_of("ParkedMessage") | object_of("Contents") | {"behind": "number"}, shown)
+
+
+def test_the_page_and_log_show_agree(shop):
+    admin = Outbox(shop).admin
+    (letter,) = admin.dead_letters()
+    admin.replay(letter.id, by="eve")
+
+    shown = outbox(shop, "log", "show", str(letter.id), "--json").json
+
+    of_one = {path.removeprefix("messages[]."): kind for path, kind in documented("log tail").items()}
+    agree_on(of_one | documented("log show"), shown)
 
 
 @pytest.mark.parametrize("command", ABOUT_TRANSACTIONS)
