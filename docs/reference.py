@@ -15,7 +15,7 @@ import click
 
 import outbox
 import outbox.rocketmq
-from outbox.admin.results import Decided, Finding, Passage, SubscriptionDetails
+from outbox.admin.results import Decided, Finding, HeldKey, KeyDetail, Passage, SubscriptionDetails
 from outbox.cli import main
 from outbox.model.decision import Decision
 from outbox.model.pausing import Pause
@@ -28,7 +28,7 @@ _MEMBERS = (property, cached_property, classmethod, staticmethod)
 #: The frozen results that several commands print with `--json`, in the order of the page.
 RESULTS = (
     Finding, StoredProperties, Status, PartitionStatus, TroubleStatus, Pause, SubscriptionDetails, ParkedMessage,
-    Passage, Decided, Decision, TransactionsStatus, LogStatus,
+    HeldKey, KeyDetail, Passage, Decided, Decision, TransactionsStatus, LogStatus,
 )  # fmt: skip
 #: What JSON makes of a type.
 _JSON = {str: "text", UUID: "text", datetime: "text", bool: "boolean", int: "number", float: "number"}

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from outbox.admin.results import (
         Decided,
         Finding,
+        HeldKey,
+        KeyDetail,
         Look,
         ParkedDetail,
         Passage,
@@ -55,8 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
-    "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message",
-    "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
+    "HeldKey", "HungHandlerError", "Inbox", "InvalidMessageError", "KeyDetail", "LeaseLostError", "Limits", "Look",
+    "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
     "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy",
     "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
     "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace", "TransactionAbortedError",
@@ -82,7 +84,8 @@ _HOMES = {
     "Settings": "outbox.worker.settings",
     "routes": "outbox.relay.relay",
     **dict.fromkeys(("Decided", "Finding", "Look", "ParkedDetail", "Removal", "SplitResult"), "outbox.admin.results"),
-    **dict.fromkeys(("Passage", "SubscriptionDetails", "Thresholds", "Trace"), "outbox.admin.results"),
+    **dict.fromkeys(("HeldKey", "KeyDetail", "Passage", "SubscriptionDetails"), "outbox.admin.results"),
+    **dict.fromkeys(("Thresholds", "Trace"), "outbox.admin.results"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Status")), "outbox.model.status"),
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),

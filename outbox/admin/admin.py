@@ -16,9 +16,12 @@ from outbox.admin.borrowing import NO_WAIT, WAIT
 from outbox.admin.decisions import Choice, Order
 from outbox.admin.diagnosis import Diagnosis
 from outbox.admin.erase import erase
+from outbox.admin.keys import held, key_details
 from outbox.admin.results import (
     Decided,
     Finding,
+    HeldKey,
+    KeyDetail,
     Look,
     ParkedDetail,
     Removal,
@@ -159,6 +162,40 @@ class Admin:
         with self._channel() as channel:
             return decisions.detail(channel, id, name)
 
+    def held(self, *, top: int = 50, name: str | None = None) -> tuple[HeldKey, ...]:
+        """Return the held keys with the most messages behind, the most first.
+
+        Args:
+            top: at most so many.
+            name: of the subscription; None: all. Check-backs are left out.
+
+        Raises:
+            SubscriptionError: there is no such subscription.
+            ValueError: `top` is no whole number from 1 on.
+        """
+        require_numbers(top=top)
+        with self._channel() as channel:
+            return tuple(held(channel, name, top))
+
+    def key(self, key: str, *, name: str | None = None, limit: int = 100) -> tuple[KeyDetail, ...]:
+        """Return what holds a key back, by subscription; empty: its messages flow.
+
+        Messages that stand for themselves, such as delayed ones, hold nothing back, and are in `parked`.
+
+        Args:
+            key: of messages.
+            name: of the subscription; None: all.
+            limit: at most so many messages behind each head.
+
+        Raises:
+            SubscriptionError: there is no such subscription.
+            InvalidMessageError: no message can have the key.
+            ValueError: the limit is no whole number from 1 on.
+        """
+        require_numbers(limit=limit)
+        with self._channel() as channel:
+            return tuple(key_details(channel, checked_key(key), name, limit))
+
     alook = awaited(look)
     astatuses = awaited(statuses)
     adiagnosis = awaited(diagnosis)
@@ -166,6 +203,8 @@ class Admin:
     adead_letters = awaited(dead_letters)
     aunread = awaited(unread)
     aparked_message = awaited(parked_message)
+    aheld = awaited(held)
+    akey = awaited(key)
 
     # Deciding
 

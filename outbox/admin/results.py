@@ -11,6 +11,7 @@ from uuid import UUID
 
 from outbox.model.decision import Decision
 from outbox.model.message import Message
+from outbox.model.pausing import Pause
 from outbox.model.status import LogStatus, Status, StoredProperties, TransactionsStatus
 from outbox.runtime.text import age, labelled
 from outbox.store.subscriptions.parked_messages import ParkedMessage
@@ -159,6 +160,41 @@ class Decided:
     messages: int
     behind: int
     worker: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldKey:
+    """A key of which a subscription holds messages back.
+
+    Attributes:
+        subscription: the name.
+        key: of the messages.
+        head: the message that holds the key, with error, attempts and moment; None: a person has paused the key before
+            any message came.
+        behind: so many messages go on when the head is delivered or discarded.
+        behind_is_minimum: there may be more.
+        pause: the order of a person to hold back the key; None: there is none.
+    """
+
+    subscription: str
+    key: str
+    head: ParkedMessage | None
+    behind: int
+    behind_is_minimum: bool
+    pause: Pause | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyDetail(HeldKey):
+    """A held key with the messages behind the head.
+
+    Attributes:
+        messages: the first messages behind the head, in order.
+        topics: numbers of messages behind the head, by topic, the most frequent first.
+    """
+
+    messages: tuple[ParkedMessage, ...]
+    topics: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

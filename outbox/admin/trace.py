@@ -1,4 +1,4 @@
-"""The trace of a message: when it was written, and its way through each subscription."""
+"""The trace of a message: the moment of writing, and the way through each subscription."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _passage(
     lacking = _lacking(subscription, message)
     state: PassageState
     if copy is not None:
-        state, what = copy.state, _of_copy(copy) + _held_back(subscription, message)
+        state, what = copy.state, in_words(copy) + _held_back(subscription, message)
     elif _discards(decisions):
         state, what = "discarded", ""
     elif lacking is not None:
@@ -110,7 +110,7 @@ def _of_decision(decision: Decision) -> str:
     return f"{decision.verb} by {decision.by} {_moment(decision.at)}{reason}"
 
 
-def _of_copy(copy: ParkedMessage) -> str:
+def in_words(copy: ParkedMessage) -> str:
     """Return the state of a parked message in words."""
     tried = f" after {counted(copy.attempts, 'failed attempt')}" if copy.attempts else ""
     due = "" if copy.due_at is None else f", due {_moment(copy.due_at)}"

@@ -25,15 +25,16 @@ from outbox.cli.options import (
     option,
     together,
 )
-from outbox.cli.output import counted, fail, moment, say, say_the_end, show_json, show_table
+from outbox.cli.output import counted, fail, moment, printable, say, say_the_end, show_json, show_table
 from outbox.cli.statuses import say_pauses
 from outbox.cli.tables import Alarm
+from outbox.model.status import Count
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from outbox.admin.decisions import Choice
-    from outbox.admin.results import Decided
+    from outbox.admin.results import Decided, HeldKey, KeyDetail
     from outbox.model.decision import Verb
     from outbox.store.subscriptions.parked_messages import ParkedMessage
 
@@ -41,6 +42,8 @@ _HEADERS = (
     "SUBSCRIPTION", "ID", "STATE", "TOPIC", "KEY", "BEHIND", "ATTEMPTS", "SINCE (UTC)", "DUE (UTC)", "DECISION",
     "ERROR",
 )  # fmt: skip
+
+_KEYS = ("SUBSCRIPTION", "KEY", "BEHIND", "HEAD", "STATE", "ATTEMPTS", "SINCE (UTC)", "ERROR")
 
 _name = option("--name", help="The subscription; otherwise all.")
 
@@ -139,6 +142,74 @@ def show(*, target: Target, id: int | UUID, name: str | None, json: bool) -> Non
     else:
         show_fields(about)
         show_contents(found.message)
+
+
+@parked.command()
+@about_a_database
+@_name
+@option("--limit", type=click.IntRange(1, 10_000), default=50, help="Show at most so many keys.")
+@as_json
+def held(*, target: Target, name: str | None, limit: int, json: bool) -> None:
+    """List the held keys with the most messages behind an earlier message, and that message with its error."""
+    from outbox.admin.admin import Admin
+
+    with target.open_outbox() as channel:
+        found = Admin(channel).held(top=limit + 1, name=name)
+    if json:
+        show_json({"keys": found[:limit]}, more=len(found) > limit)
+        return
+    if found:
+        show_table(_KEYS, map(_of_key, found[:limit]), numbers=("BEHIND", "HEAD", "ATTEMPTS"))
+    say_the_end(found, limit, "no key is held", "--name")
+
+
+def _of_key(held: HeldKey) -> tuple[object, ...]:
+    head = held.head
+    if head is None:
+        return (held.subscription, held.key, *[None] * 6)
+    since = None if head.parked_at is None else moment(head.parked_at, zone=False)
+    state = Alarm(head.state) if head.state == "dead" else head.state
+    behind = Count(held.behind, about=held.behind_is_minimum)
+    return (held.subscription, held.key, behind, head.id, state, head.attempts, since, head.error)
+
+
+@parked.command()
+@about_a_database
+@click.argument("key", type=KEY)
+@_name
+@at_most
+@as_json
+def key(*, target: Target, key: str, name: str | None, limit: int, json: bool) -> None:
+    """Show what holds a key back, the messages behind in order, and how many a decision on the head lets go on."""
+    from outbox.admin.admin import Admin
+
+    with target.open_outbox() as channel:
+        found = Admin(channel).key(key, name=name, limit=limit)
+    if json:
+        show_json({"keys": found}, more=any(each.behind > len(each.messages) for each in found))
+        return
+    for each in found:
+        _show_key(each)
+    if not found:
+        say(f"no subscription holds key {key} back")
+
+
+def _show_key(held: KeyDetail) -> None:
+    from outbox.admin.trace import in_words
+
+    head, name = held.head, held.subscription
+    if held.pause is not None:
+        click.echo(printable(f"{name}: {held.pause.in_words()}"))
+    if head is None:
+        return
+    click.echo(printable(f"{name}: held by message {head.id} of topic {head.topic}: {in_words(head)}"))
+    if not held.behind:
+        return
+    behind = counted(Count(held.behind, about=held.behind_is_minimum), "message")
+    topics = ", ".join(f"{number} of {topic}" for topic, number in held.topics.items())
+    click.echo(printable(f"{name}: a decision on message {head.id} lets {behind} go on: {topics}"))
+    rows = ((each.id, each.topic, each.created_at and moment(each.created_at, zone=False)) for each in held.messages)
+    show_table(("BEHIND", "TOPIC", "CREATED (UTC)"), rows, numbers=("BEHIND",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

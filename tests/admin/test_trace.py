@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, text
@@ -44,7 +45,11 @@ def written(outbox: Outbox, topic: str = "orders", key: str | None = None, **fie
     """The log id of a new message."""
     with outbox.begin() as session:
         id = outbox.send(session, topic, b"1", key=key, **fields)
-    found = outbox.admin.trace(id)
+    return log_id(outbox, id)
+
+
+def log_id(outbox: Outbox, message_id: UUID) -> int:
+    found = outbox.admin.trace(message_id)
     assert found is not None
     return found.id
 
@@ -176,7 +181,7 @@ def test_a_transaction_that_commits_late_is_passed_late(pg_engine):
         early = written(outbox)
         drained(outbox)
         late.commit()
-    id = outbox.admin.trace(late_id).id
+    id = log_id(outbox, late_id)
     found = [told(outbox, each)[0] for each in (early, id)]
     drained(outbox)
 

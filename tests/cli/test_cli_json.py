@@ -17,7 +17,7 @@ from tests.support.pages import page_of_json, reference
 
 PAGE = page_of_json()
 #: Objects whose names are data.
-OPEN = ("parked", "headers", "again", "waiting", "held_back", "unread", "choice")
+OPEN = ("parked", "headers", "again", "waiting", "held_back", "unread", "choice", "topics")
 METRICS = "rocketmq_"
 ALL = {"version": "number", "more": "boolean"}
 BESIDES = "Besides, where there are half messages"
@@ -162,6 +162,20 @@ def test_the_page_and_parked_show_agree(shop):
     shown = outbox(shop, "parked", "show", str(first["id"]), "--json").json
 
     agree_on(ALL | object_of("ParkedMessage") | object_of("Contents") | {"behind": "number"}, shown)
+
+
+def test_the_page_and_the_commands_about_keys_agree(shop):
+    sender = Outbox(shop)
+    sender.admin.resume("relay")
+    with sender.begin() as session:
+        sender.send(session, "fine", b"1", key="bad")
+    Relay(sender, Destination()).until_empty()
+    for key in ("bad", "away"):
+        sender.admin.pause("relay", key=key, by="ops")
+
+    agree("parked held", outbox(shop, "parked", "held", "--json").json)
+    of_key = {f"keys[].{path}": kind for path, kind in object_of("KeyDetail").items()}
+    agree_on(ALL | of_key, outbox(shop, "parked", "key", "bad", "--json").json)
 
 
 def test_the_page_and_log_show_agree(shop):

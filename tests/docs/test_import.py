@@ -22,8 +22,8 @@ LIGHT = {
 
 PUBLIC = [
     "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
-    "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Limits", "Look", "Message",
-    "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
+    "HeldKey", "HungHandlerError", "Inbox", "InvalidMessageError", "KeyDetail", "LeaseLostError", "Limits", "Look",
+    "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
     "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy",
     "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
     "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace", "TransactionAbortedError",

@@ -18,6 +18,8 @@ from outbox.store.subscriptions.decisions import MOST_IDS, Decisions
 
 #: Messages behind others are counted up to this number.
 MOST_BEHIND = 10_000
+#: So many messages of all held keys of a subscription are counted, in the order of the keys.
+MOST_HELD = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,25 @@ _BEHIND = """
                            AND {chosen})
         LIMIT :limit) AS n
 """
+#: The keys with the most messages: all held messages, from the index of units alone, up to a limit.
+_MOST_HELD = """
+    SELECT unit, count(*), sum(count(*)) OVER () FROM (
+        SELECT unit FROM {parked} WHERE subscription = :subscription AND unit IS NOT NULL
+        ORDER BY unit, place LIMIT :limit) AS u
+    GROUP BY unit ORDER BY count(*) DESC, unit LIMIT :top
+"""
+#: By the index of heads.
+_HEADS = f"""
+    SELECT {_FIELDS} FROM {{parked}} AS p
+    WHERE subscription = :subscription AND unit IS NOT NULL AND state IS NOT NULL AND {{of_units}}
+"""
+#: By the index of units, in its order.
+_OF_UNIT = "subscription = :subscription AND unit IS NOT NULL AND unit = :unit ORDER BY place LIMIT :limit"
+_UNIT = f"SELECT {_FIELDS} FROM {{parked}} AS p WHERE {_OF_UNIT}"
+_TOPICS_OF_UNIT = f"""
+    SELECT topic, count(*) FROM (SELECT topic, state FROM {{parked}} WHERE {_OF_UNIT}) AS u
+    WHERE state IS NULL GROUP BY topic ORDER BY count(*) DESC, topic
+"""
 #: By primary key.
 _MESSAGE = f"""
     SELECT {COLUMNS.format(body="body")}, attempts + 1
@@ -132,7 +153,31 @@ class ParkedMessages:
 
     def list(self, chosen: ParkedFilter, limit: int, after: int = -1) -> list[ParkedMessage]:
         """Return at most `limit` parked messages with ids above `after`, in the order of the log."""
-        found = [self._of(row) for row in self._rows(_LIST, chosen, after=after, limit=limit)]
+        return [*self._decided([self._of(row) for row in self._rows(_LIST, chosen, after=after, limit=limit)])]
+
+    def most_held(self, top: int) -> tuple[dict[str, int], bool]:
+        """Return the held keys with the most messages, with how many, and whether more than `MOST_HELD` are held."""
+        rows = self._channel.rows(_MOST_HELD, **self._common, limit=MOST_HELD + 1, top=top)
+        return {unit: int(number) for unit, number, _ in rows}, bool(rows) and rows[0][2] > MOST_HELD
+
+    def heads(self, keys: Sequence[str]) -> dict[str, ParkedMessage]:
+        """Return the messages that hold these keys, by key."""
+        text = self._database.sql(_HEADS, of_units=self._database.among("unit", texts="units"))
+        rows = self._channel.rows(text, **self._common, units=self._database.bind(keys))
+        return {str(each.key): each for each in self._decided([self._of(row) for row in rows])}
+
+    def of_key(self, key: str, limit: int) -> Sequence[ParkedMessage]:
+        """Return the first messages of a key that is held: the head, and what is behind it in order."""
+        rows = self._channel.rows(_UNIT, **self._common, unit=key, limit=limit)
+        return self._decided([self._of(row) for row in rows])
+
+    def topics_behind(self, key: str) -> dict[str, int]:
+        """Return how many messages are behind the head of a key, by topic, counted up to `MOST_BEHIND` together."""
+        rows = self._channel.rows(_TOPICS_OF_UNIT, **self._common, unit=key, limit=MOST_BEHIND + 1)
+        return {topic: int(number) for topic, number in rows}
+
+    def _decided(self, found: Sequence[ParkedMessage]) -> Sequence[ParkedMessage]:
+        """Return messages with the open decisions on them."""
         decided = self._decisions.of_messages() if found else {}
         return [_with(each, decided[each.id]) if each.id in decided else each for each in found]
 
