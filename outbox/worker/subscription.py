@@ -25,7 +25,7 @@ from outbox.store.half_messages.op import DecidedHalves
 from outbox.store.log.cursor import Reading
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
-from outbox.store.operations.ensure import ensure_outbox
+from outbox.store.operations.ensure import ensure_outbox, of_other_tables
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.instances import drop_gone
@@ -426,9 +426,8 @@ class SubscriptionWorker:
             self._failures.lease_lost(error, tries)
         except Exception as error:
             endless = connection.until == "stopped"
-            self._failures.explain_or_raise(
-                error, tries, connection.channel.database, known=self.known, endless=endless
-            )
+            told = of_other_tables(connection.channel, error)
+            self._failures.explain_or_raise(told, tries, connection.channel.database, known=self.known, endless=endless)
             connection.require(error)
         # Declared again before the next try, because somebody may have altered the subscription, or dropped it.
         self._stored = None

@@ -505,7 +505,11 @@ def tables_of(engine: Engine) -> dict[str, object]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005"])
+#: From the newest before that of today to the first.
+_, *EARLIER = (each.revision for each in ScriptDirectory.from_config(migrate._config()).walk_revisions())
+
+
+@pytest.mark.parametrize("revision", EARLIER)
 def test_a_downgrade_makes_the_tables_of_an_earlier_revision_again(empty, revision):
     make_earlier(empty, revision)
     wanted = tables_of(empty)
@@ -514,6 +518,34 @@ def test_a_downgrade_makes_the_tables_of_an_earlier_revision_again(empty, revisi
     migrate.downgrade(empty, revision)
 
     assert (tables_of(empty), migrate.current_revision(empty)) == (wanted, revision)
+
+
+def go_back(engine: Engine) -> None:
+    """As an operator does."""
+    migrate.downgrade(engine, "0001")
+
+
+def change_at_once(engine: Engine) -> None:
+    """As a look at the tables meets them before the lease is renewed."""
+    do(engine, "DROP TABLE outbox_decision")
+    do(engine, "UPDATE outbox_meta SET version = 1")
+
+
+@pytest.mark.parametrize("change", [go_back, change_at_once])
+def test_a_relay_at_work_stops_with_the_version_when_its_tables_become_others(engine, change):
+    relay = relay_to(Destination(), Outbox(engine))
+    held = text("SELECT count(*) FROM outbox_lease WHERE owner IS NOT NULL")
+
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(relay.run, signals=False)
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
+            assert eventually(lambda: looking.scalar(held))
+        change(engine)
+        stopped = eventually(running.done)
+        relay.stop()
+
+    error = str(running.exception())
+    assert (stopped, error.partition(";")[0]) == (True, f"the tables are of version 1, this is {schema.VERSION}")
 
 
 def test_every_held_key_keeps_its_order_through_a_downgrade_and_an_upgrade(empty):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from outbox.errors import SchemaError
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Sql
@@ -29,3 +30,14 @@ def ensure_outbox(channel: Channel, *, verify: Callable[[Channel], None] = ident
         if identity.stored_identity(channel) is None:
             identity.establish(channel)
     verify(channel)
+
+
+def of_other_tables(channel: Channel, error: Exception) -> Exception:
+    """Return the error that names the version, where a statement failed at tables of another one; else `error`."""
+    errors = channel.database.dialect.errors
+    if errors.missing_table(error) or errors.missing_column(error):
+        try:
+            identity.verify(channel)
+        except Exception as told:
+            return told if isinstance(told, SchemaError) else error
+    return error
