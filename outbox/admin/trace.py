@@ -15,7 +15,7 @@ from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.operations.passing import Passing, logged, passing
 from outbox.store.subscriptions.decisions import Decisions
-from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages
+from outbox.store.subscriptions.parked_messages import ParkedMessage, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 
@@ -25,7 +25,7 @@ def trace(channel: Channel, id: int) -> Trace | None:
     found = logged(channel, id)
     # Before the parked copies are read, because a message that a worker parks in between is found there.
     passings = {} if found is None else {each.name: passing(channel, each, found) for each in readers}
-    copies = {each.name: _copy(channel, each.name, id) for each in readers}
+    copies = {each.name: ParkedMessages(channel, each.name).find(id) for each in readers}
     message = _copied(channel, copies) if found is None else found.message
     if message is None:
         return None
@@ -45,10 +45,6 @@ def trace(channel: Channel, id: int) -> Trace | None:
             for each in readers
         ),
     )
-
-
-def _copy(channel: Channel, name: str, id: int) -> ParkedMessage | None:
-    return next(iter(ParkedMessages(channel, name).list(ParkedFilter(ids=(id,)), 1)), None)
 
 
 def _copied(channel: Channel, copies: dict[str, ParkedMessage | None]) -> Message | None:

@@ -135,7 +135,8 @@ _TOPICS_OF_UNIT = f"""
     SELECT topic, count(*) FROM (SELECT topic, state FROM {{parked}} WHERE {_OF_UNIT}) AS u
     WHERE state IS NULL GROUP BY topic ORDER BY count(*) DESC, topic
 """
-#: By primary key.
+#: By primary key. (A list of one id would be walked to by SQLite, without statistics.)
+_ONE = f"SELECT {_FIELDS} FROM {{parked}} AS p WHERE subscription = :subscription AND id = :id"
 _MESSAGE = f"""
     SELECT {COLUMNS.format(body="body")}, attempts + 1
     FROM {{parked}} WHERE subscription = :subscription AND id = :id
@@ -154,6 +155,11 @@ class ParkedMessages:
     def list(self, chosen: ParkedFilter, limit: int, after: int = -1) -> list[ParkedMessage]:
         """Return at most `limit` parked messages with ids above `after`, in the order of the log."""
         return [*self._decided([self._of(row) for row in self._rows(_LIST, chosen, after=after, limit=limit)])]
+
+    def find(self, id: int) -> ParkedMessage | None:
+        """Return a parked message; None: no message is parked under this id."""
+        rows = self._channel.rows(_ONE, **self._common, id=id)
+        return next(iter(self._decided([self._of(row) for row in rows])), None)
 
     def most_held(self, top: int) -> tuple[dict[str, int], bool]:
         """Return the held keys with the most messages, with how many, and whether more than `MOST_HELD` are held."""
