@@ -19,7 +19,15 @@ from outbox.admin.results import Decided, Finding, HeldKey, KeyDetail, Passage, 
 from outbox.cli import main
 from outbox.model.decision import Decision
 from outbox.model.pausing import Pause
-from outbox.model.status import LogStatus, PartitionStatus, Status, StoredProperties, TransactionsStatus, TroubleStatus
+from outbox.model.status import (
+    LogStatus,
+    PartitionStatus,
+    Status,
+    StoredProperties,
+    TransactionsStatus,
+    TroubleStatus,
+    WorkerStatus,
+)
 from outbox.store.subscriptions.parked_messages import ParkedMessage
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
@@ -28,7 +36,7 @@ _MEMBERS = (property, cached_property, classmethod, staticmethod)
 #: The frozen results that several commands print with `--json`, in the order of the page.
 RESULTS = (
     Finding, StoredProperties, Status, PartitionStatus, TroubleStatus, Pause, SubscriptionDetails, ParkedMessage,
-    HeldKey, KeyDetail, Passage, Decided, Decision, TransactionsStatus, LogStatus,
+    WorkerStatus, HeldKey, KeyDetail, Passage, Decided, Decision, TransactionsStatus, LogStatus,
 )  # fmt: skip
 #: What JSON makes of a type.
 _JSON = {str: "text", UUID: "text", datetime: "text", bool: "boolean", int: "number", float: "number"}

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from outbox.model.decision import Decision
     from outbox.model.message import Message
     from outbox.model.retry import RetryPolicy
-    from outbox.model.status import PartitionStatus, Status, TransactionsStatus, TroubleStatus
+    from outbox.model.status import PartitionStatus, Status, TransactionsStatus, TroubleStatus, WorkerStatus
     from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
     from outbox.outbox import Outbox
     from outbox.relay.relay import Relay, routes
@@ -62,7 +62,8 @@ __all__ = [
     "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy",
     "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
     "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace", "TransactionAbortedError",
-    "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
+    "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "WorkerStatus", "create_async_engine",
+    "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.

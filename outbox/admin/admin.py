@@ -35,7 +35,7 @@ from outbox.admin.subscriptions import Properties
 from outbox.admin.trace import trace
 from outbox.model.limits import checked_key, require_flags, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
-from outbox.model.status import Status
+from outbox.model.status import Status, WorkerStatus
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
@@ -47,6 +47,7 @@ from outbox.store.operations.half_status import transactions
 from outbox.store.operations.log_status import log_status
 from outbox.store.operations.purge import Purge, Purged
 from outbox.store.operations.status import statuses, unread
+from outbox.store.operations.worker_status import workers
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.parked_messages import ParkedMessage
@@ -384,7 +385,21 @@ class Admin:
             names = [each.name for each in meant] if rehearsal else commands.drop(channel, name)
             return Removal(kind=meant[0].kind, names=tuple(names), parked=parked)
 
+    def workers(self, name: str | None = None) -> tuple[WorkerStatus, ...]:
+        """Return the processes that work for subscriptions, and those that stand by for a share of the partitions.
+
+        Args:
+            name: of the subscription; None: all.
+
+        Raises:
+            SubscriptionError: there is no such subscription.
+        """
+        with self._channel() as channel:
+            known = Subscriptions(channel)
+            return tuple(workers(channel, known.all() if name is None else known.get_all(name)))
+
     asubscriptions = awaited(subscriptions)
+    aworkers = awaited(workers)
     acreate = awaited(create)
     aalter = awaited(alter)
     asplit = awaited(split)

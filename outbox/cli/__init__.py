@@ -23,6 +23,7 @@ _VERBS = {
     "relay": ("outbox.cli.relay:relay", "Send the messages of the log to a destination."),
     "consume": ("outbox.cli.consume:consume", "Handle messages of the log by functions of an application."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
+    "workers": ("outbox.cli.workers:workers", "List the processes that work for subscriptions."),
     "half": ("outbox.cli.half:half", "Look at pending transactions, decide on them, ask about them."),
     "send": ("outbox.cli.send:send", "Write a message, for a first try."),
     "log": ("outbox.cli.log:log", "Look at the messages of the log."),

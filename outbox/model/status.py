@@ -165,6 +165,33 @@ class Status(StoredProperties):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A process that works for one subscription.
+
+    Attributes:
+        name: as in the leases: host, process and a random part.
+        host: None: the name was given by an application.
+        process: the number that the host gives the process.
+        subscription: the name.
+        partitions: the numbers of the partitions whose leases the worker holds; empty: the worker stands by.
+        partitions_in_all: of the subscription.
+        lease_until: the first end of the leases; the worker renews them before.
+        last_settle_at: the newest progress under these leases; None: the worker has settled nothing yet.
+        notice: why the worker does not get on, in its own words.
+    """
+
+    name: str
+    host: str | None
+    process: int | None
+    subscription: str
+    partitions: tuple[int, ...]
+    partitions_in_all: int
+    lease_until: datetime | None
+    last_settle_at: datetime | None
+    notice: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionsStatus:
     """The half messages of one producer group with one real topic.
 

@@ -25,3 +25,9 @@ def user_and_host() -> str:
 def host_and_pid(name: str) -> str:
     """Return `host:pid` of a name of `unique_name`; return any other name as it is."""
     return name.rpartition(":")[0] or name
+
+
+def parts_of_name(name: str) -> tuple[str | None, int | None]:
+    """Return host and process of a name of `unique_name`; None for both of any other name."""
+    host, _, process = host_and_pid(name).rpartition(":")
+    return (host, int(process)) if host and process.isdecimal() else (None, None)

@@ -27,7 +27,8 @@ PUBLIC = [
     "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy",
     "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
     "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace", "TransactionAbortedError",
-    "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "create_async_engine", "create_engine", "routes",
+    "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "WorkerStatus", "create_async_engine",
+    "create_engine", "routes",
 ]  # fmt: skip
 
 

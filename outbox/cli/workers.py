@@ -1,0 +1,44 @@
+"""`outbox workers`: the processes that work for subscriptions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from outbox.cli.options import Target, about_a_database, as_json, option
+from outbox.cli.output import moment, say, show_json, show_table
+
+if TYPE_CHECKING:
+    from outbox.model.status import WorkerStatus
+
+_HEADERS = ("SUBSCRIPTION", "HOST", "PROCESS", "PARTITIONS", "LAST SETTLE (UTC)", "LEASE UNTIL (UTC)", "NOTICE")
+
+
+@click.command()
+@about_a_database
+@option("--name", help="The subscription; otherwise all.")
+@as_json
+def workers(*, target: Target, name: str | None, json: bool) -> None:
+    """List the processes that work for subscriptions, with their partitions and their last settle.
+
+    Processes that wait for a share of several partitions are listed, too, with no partition.
+    """
+    from outbox.admin.admin import Admin
+
+    with target.open_outbox() as channel:
+        found = Admin(channel).workers(name)
+    if json:
+        show_json({"workers": found})
+    elif found:
+        show_table(_HEADERS, map(_row, found), numbers=("PROCESS",))
+    else:
+        say("no worker runs")
+
+
+def _row(worker: WorkerStatus) -> tuple[object, ...]:
+    settled, until = (
+        None if each is None else moment(each, zone=False) for each in (worker.last_settle_at, worker.lease_until)
+    )
+    partitions = f"{','.join(map(str, worker.partitions)) or 'none'} of {worker.partitions_in_all}"
+    return (worker.subscription, worker.host or worker.name, worker.process, partitions, settled, until, worker.notice)
