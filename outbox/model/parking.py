@@ -29,11 +29,17 @@ class Parking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Messages that are not to be tried: log `ids`, and all messages of `keys` except the log ids in `but`."""
+    """Messages that are not to be tried: log `ids`, and all messages of `keys`."""
 
     ids: Collection[int | None] = ()
     keys: Collection[str | None] = ()
-    but: Collection[int | None] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.ids or self.keys)
+
+    def has(self, id: int | None, key: str | None) -> bool:
+        """Return whether a message is held, by its log id and key."""
+        return id in self.ids or key in self.keys
 
 
 NOTHING_HELD = Held()

@@ -66,7 +66,8 @@ class Blame:
     """The messages that failed alone in a call, and how much the destination has accepted since; over all batches."""
 
     def __init__(self) -> None:
-        self._accepted = 0
+        #: How many messages were accepted.
+        self.count = 0
         #: By log id, the number of accepted messages at the first failure; in the order of the last failures.
         self._failed_alone: dict[int | None, int] = {}
         #: How often in a row a batch had to pause, because nothing was accepted.
@@ -74,22 +75,22 @@ class Blame:
 
     def accepted(self, count: int) -> None:
         """Note that the destination has accepted so many messages."""
-        self._accepted += count
+        self.count += count
         self.pauses = 0
 
     def accepted_since_failure(self, message: Message) -> bool:
         """Return whether the destination has accepted another message since a message failed alone."""
-        return self._accepted > self._failed_alone.get(message.id, self._accepted)
+        return self.count > self._failed_alone.get(message.id, self.count)
 
     def failed_alone(self, message: Message) -> bool:
         """Note that a message failed alone; return whether the failure counts against the message."""
         counts = self.accepted_since_failure(message)
-        self._note(message, self._accepted)
+        self._note(message, self.count)
         return counts
 
     def refused_alone(self, message: Message) -> None:
         """Note that the destination was unavailable for a message alone; earlier accepted messages still count."""
-        self._note(message, self._failed_alone.get(message.id, self._accepted))
+        self._note(message, self._failed_alone.get(message.id, self.count))
 
     def _note(self, message: Message, accepted: int) -> None:
         self._failed_alone.pop(message.id, None)

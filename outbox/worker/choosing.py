@@ -10,7 +10,6 @@ from outbox.model.message import Message
 from outbox.worker.batch_size import BatchSize
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call, Caller
-from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Pending
 from outbox.worker.policy import MAX_HUNG, HandlerPolicy
 
@@ -18,18 +17,14 @@ from outbox.worker.policy import MAX_HUNG, HandlerPolicy
 class Chooser:
     """Chooses the messages of the calls for one partition, of which several may be under way at once."""
 
-    def __init__(
-        self, policy: HandlerPolicy, caller: Caller, *, hung: HungCalls, blame: Blame, size: BatchSize
-    ) -> None:
+    def __init__(self, policy: HandlerPolicy, caller: Caller, *, blame: Blame, size: BatchSize) -> None:
         self._policy = policy
         self._caller = caller
-        self._hung = hung
         self._blame = blame
         self._size = size
 
     def next(self, batch: Pending, under_way: Sequence[Call]) -> list[Message]:
-        """Return the messages of the next call: none that hangs or was tried already, nor a later message of such a
-        key.
+        """Return the messages of the next call: none that was tried already, nor a later message of such a key.
 
         A message that has failed alone is called alone again, because only then can a failure be blamed on the message.
         All other messages go first, then the suspect that was tried longest ago; before those of refused topics those
@@ -41,7 +36,7 @@ class Chooser:
             return []
         size = self._next_size(batch, most)
         refused = batch.findings.refused
-        if calls == 1 and not (batch.findings.tried or refused or self._hung or self._blame.some_suspects or under_way):
+        if calls == 1 and not (batch.findings.tried or refused or self._blame.some_suspects or under_way):
             return batch.messages[:size]
         for topics in (refused, ()) if refused else ((),):
             suspects: list[Message] = []
@@ -59,8 +54,8 @@ class Chooser:
         """
         ordered, tried = self._policy.ordered, batch.findings.tried
         begun = [message for call in under_way for message in call.messages]
-        taken = self._hung.ids.union(message.id for message in begun)
-        held = self._hung.keys.union(message.key for message in begun if message.key is not None) if ordered else set()
+        taken = {message.id for message in begun}
+        held = {message.key for message in begun if message.key is not None} if ordered else set[str]()
         for message in batch.messages:
             key = message.key
             if message.id in taken:

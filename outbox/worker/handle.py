@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from outbox.errors import HungHandlerError
 from outbox.model.message import Message
-from outbox.model.parking import Parking
 from outbox.model.retry import seconds_to_wait
 from outbox.model.verdict import DONE, Verdict, describe
 from outbox.runtime.clock import clock
@@ -30,8 +30,8 @@ from outbox.worker.policy import MAX_HUNG, PAUSE, HandlerPolicy, Portions
 from outbox.worker.portions import PortionedCall
 from outbox.worker.waiting import Look, Wait
 
-#: How often to look whether a lease was renewed that does not last long enough for a call.
-_RENEWED_SECONDS = 0.02
+#: How often to look at a lease that does not last long enough for a call, and at a late call that is waited for.
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +122,8 @@ class BatchHandler:
         self._outages = outages
         size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
         self._blame = blame = Blame()
-        self._chooser = Chooser(policy, calls.caller, hung=hung, blame=blame, size=size)
-        self._judge = Judge(policy, hung=hung, blame=blame, size=size, outages=outages)
+        self._chooser = Chooser(policy, calls.caller, blame=blame, size=size)
+        self._judge = Judge(policy, blame=blame, size=size, outages=outages)
         self._pace = pace
         #: The calls that have not come back, and are not past their deadline.
         self._under_way: list[Call] = []
@@ -138,12 +138,22 @@ class BatchHandler:
         """True when a stop is asked."""
         return self._stop.asked
 
-    def keep(self, done: Sequence[Message], parkings: Sequence[tuple[Message, Parking]], *, parked: bool) -> None:
-        """Remember outcomes that could not be settled, for the next lease.
+    def keep(self, done: Sequence[Message]) -> None:
+        """Remember what was accepted and could not be settled, for the next lease."""
+        self.hung.note(self._calls.held.lease, done)
 
-        `parked`: the messages were read from where they are parked.
+    def late(self) -> Iterator[Outcome]:
+        """Yield the outcomes of late answers, which settle parked messages.
+
+        For a message that hangs alone while others are accepted, an attempt counts.
         """
-        self.hung.note(self._calls.held.lease, done, parkings, parked=parked)
+        for call in self.hung.come_back(self._calls.held.lease):
+            batch = Pending(list(call.messages), 0, parked=True)
+            self._judge.judge_late(batch, call)
+            yield self._part(batch)
+            self.hung.settled(call)
+        if self.hung:
+            yield Outcome(parked=self._judge.hanging())
 
     def run(
         self, messages: list[Message], *, quota: int, parked: bool = False, now: datetime | None = None
@@ -159,6 +169,8 @@ class BatchHandler:
         parked. `now`: by the database's clock; messages expire meanwhile. None: they do not.
         """
         batch = Pending(messages, quota, parked=parked, now=now)
+        if known := self.hung.known.among(messages, ordered=self.policy.ordered):
+            batch.resolve(known, [])
         try:
             yield from self._work_through(batch)
             batch.leave_all()
@@ -166,7 +178,7 @@ class BatchHandler:
             yield self._part(batch)
         except BaseException:
             self._leave_calls(batch)
-            self.keep(batch.outcome.done, batch.outcome.parked, parked=parked)
+            self.keep(batch.outcome.done)
             raise
 
     def _put_behind(self, batch: Pending) -> None:
@@ -189,15 +201,12 @@ class BatchHandler:
 
     def _work_through(self, batch: Pending) -> Generator[Wait | Look | Outcome, None, None]:
         # Also for messages that were left open meanwhile: the answers of calls under way are settled with this batch.
-        while self._under_way or (batch.messages and not self._ends(batch)):
-            self._look_after_hung(batch)
-            if not self._under_way and (not batch.messages or self.gave_up):
-                break
+        while self._under_way or (batch.messages and not self._ends(batch) and not self.gave_up):
             call, tried = (yield from self._next_call(batch)), list[Message]()
             if call is None:
                 if self._stop.asked:
                     break
-                # Every remaining message hangs, or was tried since the destination accepted something: start over.
+                # Every remaining message was tried since the destination accepted something: start over.
                 tried = [message for message in batch.messages if message.id in batch.findings.tried]
                 batch.findings.tried.clear()
             elif call.late or self._judged(batch, call):
@@ -220,7 +229,7 @@ class BatchHandler:
         try:
             return self._judge.judge(batch, call)
         except BaseException:
-            self.keep([message for message, verdict in call.answers if verdict is DONE], [], parked=batch.parked)
+            self.keep([message for message, verdict in call.answers if verdict is DONE])
             raise
 
     def _wait_for_destination(
@@ -234,7 +243,7 @@ class BatchHandler:
         yield Wait(time.monotonic() + seconds_to_wait(PAUSE, self._blame.pauses), stop=self._stop)
         if not self._stop.asked:
             self._let_expire(batch)
-            if others_help and not self.hung:
+            if others_help and len(self._calls.caller.overdue) < MAX_HUNG:
                 yield from self._let_pass(batch)
 
     @staticmethod
@@ -257,19 +266,18 @@ class BatchHandler:
         if not refused or batch.parked or not batch.findings.some_accepted:
             return
         begun = [message for call in self._under_way for message in call.messages]
-        ids = self.hung.ids.union(message.id for message in begun)
-        keys = self.hung.keys.union(message.key for message in begun if message.key is not None)
+        ids = {message.id for message in begun}
+        keys = {message.key for message in begun if message.key is not None}
         free = (each for each in batch.heads() if each.id not in ids and each.key not in keys)
         heads = [each for each in free if each.topic in refused][: batch.quota]
         batch.quota -= len(heads)
         batch.resolve([], [(message, self.policy.waiting(message, refused[message.topic])) for message in heads])
 
     def _let_expire(self, batch: Pending) -> None:
-        """Park expired messages as dead, unless they may have arrived."""
+        """Park expired messages as dead, unless a call has them."""
         if timed := batch.timed():
             under_way = {message.id for call in self._under_way for message in call.messages}
-            unanswered = self.hung.unanswered(timed, parked=batch.parked) | under_way
-            batch.expire(message for message in timed if message.id not in unanswered)
+            batch.expire(message for message in timed if message.id not in under_way)
 
     def _let_pass(self, batch: Pending) -> Generator[Look, None, None]:
         """Park the head of each key as `waiting`, if there are other messages to try and the quota allows it.
@@ -303,7 +311,7 @@ class BatchHandler:
     def _next_call(self, batch: Pending) -> Generator[Wait, None, Call | None]:
         """Begin calls, and return the first that is over; None: no call is under way, and none could begin."""
         yield from self._begin_calls(batch)
-        return (yield from self._next_over()) if self._under_way else None
+        return (yield from self._next_over(batch)) if self._under_way else None
 
     def _begin_calls(self, batch: Pending) -> Generator[Wait, None, None]:
         """Begin as many calls as may be under way at once, for messages of different keys; none after a stop."""
@@ -317,16 +325,16 @@ class BatchHandler:
             while not self._calls.may_begin():
                 if self._stop.asked or self._under_way:
                     return
-                yield Wait(time.monotonic() + _RENEWED_SECONDS, stop=self._stop)
+                yield Wait(time.monotonic() + _LOOK_SECONDS, stop=self._stop)
             if self._pace is not None:
                 self._pace.spend(len(chunk))
             self.hung.known.hand_over(chunk, ordered=self.policy.ordered)
             self._under_way.append(self._calls.begin(chunk, until=clock() + batch.seconds_to_expiry(chunk)))
 
-    def _next_over(self) -> Generator[Wait, None, Call]:
-        """Wait for a call to come back, to pass its deadline or to be withdrawn after a stop; return the call.
+    def _next_over(self, batch: Pending) -> Generator[Wait, None, Call]:
+        """Wait for a call to come back, to be left behind or to be withdrawn after a stop; return the call.
 
-        Past the deadline, the handler may be called again beside the call, whose messages are held.
+        Past the deadline, the handler may be called again beside the call, whose keys are held.
         """
         caller = self._calls.caller
         while True:
@@ -335,16 +343,30 @@ class BatchHandler:
             for call in self._under_way:
                 if call.started is None and self._stop.asked:
                     caller.withdraw(call)
-                if call.finished or (call.over and call.leave_behind()):
+                if call.finished or (call.over and self._has_room(batch, call) and call.leave_behind()):
                     if call.left:
-                        self.hung.add(call, self._calls.held.lease, blamed=self.policy.in_portions)
+                        self.hung.add(call, self._calls.held.lease)
                     self._under_way.remove(call)
                     return call
-            waits = any(call.started is None for call in self._under_way)
+            late = any(call.over for call in self._under_way)
+            until = time.monotonic() + _LOOK_SECONDS if late else until
+            waits = late or any(call.started is None for call in self._under_way)
             yield Wait(until, tuple(self._under_way), self._stop if waits else None)
 
+    def _has_room(self, batch: Pending, call: Call) -> bool:
+        """Return whether the messages of a call past its deadline may be parked; else the partition waits.
+
+        Raises:
+            HungHandlerError: the call hangs.
+        """
+        if batch.parked or self.policy.in_portions or len(call.messages) <= batch.quota or self._stop.asked:
+            return True
+        if call.hangs:
+            raise HungHandlerError("a call of the handler never came back, and too many messages wait already")
+        return False
+
     def _leave_calls(self, batch: Pending) -> None:
-        """Hold the messages of the calls under way until the calls come back.
+        """Hold the keys of the calls under way until the calls come back.
 
         Once a call has begun, its verdicts count, whether it has come back by now or not.
         """
@@ -355,9 +377,3 @@ class BatchHandler:
                 self._judge.apply(batch, *call.answered)
             self.hung.add(call, self._calls.held.lease)
         self._under_way = []
-
-    def _look_after_hung(self, batch: Pending) -> None:
-        if self._judge.use_late_answers(batch):
-            self._let_expire(batch)
-        if not batch.parked:
-            self._judge.leave_hopeless(batch)

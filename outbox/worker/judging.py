@@ -13,11 +13,9 @@ from outbox.runtime.text import counted
 from outbox.worker.batch_size import BatchSize
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call, StrangeAnswerError
-from outbox.worker.hung import HungCall, HungCalls
-from outbox.worker.known import identity_of
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Pending
-from outbox.worker.policy import HandlerPolicy
+from outbox.worker.policy import CALLED, HandlerPolicy
 from outbox.worker.portions import PortionedCall
 
 logger = logging.getLogger("outbox")
@@ -26,23 +24,21 @@ logger = logging.getLogger("outbox")
 class Judge:
     """Decides about the messages of calls: of those that have come back, and of those that hang."""
 
-    def __init__(
-        self, policy: HandlerPolicy, *, hung: HungCalls, blame: Blame, size: BatchSize, outages: Outages
-    ) -> None:
+    def __init__(self, policy: HandlerPolicy, *, blame: Blame, size: BatchSize, outages: Outages) -> None:
         self._policy = policy
-        self._hung = hung
         self._blame = blame
         self._size = size
         self._outages = outages
+        #: Hanging calls with one message that has no blame yet, and how many messages were accepted at the deadline.
+        self._alone: dict[Call, int] = {}
 
     def judge(self, batch: Pending, call: Call) -> bool:
         """Decide about the messages of a call; return False when none got an outcome."""
         if isinstance(call, PortionedCall):
-            return self._judge_portions(batch, call)
-        if not call.finished:
-            _tell_late(call)
-            self._size.hung()
-            return self._nobody_knows(batch, call.messages, Retry(self._no_answer))
+            decided = self.apply(batch, *call.answered)
+            return self._leave(batch, call) if call.left else decided
+        if call.left:
+            return self._leave(batch, call)
         if call.verdicts is None:
             if isinstance(call.error, StrangeAnswerError):
                 # The handler is wrong, not a message: log it now, because smaller and smaller calls would not show it.
@@ -52,22 +48,59 @@ class Judge:
         self._size.came_back(len(call.messages), call.seconds)
         return self.apply(batch, call.messages, call.verdicts)
 
-    def _judge_portions(self, batch: Pending, call: PortionedCall) -> bool:
-        """Decide about the answered messages, and about those of a portion that did not come back: the listener failed.
+    def _leave(self, batch: Pending, call: Call) -> bool:
+        """Park the messages of a call past its deadline, and later messages of the keys, until the call comes back.
 
-        Its messages are tried again when the call has come back.
+        An attempt counts for a portion, and for a message alone with the blame for the failure.
         """
-        decided = self.apply(batch, *call.answered)
-        if not call.left:
-            return decided
         _tell_late(call)
-        verdict = Retry(self._no_answer)
-        batch.resolve([], [(message, self._policy.failed(message, verdict)) for message in call.messages])
+        self._size.hung()
+        self._size.one()
+        failure = Retry(f"no answer within {self._policy.deadline.total_seconds()} s")
+        alone = len(call.messages) == 1
+        counts = self._policy.in_portions or (alone and self._blame.failed_alone(call.messages[0]))
+        if counts:
+            parked = [(message, self._policy.failed(message, failure)) for message in call.messages]
+        else:
+            parked = [(message, self._policy.waiting(message, CALLED)) for message in call.messages]
+            batch.quota = max(0, batch.quota - len(parked))
+        batch.resolve([], parked)
+        # A dead letter may let the rest of its key go on, but not beside its call.
+        keys = {message.key for message in call.messages if self._policy.ordered and message.key is not None}
+        rest = [message for message in batch.messages if message.key in keys]
+        batch.resolve([], [(message, self._policy.waiting(message, CALLED)) for message in rest])
+        if alone and not counts:
+            self._alone[call] = self._blame.count
+            if batch.parked:
+                batch.note_refused({call.messages[0].topic: failure.error}, accepted=())
         return True
 
-    @property
-    def _no_answer(self) -> str:
-        return f"no answer within {self._policy.deadline.total_seconds()} s"
+    def judge_late(self, batch: Pending, call: Call) -> None:
+        """Decide about the parked messages of a call that has come back after its deadline.
+
+        A row does not change without a verdict, behind the first failure of its key, and if no attempt counts.
+        """
+        self._alone.pop(call, None)
+        failed, used = set[str | None](), list[tuple[Message, Verdict]]()
+        for message, verdict in call.answers:
+            passes = isinstance(verdict, Done) or (isinstance(verdict, Reject) and not self._policy.block_on_dead)
+            counts = isinstance(verdict, Done | Reject) or (isinstance(verdict, Retry) and verdict.counts)
+            if counts and message.key not in failed:
+                used.append((message, verdict))
+            if self._policy.ordered and message.key is not None and not passes:
+                failed.add(message.key)
+        if used:
+            self.apply(batch, [message for message, _ in used], [verdict for _, verdict in used])
+        elif call.error is not None:
+            self._nobody_knows(batch, call.messages, failure_of(call.error))
+
+    def hanging(self) -> list[tuple[Message, Parking]]:
+        """Return, once, the failure of each message alone in a hanging call, if others were accepted since."""
+        blamed = [call for call, count in self._alone.items() if self._blame.count > count]
+        for call in blamed:
+            del self._alone[call]
+        failure = Retry("hangs, while others are accepted")
+        return [(message, self._policy.failed(message, failure)) for call in blamed for message in call.messages]
 
     def _nobody_knows(self, batch: Pending, messages: Sequence[Message], verdict: Retry) -> bool:
         """Decide about a failure without verdicts; return whether a message got an outcome."""
@@ -154,64 +187,6 @@ class Judge:
             return self._policy.dead(message, verdict.error)
         return self._policy.failed(message, verdict)
 
-    def use_late_answers(self, batch: Pending) -> bool:
-        """Use the verdicts of hung calls that have come back; return whether there were any.
-
-        For a message alone in a call that still hangs, an attempt is counted when other messages were accepted since;
-        for a portion that an earlier lease began, at the deadline.
-        """
-        known = self._hung.known
-        if known:
-            in_turn = batch.in_turn(known.among(batch.messages, parked=batch.parked), ordered=self._policy.ordered)
-            done, parkings = known.take(in_turn, parked=batch.parked)
-            batch.findings.some_accepted |= bool(done)
-            batch.resolve(done, parkings)
-        finished = self._hung.take_finished()
-        for hung in finished:
-            self._use_answers(batch, hung)
-        for hung in self._hung.unfinished:
-            # Found by id, because a message that was parked meanwhile was read again. One call counts only once.
-            message = None if hung.alone is None else batch.by_id().get(hung.alone.id)
-            # After a lease of another process an earlier message of its key may be here, and comes first.
-            if message is None or not batch.in_turn({identity_of(message)}, ordered=self._policy.ordered):
-                continue
-            if self._policy.in_portions and hung.call.over:
-                hung.blamed = True
-                batch.resolve([], [(message, self._policy.failed(message, Retry(self._no_answer)))])
-            elif self._blame.accepted_since_failure(message):
-                hung.blamed = True
-                verdict = Retry("hangs, while others are accepted")
-                batch.resolve([], [(message, self._policy.failed(message, verdict))])
-        return bool(finished)
-
-    def _use_answers(self, batch: Pending, hung: HungCall) -> None:
-        """Use the verdicts of a late call, except for messages behind a message that has to be sent again."""
-        answers = hung.call.answers
-        verdicts = {identity_of(message): verdict for message, verdict in answers}
-        used = batch.in_turn(verdicts, ordered=self._policy.ordered)
-        now = set(map(identity_of, used))
-        self._hung.known.note(m for m, v in answers if isinstance(v, Done) and identity_of(m) not in now)
-        if used:
-            self.apply(batch, used, [verdicts[identity_of(message)] for message in used])
-
-    def leave_hopeless(self, batch: Pending) -> None:
-        """Park messages that hang for too long, and the rest of their keys, so that the position can pass.
-
-        The messages stay held until the call ends. For a portion the deadline is too long.
-        """
-        early = self._policy.in_portions
-        for call in [each.call for each in self._hung.unfinished if (each.call.over if early else each.call.hangs)]:
-            ids = {message.id for message in call.messages}
-            keys = {message.key for message in call.messages if message.key is not None}
-            stuck = [message for message in batch.messages if message.id in ids or message.key in keys][: batch.quota]
-            if stuck:
-                batch.quota -= len(stuck)
-                why = "its call has not come back; it is held until the call does, or the process is started again"
-                about = named("call_hangs", messages=len(ids), seconds=call.seconds)
-                number = counted(len(ids), "message")
-                logger.warning("a call with %s hangs for %d s: %s", number, call.seconds, why, extra=about)
-                batch.resolve([], [(message, self._policy.waiting(message, why)) for message in stuck])
-
     def _accepted(self, batch: Pending, messages: Sequence[Message]) -> None:
         self._blame.accepted(len(messages))
         self._size.accepted(len(messages))
@@ -219,6 +194,7 @@ class Judge:
 
 
 def _tell_late(call: Call) -> None:
-    about = named("call_late", messages=len(call.messages))
+    about = named("call_late", messages=len(call.messages), seconds=call.seconds)
     number = counted(len(call.messages), "message")
-    logger.warning("a call with %s did not come back in time", number, extra=about)
+    held = "the keys are held until the call does, or the process is started again"
+    logger.warning("a call with %s did not come back in time; %s", number, held, extra=about)

@@ -13,7 +13,6 @@ from typing import Protocol
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.worker.blame import Findings
-from outbox.worker.known import Identity, identity_of
 from outbox.worker.policy import BEHIND, EXPIRED, with_one_head
 
 
@@ -81,23 +80,6 @@ class Pending:
         part.next = self.messages[0] if self.messages else None
         self.outcome = Outcome(open=list(part.open), refused=dict(part.refused) if self.parked else {})
         return part
-
-    def in_turn(self, identities: Container[Identity], *, ordered: bool) -> list[Message]:
-        """Return the messages with an identity among these; `ordered`: if no other message of the key is in front."""
-        found: list[Message] = []
-        held: set[str | None] = set()
-        for message in self.messages:
-            if message.key in held:
-                continue
-            if identity_of(message) in identities:
-                found.append(message)
-            elif ordered and message.key is not None:
-                held.add(message.key)
-        return found
-
-    def by_id(self) -> dict[int | None, Message]:
-        """Return the messages without an outcome, by log id."""
-        return {message.id: message for message in self.messages}
 
     def heads(self) -> list[Message]:
         """Return the first message of each key, and the messages without a key."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outbox.model.message import Message
-from outbox.model.parking import Held
+from outbox.model.parking import NOTHING_HELD, Held
 from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked, Ready
 from outbox.telemetry.events import Teller
@@ -30,20 +30,37 @@ _DONE_SECONDS = 5.0
 
 
 class Holds:
-    """The held keys, in memory: only the lease holder changes parked rows."""
+    """The held units: stored among parked messages, called by a hanging call, or paused by a person.
 
-    def __init__(self, parked: Parked, most: int, paused: Collection[str | None] = ()) -> None:
+    The units are in memory, because only the lease holder changes parked rows.
+    """
+
+    def __init__(
+        self, parked: Parked, most: int, paused: Collection[str | None] = (), hung: HungCalls | None = None
+    ) -> None:
         """`most`: so many keys are kept in memory; if there are more, the database is asked. `paused`: keys that are
-        held by order of a person.
+        held by order of a person. `hung`: calls past the deadline.
         """
         self._parked = parked
         self._most = most
+        self._hung = hung
         self.paused = frozenset(key for key in paused if key is not None)
         keys = parked.keys(most)
         self._keys: set[str] | None = None if keys is None else keys | self.paused
 
+    @property
+    def called(self) -> Held:
+        """The units of hanging calls."""
+        return NOTHING_HELD if self._hung is None else self._hung.held(ordered=self._parked.ordered)
+
+    @property
+    def untried(self) -> Held:
+        """The units without a try for parked messages: paused or called."""
+        called = self.called
+        return replace(called, keys={*called.keys, *self.paused}) if self.paused else called
+
     def among(self, messages: Sequence[Message]) -> Collection[str | None]:
-        """Return the held keys, at least those of these messages."""
+        """Return the stored and paused keys, at least among the keys of these messages."""
         if self._keys is not None:
             return self._keys
         return self.paused | self._parked.held_among({m.key for m in messages if m.key is not None})
@@ -89,7 +106,7 @@ class ParkedQueue:
         policy: HandlerPolicy,
         careful: bool = False,
     ) -> None:
-        """`hung`: calls that did not come back. `finished`: knows which messages are done already. `careful`: the
+        """`hung`: calls past the deadline. `finished`: knows which messages are done already. `careful`: the
         messages that are ready at first are handled one by one.
         """
         self._policy = policy
@@ -105,7 +122,7 @@ class ParkedQueue:
         self._teller = teller
         self._finished = finished
         self._done_at = 0.0
-        self.holds = Holds(parked, upkeep.MOST_KEYS, policy.paused)
+        self.holds = Holds(parked, upkeep.MOST_KEYS, policy.paused, hung)
         self._refusals = Refusals()
         self._look_at = 0.0
         #: Whether messages may wait for their destination, with or without keys.
@@ -119,8 +136,9 @@ class ParkedQueue:
 
     @property
     def due_in(self) -> float:
-        """Seconds until there may be something to do."""
-        return max(0.0, self._look_at - time.monotonic())
+        """Seconds until there may be something to do; 0 with a late answer."""
+        late = self._hung.come_back(self._settlement.lease)
+        return 0.0 if late else max(0.0, self._look_at - time.monotonic())
 
     def parked(self, parkings: Parkings) -> None:
         """Take note of messages of the log that were parked now."""
@@ -156,12 +174,17 @@ class ParkedQueue:
         self._some_wait = waiting > 0
         return most - waiting
 
-    def begin(self) -> list[Message] | None:
-        """Carry out decisions, and let delayed messages fall due; return the messages to handle, if there are any."""
-        worked = self._carry_out_decisions() + self._remove_done() + self._fall_due() > 0
-        self._round = _Round(worked)
+    def begin(self, late: Iterable[Outcome] = ()) -> list[Message] | None:
+        """Settle the outcomes of `late` answers, carry out decisions, and let delayed messages fall due.
+
+        Return the messages to handle, if there are any.
+        """
+        self._round = _Round()
+        for outcome in late:
+            self.settle(outcome)
+        self._round.worked |= self._carry_out_decisions() + self._remove_done() + self._fall_due() > 0
         probed, most = self._refusals.probed(), self._limits
-        paused, held, retries = self._refusals.paused(), self._held(), self.suspended
+        paused, held, retries = self._refusals.paused(), self.holds.untried, self.suspended
         bytes = 0 if self.alone else most.bytes
         ready = self._parked.ready(paused, most.rows, bytes, probed=probed, held=held, retries=retries)
         missed = set(probed).difference(each.message.topic for each in ready)
@@ -178,9 +201,10 @@ class ParkedQueue:
 
     def _sorted_out(self, ready: list[Ready]) -> list[Message]:
         """Return the messages to handle. Expired ones, and those done already, are settled with the first part."""
-        # Messages of calls that hang may have arrived: they do not expire, but wait for the answer of the call.
-        unanswered = self._hung.unanswered([r.message for r in ready if r.expired], parked=True)
-        late = {r.message.id for r in ready if r.expired} - unanswered
+        expired = [each.message for each in ready if each.expired]
+        # What was accepted does not expire.
+        accepted = {message.id for message in self._hung.known.among(expired, ordered=False)}
+        late = {message.id for message in expired} - accepted
         to_send = [r.message for r in ready if r.message.id not in late]
         finished = self._finished.finished(to_send) if self._finished is not None and to_send else set()
         self._round.changed = [(r.message, EXPIRED) for r in ready if r.message.id in late]
@@ -203,7 +227,8 @@ class ParkedQueue:
         # What is behind another message of its key is parked so already.
         changed += [each for each in outcome.parked if each[1] is not BEHIND]
         self._round.accepted |= {message.topic for message in outcome.done}
-        self._round.refused, self._round.done, self._round.changed = outcome.refused, [], []
+        self._round.refused |= outcome.refused
+        self._round.done, self._round.changed = [], []
         if done or changed:
             self._write(done, changed)
             self._round.worked = True
@@ -213,8 +238,9 @@ class ParkedQueue:
         try:
             self._settlement.settle_parked({message.id or 0: message.key for message in done}, changed)
         except BaseException:
-            self._hung.note(self._settlement.lease, done, changed, parked=True)
+            self._hung.note(self._settlement.lease, done)
             raise
+        self._hung.known.settled(done)
         self.holds.reconsider({m.key for m in (*done, *(m for m, _ in changed)) if m.key is not None})
         # What goes on to wait for its destination is nothing new.
         new = [each for each in changed if each[1].state != "waiting"]
@@ -284,8 +310,3 @@ class ParkedQueue:
             keys = self._parked.fall_due(self._limits.rows)
         self.holds.hold(keys)
         return len(keys)
-
-    def _held(self) -> Held:
-        """Return which messages are not to be tried: calls have them, or a person has paused their key."""
-        held = self._hung.held()
-        return replace(held, keys={*held.keys, *self.holds.paused}) if self.holds.paused else held

@@ -30,7 +30,7 @@ from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance, Task
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BEHIND, EXPIRED, MAX_WAITING, HandlerPolicy, newest, sort_out, with_one_head
+from outbox.worker.policy import BEHIND, EXPIRED, MAX_WAITING, HandlerPolicy, newest, with_one_head
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Look, Wait
@@ -82,8 +82,11 @@ class Handling(Protocol):
     ) -> Generator[Wait | Look | Outcome, None, None]:
         """Yield the outcomes of a batch, part by part."""
 
-    def keep(self, done: Sequence[Message], parkings: Parkings, *, parked: bool) -> None:
-        """Remember outcomes that could not be settled."""
+    def late(self) -> Iterable[Outcome]:
+        """Yield the outcomes of late answers."""
+
+    def keep(self, done: Sequence[Message]) -> None:
+        """Remember messages that were accepted and not settled."""
 
 
 class PartitionWorker:
@@ -146,9 +149,9 @@ class PartitionWorker:
         self._maintenance = Maintenance(channel.database, tasks, teller)
 
     def close(self) -> None:
-        """End the reading thread, and keep the outcomes that are not settled for the next lease."""
+        """End the reading thread, and keep what was accepted and is not settled for the next lease."""
         self._prefetcher.close()
-        self._batch_handler.keep(self._handled.done + self._outcome.done, self._outcome.parked, parked=False)
+        self._batch_handler.keep(self._handled.done + self._outcome.done)
 
     @property
     def arrived(self) -> bool:
@@ -205,7 +208,7 @@ class PartitionWorker:
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:
         """Handle parked messages that are due, and decisions of people; return whether there were any."""
-        messages = self._parked_queue.begin()
+        messages = self._parked_queue.begin(self._batch_handler.late())
         if messages is not None:
             with closing(self._batch_handler.run(messages, quota=0, parked=True)) as handling:
                 for each in handling:
@@ -230,6 +233,8 @@ class PartitionWorker:
 
     def settle_all(self) -> None:
         """Settle the handled messages, or store how far rows were passed, so that the next turn goes on from there."""
+        for outcome in self._batch_handler.late():
+            self._parked_queue.settle(outcome)
         self.settle_handled()
         if self._stored.passed is not None:
             self._store(self._stored.passed)
@@ -320,16 +325,15 @@ class PartitionWorker:
 
     def _sort_out(self, messages: list[Message], now: datetime) -> tuple[list[Message], Parkings]:
         """Separate the messages to be handled from messages to be parked at once."""
-        held, refused = self._parked_queue.holds.among(messages), self._parked_queue.paused()
-        timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
+        policy, holds, refused = self._batch_handler.policy, self._parked_queue.holds, self._parked_queue.paused()
+        held, called = holds.among(messages), holds.called
         parkings: Parkings = []
-        if held or timed:
-            # What may have arrived does not expire.
-            unanswered = self._hung.unanswered(timed, parked=False) if timed else set()
-            messages, parkings = sort_out(messages, now, held=held, unanswered=unanswered)
+        timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
+        if held or called or timed:
+            known = {message.id for message in self._hung.known.among(timed, ordered=False)}
+            messages, parkings = policy.sort_out(messages, now, held=held, called=called, known=known)
         if refused:
-            policy, quota = self._batch_handler.policy, self._parked_queue.quota(MAX_WAITING)
-            messages, waiting = policy.without_refused(messages, refused, quota)
+            messages, waiting = policy.without_refused(messages, refused, self._parked_queue.quota(MAX_WAITING))
             parkings += waiting
         return messages, parkings
 
@@ -338,6 +342,7 @@ class PartitionWorker:
         began, outcome = time.monotonic(), outcome or Outcome()
         self._settlement.settle(end, outcome.parked)
         done = self._handled.done + outcome.done if self._handled.done else outcome.done
+        self._hung.known.settled(done)
         self._handled, self._stored = _Handled(), _Stored(end)
         if outcome.parked:
             self._parked_queue.parked(outcome.parked)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from tenacity.wait import wait_base, wait_random_exponential
 
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import NOTHING_HELD, Held, Parking
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Subscription
 from outbox.model.verdict import Retry
@@ -19,6 +19,8 @@ from outbox.runtime.throttled_log import Throttle
 BEHIND = Parking(state="behind", holds=True)
 DELAYED = Parking(state="delayed", holds=False)
 EXPIRED = Parking(state="dead", holds=False, error="expired before it was delivered")
+#: The error of a message that waits for a call past its deadline.
+CALLED = "its call has not come back; it is held until the call does, or the process is started again"
 MAX_ERROR = 2000
 #: With so many calls past their deadline no further call is made, and with so many past three deadlines the worker
 #: gives up.
@@ -129,6 +131,37 @@ class HandlerPolicy:
         attempts, delay = message.attempt - 1, timedelta(0)
         return Parking(state="waiting", holds=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
 
+    def sort_out(
+        self,
+        messages: Sequence[Message],
+        now: datetime,
+        *,
+        held: Container[str | None],
+        called: Held = NOTHING_HELD,
+        known: Container[int | None] = (),
+    ) -> tuple[list[Message], list[tuple[Message, Parking]]]:
+        """Separate the messages to be handled from messages to be parked at once.
+
+        `held`: keys that are held back. `called`: messages and keys of hanging calls. `known`: log ids of accepted
+        messages. A message that may have arrived does not expire.
+        """
+        to_send: list[Message] = []
+        parkings: list[tuple[Message, Parking]] = []
+        for message in messages:
+            expired = message.expires_at is not None and message.expires_at <= now
+            is_called = called.has(message.id, message.key)
+            if message.deliver_at is not None and message.deliver_at > now:
+                parkings.append((message, EXPIRED if expired else DELAYED))
+            elif expired and message.id not in known and not is_called:
+                parkings.append((message, EXPIRED))
+            elif message.key in held:
+                parkings.append((message, BEHIND))
+            elif is_called:
+                parkings.append((message, self.waiting(message, CALLED)))
+            else:
+                to_send.append(message)
+        return to_send, parkings
+
     def without_refused(
         self, messages: Sequence[Message], refused: Mapping[str, str], quota: int
     ) -> tuple[list[Message], list[tuple[Message, Parking]]]:
@@ -163,27 +196,6 @@ def with_one_head(parkings: Iterable[tuple[Message, Parking]]) -> list[tuple[Mes
         found.append((message, BEHIND if message.key in held else parking))
         held.add(message.key)
     return found
-
-
-def sort_out(
-    messages: Sequence[Message], now: datetime, *, held: Container[str | None], unanswered: Container[int | None]
-) -> tuple[list[Message], list[tuple[Message, Parking]]]:
-    """Separate the messages to be handled from messages to be parked at once.
-
-    `held`: keys that are held back. `unanswered`: ids of messages that may have arrived, and so do not expire.
-    """
-    to_send: list[Message] = []
-    parkings: list[tuple[Message, Parking]] = []
-    for message in messages:
-        if message.expires_at is not None and message.expires_at <= now and message.id not in unanswered:
-            parkings.append((message, EXPIRED))
-        elif message.deliver_at is not None and message.deliver_at > now:
-            parkings.append((message, DELAYED))
-        elif message.key in held:
-            parkings.append((message, BEHIND))
-        else:
-            to_send.append(message)
-    return to_send, parkings
 
 
 def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:

@@ -343,7 +343,6 @@ class SubscriptionWorker:
             rows = max(1, min(settings.limits.rows, int(pace.rate)))
             settings = replace(settings, limits=replace(settings.limits, rows=rows))
         policy = self.job.policy.of(subscription)
-        hung.ordered, hung.dead = subscription.ordered, policy.dead
         calls = LeasedCaller(
             caller=self.job.caller,
             handler=self.job.handler,

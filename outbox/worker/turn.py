@@ -66,7 +66,7 @@ class Turn:
         hears: bool,
         began_under: Pauses = (),
     ) -> None:
-        """`hung`: calls for this partition that did not come back. `hears`: looks for more when a hint comes.
+        """`hung`: calls for this partition past the deadline. `hears`: looks for more when a hint comes.
 
         `began_under`: what people held back at the beginning, which counts until the end.
         """
@@ -103,7 +103,7 @@ class Turn:
     @property
     def hangs(self) -> bool:
         """True while a call for the partition hangs."""
-        return any(hung.call.hangs for hung in self._hung.unfinished)
+        return any(call.hangs for call in self._hung.unfinished)
 
     @property
     def due(self) -> bool:
@@ -149,10 +149,9 @@ class Turn:
                 yield self._look_again(found)
             elif found and (self._until == "empty" or self._work.alone):
                 yield _NOW
-            elif not found and self._work.awaits_grace():
+            elif self._awaits_calls() or (not found and self._work.awaits_grace()):
                 yield self._pause(self._work.due_in)
             elif not self.held.stop.asked:
-                self._require_all_handled()
                 self.finished = True
                 break
         self._work.settle_all()
@@ -167,12 +166,17 @@ class Turn:
         return self._pause(min(self._polling.pause(), self._work.due_in))
 
     def _pause(self, seconds: float) -> Wait:
-        return Wait(time.monotonic() + seconds, stop=self.held.stop)
+        return Wait(time.monotonic() + seconds, tuple(self._hung.unfinished), self.held.stop)
 
-    def _require_all_handled(self) -> None:
-        """Raise if everything else is handled, and a call hangs that has some messages."""
+    def _awaits_calls(self) -> bool:
+        """Return whether calls past the deadline may soon be settled.
+
+        Raises:
+            HungHandlerError: everything else is handled, and a call hangs.
+        """
         if self._until == "empty" and self.hangs:
             raise HungHandlerError("a call of the handler never came back; what it has is held until the process ends")
+        return bool(self._hung) and not self.hangs
 
     def _ends(self) -> bool:
         """Return whether the worker stops, or the lease is given back, also because all partitions meet.

@@ -1,13 +1,15 @@
-"""Calls that do not come back in time: what they have is held, and their answers may count when they come late.
+"""Calls that do not come back in time: what they have is parked and held, and late answers may count.
 
-Two processes take turns with one partition and one key. Which answers count, and which messages are held, say the
-library's own hung calls and known outcomes.
+Two processes take turns with one partition and one key. Which answers count, and which keys are held, say the library's
+own hung calls and known outcomes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 from uuid import UUID
 
 from outbox.model.lease import Holder, Lease, Partition
@@ -31,14 +33,15 @@ class Message(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A call that was left behind. `arrived`: so many of its messages. `void`: its answer does not count.
+    """A call that was left behind. `arrived`: so many of its messages. `counts`: what its answer does when it comes
+    back: it settles parked rows, what was accepted is known, or nothing.
 
     `over`: it has come back; `answered`: with verdicts.
     """
 
     ids: tuple[int, ...]
     arrived: int = 0
-    void: bool = False
+    counts: Literal["now", "known", "never"] = "now"
     over: bool = False
     answered: bool = False
 
@@ -46,8 +49,8 @@ class Left(NamedTuple):
 class Process(NamedTuple):
     """`lease`: that of its last worker; `works`: it has not lost it, as far as it knows.
 
-    `known`: messages with an outcome that is not settled, over all its leases. `done`: what its worker has done and not
-    settled.
+    `known`: messages that were accepted and not settled, over all its leases. `done`, `parks`: what its worker has
+    done, and is about to park, with the next settle.
     """
 
     lease: Lease | None = None
@@ -55,6 +58,7 @@ class Process(NamedTuple):
     calls: tuple[Left, ...] = ()
     known: frozenset[int] = frozenset()
     done: tuple[int, ...] = ()
+    parks: tuple[int, ...] = ()
 
 
 class Troubles(NamedTuple):
@@ -67,10 +71,11 @@ class Troubles(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything. `settled`: so many messages of the log."""
+    """Everything. `settled`: so many messages of the log; `parked`: those of them that wait."""
 
     lease: LeaseRow
     settled: int
+    parked: tuple[int, ...]
     processes: tuple[Process, ...]
     arrived: Arrived
     troubles: Troubles
@@ -97,7 +102,7 @@ class Answering:
 
     def start(self) -> State:
         """Return the state in which all messages are committed, and nothing is sent."""
-        return State(LeaseRow(), 0, (Process(),) * self._processes, Arrived(), self._troubles)
+        return State(LeaseRow(), 0, (), (Process(),) * self._processes, Arrived(), self._troubles)
 
     def moves(self, state: State) -> Moves[State]:
         """Return every step of a process, of its calls, and of fate."""
@@ -112,16 +117,15 @@ class Answering:
 
     def wrong(self, state: State) -> str | None:
         """Return which promise is broken."""
-        if state.settled > state.arrived.newest:
-            return f"lost: message {state.settled} is settled and was never sent"
-        return state.broken
+        lost = set(range(state.arrived.newest + 1, state.settled + 1)).difference(state.parked)
+        return f"lost: message {min(lost)} is settled and was never sent" if lost else state.broken
 
     def wrong_at_rest(self, state: State) -> str | None:
         """Return what is missing when nothing can happen any more."""
         number = len(self._log)
         if state.arrived != (number, number):
             return f"order: the key ends with message {state.arrived.last} (the newest was {state.arrived.newest})"
-        return None if state.settled == number else "stuck: not everything is settled"
+        return None if (state.settled, state.parked) == (number, ()) else "stuck: not everything is settled"
 
     # The rules, which twins break
 
@@ -131,7 +135,11 @@ class Answering:
 
     def held(self, hung: HungCalls) -> set[str | None]:
         """Return the keys that are not to be sent, because calls with their messages hang."""
-        return hung.keys
+        return set(hung.held(ordered=True).keys)
+
+    def parks(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return which messages are parked with a call that hangs: its own, and what is behind them in the batch."""
+        return _numbers(messages)
 
     # The steps
 
@@ -150,14 +158,37 @@ class Answering:
                 yield f"{said} takes the lease", _with(state._replace(lease=lease), number, after)
             return
         yield from self._lose(state, number, process, said)
-        if process.done:
-            if rules.held(state.lease, _epoch(process), same_server=True):
-                settled = state._replace(settled=process.done[-1])
-                yield f"{said} settles", _with(settled, number, process._replace(done=()))
-            else:
-                yield f"{said} cannot settle", _with(state, number, self._dropped(state, process))
+        if process.done or process.parks:
+            settled = _settled(state, process.done, process.parks)
+            yield self._if_held(state, number, process, said, settled, process._replace(done=(), parks=()))
             return
-        yield from self._handle(state, number, process, said)
+        hung, calls = self._hung(process)
+        late = hung.come_back(process.lease)  # type: ignore[arg-type]  # it works, so it has one
+        process = self._remember(process, hung, calls)
+        if late:
+            settled = _settled(state, [message.id or 0 for call in late for message, _ in call.answers])
+            for call in late:
+                hung.settled(call)
+            yield self._if_held(state, number, process, said, settled, self._remember(process, hung, calls))
+            return
+        called = bool(self.held(hung) & {"a"})
+        rows = tuple(self._log[id - 1] for id in state.parked[:2])
+        pending = self._log[state.settled : state.settled + 2]
+        if rows and not called:
+            yield from self._hand_over(state, number, process, rows, said)
+        if pending and (called or rows):
+            parked = _with(state, number, process._replace(parks=_numbers(pending)))
+            yield f"{said} reads {_ids(pending)}, which is behind", parked
+        elif pending:
+            yield from self._hand_over(state, number, process, pending, said)
+
+    def _if_held(
+        self, state: State, number: int, process: Process, said: str, settled: State, after: Process
+    ) -> tuple[str, State]:
+        """Return what comes of a settle: nothing of it, if somebody else has the lease."""
+        if rules.held(state.lease, _epoch(process), same_server=True):
+            return f"{said} settles", _with(settled, number, after)
+        return f"{said} cannot settle", _with(state, number, self._dropped(state, process))
 
     def _lose(self, state: State, number: int, process: Process, said: str) -> Moves[State]:
         troubles = state.troubles
@@ -169,50 +200,46 @@ class Answering:
             yield f"the lease of {said} runs out", lapsed._replace(lease=state.lease._replace(until=OVER))
         if self._has_lease(state, process) and state.lease.until == OVER:
             yield f"{said} renews its lease", state._replace(lease=state.lease._replace(until=GOOD))
-        if not process.done and not self._has_lease(state, process):
+        if not (process.done or process.parks) and not self._has_lease(state, process):
             yield f"{said} finds that its lease is lost", _with(state, number, self._dropped(state, process))
 
     def _dropped(self, state: State, process: Process) -> Process:
         """Return a process without its worker; what was done and is not settled stays known."""
         hung, calls = self._hung(process)
-        hung.note(process.lease, _messages([self._log[id - 1] for id in process.done]), [])
-        return self._remember(process, hung, calls)._replace(works=False, done=())
+        if process.lease is not None:
+            hung.note(process.lease, _messages([self._log[id - 1] for id in process.done]))
+        return self._remember(process, hung, calls)._replace(works=False, done=(), parks=())
 
-    def _handle(self, state: State, number: int, process: Process, said: str) -> Moves[State]:
-        pending = self._log[state.settled : state.settled + 2]
-        if not pending:
-            return
-        hung, calls = self._hung(process)
-        _take_finished(hung)
-        known = hung.known.among(_messages(pending), parked=False)
-        done = next((at for at, each in enumerate(pending) if (each.id, each.message_id) not in known), len(pending))
-        if done:
-            hung.known.take(_messages(pending[:done]), parked=False)
-            after = self._remember(process, hung, calls, used=True)._replace(done=_numbers(pending[:done]))
-            yield f"{said} knows that {_ids(pending[:done])} is done", _with(state, number, after)
-            return
-        if self.held(hung) & {"a"}:
+    def _hand_over(
+        self, state: State, number: int, process: Process, messages: tuple[Message, ...], said: str
+    ) -> Moves[State]:
+        """Hand messages over, those of the log or parked ones, unless they are known to be done."""
+        hung, _ = self._hung(process)
+        known: Any = hung.known.among(_messages(messages), ordered=True)
+        if known:
+            done = process._replace(done=_numbers(known))
+            yield f"{said} knows that {_ids(known)} is done", _with(state, number, done)
             return
         if not (self._has_lease(state, process) and state.lease.until == GOOD):
             yield f"{said} has too little left of its lease", _with(state, number, self._dropped(state, process))
             return
-        for number_sent in range(1, len(pending) + 1):
-            yield from self._send(state, number, process, pending[:number_sent], said)
+        for number_sent in range(1, len(messages) + 1):
+            yield from self._send(state, number, process, messages, number_sent, said)
 
     def _send(
-        self, state: State, number: int, process: Process, messages: tuple[Message, ...], said: str
+        self, state: State, number: int, process: Process, batch: tuple[Message, ...], most: int, said: str
     ) -> Moves[State]:
         hung, calls = self._hung(process)
-        _take_finished(hung)
-        hung.known.hand_over(_messages(messages))
-        after = self._remember(process, hung, calls, used=True)
+        messages = batch[:most]
+        hung.known.hand_over(_messages(messages), ordered=True)
+        after = self._remember(process, hung, calls)
         sent = _arrive(state, messages)
         yield f"{said} sends {_ids(messages)}", _with(sent, number, after._replace(done=_numbers(messages)))
         if state.troubles.hangs:
             troubles = state.troubles._replace(hangs=state.troubles.hangs - 1, happened=True)
             left = Left(_numbers(messages), 0 if self._late else len(messages))
             hangs = (state if self._late else sent)._replace(troubles=troubles)
-            left_behind = after._replace(calls=(*after.calls, left))
+            left_behind = after._replace(calls=(*after.calls, left), parks=self.parks(batch))
             yield f"{said} sends {_ids(messages)}, and the call hangs", _with(hangs, number, left_behind)
 
     def _call(self, state: State, number: int, at: int, call: Left) -> Moves[State]:
@@ -238,36 +265,32 @@ class Answering:
 
     def _hung(self, process: Process) -> tuple[HungCalls, list[Call]]:
         """Return the hung calls of a process, and each of them."""
-        hung, calls = HungCalls(), list[Call]()
+        hung = HungCalls()
+        calls = [Call([self._log[id - 1] for id in left.ids], left) for left in process.calls]
         if process.lease is not None:
-            hung.taken(process.lease)
+            earlier = replace(process.lease, epoch=process.lease.epoch - 1)
+            for lease, counts in ((earlier, "known"), (process.lease, "now")):
+                hung.taken(lease)
+                for left, call in zip(process.calls, calls, strict=True):
+                    if left.counts == counts:
+                        hung.add(_call(call), lease)
+        for left, call in zip(process.calls, calls, strict=True):
+            if left.counts == "never":
+                hung.add(_call(call))
         hung.known.note(_messages([self._log[id - 1] for id in process.known]))
-        for left in process.calls:
-            messages = [self._log[id - 1] for id in left.ids]
-            calls.append(Call(messages, left))
-            hung.add(_call(calls[-1]), None if left.void else process.lease)
         return hung, calls
 
-    def _remember(self, process: Process, hung: HungCalls, calls: list[Call], *, used: bool = False) -> Process:
-        """Return the process with what its hung calls are by now. `used`: the answers of those that have come back."""
-        known = frozenset(id for id, _ in hung.known.among(_messages(self._log), parked=False) if id is not None)
-        for call in calls:
-            call.finished = True
-        counts = [each.call for each in hung.take_finished()]
-        return process._replace(
-            known=known,
-            calls=tuple(
-                left._replace(void=_call(call) not in counts)
-                for left, call in zip(process.calls, calls, strict=True)
-                if not (used and left.over)
-            ),
-        )
-
-
-def _take_finished(hung: HungCalls) -> None:
-    """Note what calls have answered that came back late, as a worker does before it sends anything."""
-    for each in hung.take_finished():
-        hung.known.note(_messages([message for message, _ in _answers(each.call)]))
+    def _remember(self, process: Process, hung: HungCalls, calls: list[Call]) -> Process:
+        """Return the process with what its hung calls are by now."""
+        known = frozenset(message.id or 0 for message in hung.known.among(_messages(self._log), ordered=False))
+        left = list[Left]()
+        for each, call in zip(process.calls, calls, strict=True):
+            if _call(call) in hung._calls:
+                lease = hung._calls[_call(call)]
+                left.append(
+                    each._replace(counts="never" if lease is None else "now" if lease == hung._lease else "known")
+                )
+        return process._replace(known=known, calls=tuple(left))
 
 
 def name(number: int) -> str:
@@ -293,17 +316,18 @@ def _call(call: Call) -> Any:
     return call
 
 
-def _answers(call: Any) -> Sequence[tuple[Message, Verdict]]:
-    answers: Sequence[tuple[Message, Verdict]] = call.answers
-    return answers
-
-
 def _numbers(messages: Sequence[Message]) -> tuple[int, ...]:
     return tuple(message.id for message in messages)
 
 
 def _ids(messages: Sequence[Message]) -> str:
     return ", ".join(str(message.id) for message in messages)
+
+
+def _settled(state: State, done: Sequence[int], parks: Sequence[int] = ()) -> State:
+    """Return what is settled with these: they are done, or parked."""
+    parked = tuple(sorted({*state.parked, *parks}.difference(done)))
+    return state._replace(settled=max(state.settled, *done, *parks, 0), parked=parked)
 
 
 def _with(state: State, number: int, process: Process) -> State:
@@ -329,7 +353,9 @@ class CountsLateAnswers(Answering):
     """Uses a late answer whoever has had the lease since the call."""
 
     def taken(self, hung: HungCalls, lease: Lease) -> None:
-        """Note nothing."""
+        """Take it as if nobody had had it in between."""
+        with patch.object(Lease, "follows", lambda *_: True):
+            hung.taken(lease)
 
 
 class SendsBesideHungCalls(Answering):
@@ -338,3 +364,11 @@ class SendsBesideHungCalls(Answering):
     def held(self, hung: HungCalls) -> set[str | None]:
         """Hold nothing."""
         return set()
+
+
+class PassesWhatHangs(Answering):
+    """Parks nothing with a call that hangs, and lets the position pass."""
+
+    def parks(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Park only what is behind."""
+        return _numbers(messages[1:])

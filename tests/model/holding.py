@@ -18,7 +18,7 @@ from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
 from outbox.model.verdict import DONE, Reject, Retry, Unavailable, Verdict
 from outbox.worker.parked import Holds
-from outbox.worker.policy import BEHIND, EXPIRED, HandlerPolicy, sort_out
+from outbox.worker.policy import BEHIND, EXPIRED, HandlerPolicy
 from tests.model import rules
 from tests.model.explorer import Moves
 from tests.model.handling import Item, judged
@@ -287,7 +287,7 @@ class Holding:
         held = self.held(state, memory, [row.key for row in batch if row.key is not None])
         messages: Any = [self._item(state, row) for row in batch]
         now: Any = NOW
-        items, parkings = sort_out(messages, now, held=held, unanswered=())
+        items, parkings = self._policy.sort_out(messages, now, held=held)
         yield from self._hand_over(state, memory, items, upto=batch[-1].id, parkings=parkings)
 
     def _item(self, state: State, row: LogRow) -> Item:

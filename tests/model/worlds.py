@@ -134,8 +134,13 @@ SCENES: tuple[Scene, ...] = (
     Scene("more keys than memory", _holding(Holding, "a", "b", "a", "b", most_keys=0), 13_000),
     Scene(
         "late answers",
-        partial(Answering, 3, troubles=answering.Troubles(hangs=1, lapses=2, losses=1)),
+        partial(Answering, 3, troubles=answering.Troubles(hangs=1, lapses=1, losses=1)),
         10_000,
+    ),
+    Scene(
+        "late answers of a lease that lapses twice",
+        partial(Answering, 3, troubles=answering.Troubles(hangs=1, lapses=2, losses=1)),
+        70_000,
     ),
     Scene(
         "messages of calls that hang arrive late",
@@ -311,6 +316,17 @@ TWINS: tuple[Twin, ...] = (
         Answering,
         "order",
         3,
+        processes=1,
+        late=True,
+        troubles=answering.Troubles(hangs=1),
+    ),
+    _twin(
+        "what hangs is passed and not parked",
+        _of,
+        answering.PassesWhatHangs,
+        Answering,
+        "lost",
+        2,
         processes=1,
         late=True,
         troubles=answering.Troubles(hangs=1),

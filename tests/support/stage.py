@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ from unittest.mock import patch
 from tenacity import wait_fixed
 
 from outbox import LeaseLostError, Message, RetryPolicy, Unavailable, Verdict
-from outbox.model.lease import Lease
+from outbox.model.lease import Lease, Partition
 from outbox.model.verdict import DONE
 from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
@@ -30,6 +30,7 @@ POLICY = HandlerPolicy(retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadli
 DESTINATION = "nats://h:4222"
 #: In place of the one that events name, which nobody asks for.
 NO_DATABASE: Any = None
+LEASE = Lease(Partition("relay"), 1, "us")
 #: Each message alone with the listener, so that a failure is its own.
 ONE = replace(POLICY, portion=1)
 EARLIER = Unavailable("an earlier message of its key was not stored")
@@ -105,9 +106,8 @@ class Handler:
 class Held(HeldLease):
     """A lease that lasts, unless a test says otherwise."""
 
-    def __init__(self, lease: Lease | None = None) -> None:
-        # Without a database there is no lease.
-        super().__init__(cast("Lease", lease), math.inf, Stop())
+    def __init__(self, lease: Lease = LEASE) -> None:
+        super().__init__(lease, math.inf, Stop())
         #: Until when it lasts, at each look; the last one for ever.
         self.moments = [math.inf]
         #: After so many calls it is lost.
@@ -161,13 +161,16 @@ class Stage:
         self.stop = StopAfter(looks)
         self.wake = Wake()
         self.caller = Caller(concurrency)
-        self._others = others
+        self._others, held = others, held or Held()
+        self.hung = HungCalls() if hung is None else hung
+        if hung is None:
+            self.hung.taken(held.lease)
         #: How often a batch waited for no call. Such a wait ends at once.
         self.pauses = 0
         calls = LeasedCaller(
             caller=self.caller,
             handler=handler,
-            held=held or Held(),
+            held=held,
             needs=1.0,
             deadline=policy.deadline.total_seconds(),
             wake=self.wake.set,
@@ -180,7 +183,7 @@ class Stage:
             stop=self.stop,
             most=most,
             part_seconds=part_seconds,
-            hung=HungCalls() if hung is None else hung,
+            hung=self.hung,
             outages=outages_told_to(self.listeners),
         )
 
@@ -210,10 +213,19 @@ class Stage:
 
     def run(self, messages: Sequence[Message], **options: Any) -> Outcome:
         """One batch, all its parts together."""
-        whole = Outcome()
-        for part in self.parts(messages, **options):
-            whole = replace(part, done=whole.done + part.done, parked=whole.parked + part.parked)
-        return whole
+        return together(self.parts(messages, **options))
+
+    def late(self) -> Outcome:
+        """What came of the calls that have come back late, and of those that hang."""
+        return together(self.batch_handler.late())
+
+
+def together(parts: Iterable[Outcome]) -> Outcome:
+    """All parts together."""
+    whole = Outcome()
+    for part in parts:
+        whole = replace(part, done=whole.done + part.done, parked=whole.parked + part.parked)
+    return whole
 
 
 def ids(messages: Sequence[Message]) -> list[int]:

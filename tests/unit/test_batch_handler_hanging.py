@@ -1,79 +1,87 @@
 """Handing over to a handler that does not come back: the others go on, and the one that hangs is found."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outbox import LeaseLostError, Message, Reject, Retry, RetryPolicy, Verdict
+from outbox import HungHandlerError, LeaseLostError, Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.lease import Lease, Partition
-from outbox.model.parking import Held as HeldParked
-from outbox.model.parking import Parking
+from outbox.model.parking import NOTHING_HELD, Parking
+from outbox.model.parking import Held as HeldUnits
 from outbox.model.slots import slot_of
 from outbox.model.verdict import DONE
 from outbox.runtime.clock import clock
 from outbox.worker.calls import Call
-from outbox.worker.hung import HungCall, HungCalls, hung_calls_of
-from outbox.worker.known import KnownOutcomes, identity_of
-from outbox.worker.policy import BEHIND, MAX_HUNG, HandlerPolicy
-from tests.support.stage import POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, seen
+from outbox.worker.hung import HungCalls, hung_calls_of
+from outbox.worker.known import KnownOutcomes
+from outbox.worker.policy import CALLED, DELAYED, EXPIRED, MAX_HUNG, HandlerPolicy
+from tests.support.stage import LEASE, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, raising, seen
 from tests.support.waiting import eventually
 
 
-def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
-    handler = Handler()
-    with hanging(handler, 1, hopeless=lambda: False):
-        outcome = Stage(handler).run(messages("a", "b", "a", "b"))
-
-    assert seen(outcome) == {"done": [2, 4], "parked": [(1, "retry", 1), (3, "behind", 0)], "open": []}
-
-
-def test_a_hung_call_keeps_its_keys_also_when_its_message_has_an_outcome():
-    """A dead letter that lets its key go on may arrive yet, and what is behind it must not arrive before."""
-    handler = Handler()
-    policy = replace(POLICY, retry=RetryPolicy(attempts=1), block_on_dead=False)
-    with hanging(handler, 1, hopeless=lambda: 4 in flat(handler.calls)):
-        outcome = Stage(handler, policy).run(messages("a", "b", "a", "b"))
-
-    assert seen(outcome) == {"done": [2, 4], "parked": [(1, "dead", 1), (3, "waiting", 0)], "open": []}
-
-
-def test_a_later_batch_waits_for_the_keys_of_a_hung_call_until_it_ends():
-    """What stands behind it there is held back by nothing else."""
+def test_a_call_that_hangs_leaves_its_messages_and_their_keys_parked_and_the_others_go_on():
     handler = Handler()
     stage = Stage(handler)
-    with hanging(handler, 1, hopeless=lambda: False) as released:
-        stage.run(messages("a", "b"))
-        answer = handler.answer
+    with hanging(handler, 1):
+        outcome = stage.run(messages("a", "b", "a", "b"))
+        held = stage.hung.held(ordered=True)
 
-        def releasing(message: Message) -> Verdict:
-            if message.id == 6:
-                released.set()
-            return answer(message)
-
-        handler.answer = releasing
-        outcome = stage.run(messages("a", "c", "a", "d", first=3))
-
-    assert seen(outcome) == {"done": [4, 6, 3, 5], "parked": [], "open": []}
+    assert seen(outcome) == {"done": [2, 4], "parked": [(1, "waiting", 0), (3, "behind", 0)], "open": []}
+    assert outcome.parked[0][1].error == CALLED
+    assert held == HeldUnits(ids=set(), keys={"a"})
 
 
-def test_what_hangs_does_not_expire():
-    """It may have arrived; the others of its batch are dead when their time is over."""
-    handler, found, now = Handler(), messages("a", "b", "a", "c"), datetime.now(UTC)
+@pytest.mark.parametrize("policy", [POLICY, replace(POLICY, retry=RetryPolicy(attempts=1), block_on_dead=False)])
+def test_an_attempt_counts_once_while_others_are_accepted_and_the_key_stays_held(policy):
+    """A dead letter that lets its key go on may arrive yet, and what is behind it must not arrive before."""
+    handler = Handler()
+    stage = Stage(handler, policy)
+    with hanging(handler, 1) as released:
+        stage.run(messages("a", "b", "a", "b"))
+        late = [seen(stage.late())["parked"] for _ in range(2)]
+        stage.run(messages("c", first=5))
+        late.append(seen(stage.late())["parked"])
+        held = stage.hung.held(ordered=True).keys
+        handler.answer = lambda _: Retry("no")
+        released.set()
+        assert eventually(lambda: not stage.hung.unfinished)
+        late.append(seen(stage.late())["parked"])
 
-    def their_time_is_over(message: Message) -> Verdict:
-        for each in (found[0], found[3]) if message.id == 1 else ():
-            each.expires_at = now
-        return answer(message)
+    counted = [(1, "retry" if policy is POLICY else "dead", 1)]
+    assert (late, held, stage.hung.held(ordered=True)) == ([counted, [], [], []], {"a"}, NOTHING_HELD)
 
-    with hanging(handler, 1, hopeless=lambda: False):
-        answer, handler.answer = handler.answer, their_time_is_over
-        outcome = Stage(handler).run(found, now=now)
 
-    assert seen(outcome) == {"done": [2], "parked": [(4, "dead", 0), (1, "retry", 1), (3, "behind", 0)], "open": []}
+def test_what_a_call_has_and_what_is_behind_it_waits_for_the_call():
+    """It may have arrived, so it does not expire. A delayed message has its turn later in any case."""
+    now = datetime.now(UTC)
+    found = messages("a", None, "b", "a", "b", None)
+    found[0].expires_at = found[4].expires_at = now
+    found[2].expires_at, found[3].deliver_at = now, now + timedelta(hours=1)
+    called = HeldUnits(ids={2}, keys={"a"})
+
+    to_send, parked = POLICY.sort_out(found, now, held=(), called=called, known={3})
+
+    waiting = POLICY.waiting(found[0], CALLED)
+    assert (ids(to_send), parked) == (
+        [3, 6],
+        [(found[0], waiting), (found[1], waiting), (found[3], DELAYED), (found[4], EXPIRED)],
+    )
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_call_holds_the_keys_of_its_messages_if_keys_have_an_order_or_only_its_messages(ordered):
+    hung = HungCalls()
+    hung.add(Call(messages("a", None, "a")))
+
+    expected = HeldUnits(ids={2}, keys={"a"}) if ordered else HeldUnits(ids={1, 2, 3}, keys=set())
+    assert hung.held(ordered=ordered) == expected
 
 
 def test_a_message_whose_time_ends_while_it_waits_for_its_turn_is_not_handed_over():
@@ -107,7 +115,7 @@ def test_a_call_whose_wait_is_interrupted_is_held(monkeypatch):
     with hanging(handler, 1):
         with pytest.raises(KeyboardInterrupt):
             stage.run(messages("a", "b"))
-        held = [ids(hung.call.messages) for hung in stage.batch_handler.hung.unfinished]
+        held = [ids(call.messages) for call in stage.hung.unfinished]
 
     assert held == [[1]]
 
@@ -128,9 +136,7 @@ def test_the_next_partitions_have_the_calls_that_hang_if_their_keys_may_be_there
     found = [hung_calls_of(all, each, 256).unfinished for each in partitions_of(2, 4)]
 
     own = [each.partition for each in partitions_of(2, 4) if each.owns(slot_of("k", 256))]
-    assert [[each.call for each in hung] for hung in found] == [
-        [calls["keyed"]] * (number in own) + [calls["keyless"]] for number in range(4)
-    ]
+    assert found == [[calls["keyed"]] * (number in own) + [calls["keyless"]] for number in range(4)]
     assert all[first].unfinished
 
 
@@ -151,75 +157,122 @@ def test_earlier_partitions_are_forgotten_when_their_calls_have_come_back():
 
 
 def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():
-    """Its message waits, so that the position can pass it."""
-    handler = Handler()
-    with hanging(handler, 1, 2):
-        outcome = Stage(handler).run(messages("a", "b"))
-
-    assert seen(outcome) == {"done": [], "parked": [(1, "waiting", 0), (2, "waiting", 0)], "open": []}
-
-
-def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
     handler = Handler()
     stage = Stage(handler)
+    with hanging(handler, 1, 2):
+        outcome = stage.run(messages("a", "b"))
+        late = stage.late().parked
 
-    def comes_back() -> None:
-        if stage.batch_handler.hung:
-            released.set()
-
-    with hanging(handler, 1, hopeless=lambda: False) as released:
-        outcome = stage.run(messages("a", "a"), meanwhile=comes_back)
-
-    assert seen(outcome) == {"done": [1, 2], "parked": [], "open": []}
-    assert [call for call in handler.calls if 1 in call] == [[1]]
+    assert seen(outcome) == {"done": [], "parked": [(1, "waiting", 0), (2, "waiting", 0)], "open": []}
+    assert late == []
 
 
-def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
-    """It is read anew from where it was parked, by a worker that was started anew."""
+def came_back(stage: Stage, released: threading.Event) -> dict[str, Any]:
+    """All calls come back; what came of them."""
+    released.set()
+    assert eventually(lambda: not stage.hung.unfinished)
+    return seen(stage.late())
+
+
+def test_the_answer_of_a_call_that_comes_back_late_settles_what_is_parked():
     handler = Handler()
-    (poison,) = messages("a")
+    stage = Stage(handler)
+    with hanging(handler, 1) as released:
+        outcome = stage.run(messages("a", "a"))
+        late = came_back(stage, released)
+    rest = stage.run([again(message, 1) for message, _ in outcome.parked[1:]], parked=True, quota=0)
+
+    assert seen(outcome) == {"done": [], "parked": [(1, "waiting", 0), (2, "behind", 0)], "open": []}
+    assert (late["done"], late["parked"], ids(rest.done), handler.calls) == ([1], [], [2], [[1], [2]])
+    assert not stage.hung
+
+
+VERDICTS: dict[int | None, Verdict] = {
+    1: DONE,
+    3: Retry("no"),
+    5: Reject("never"),
+    7: Unavailable("away"),
+    9: Retry("later", counts=False),
+}
+
+
+@pytest.mark.parametrize("block_on_dead", [True, False])
+def test_late_answers_count_up_to_the_first_failure_of_each_key(block_on_dead):
+    """A message for which no attempt counts stays as it is parked, and is tried again."""
+    policy = replace(POLICY, least=10, block_on_dead=block_on_dead)
+    stage = Stage(Handler(), policy)
+    call = Call(messages(*"aabbccddee"))
+    finished_late(stage.hung, call, lambda given: [VERDICTS.get(each.id, DONE) for each in given], LEASE)
+
+    late = seen(stage.late())
+
+    dead = [] if block_on_dead else [6]
+    assert late["done"] == [1, 2, *dead]
+    assert [each for each in late["parked"] if each[1] != "behind"] == [(3, "retry", 1), (5, "dead", 1)]
+
+
+def test_an_error_that_comes_late_counts_if_others_were_accepted_since_the_last_failure_alone():
+    """Before it was alone in a call, nothing is blamed on it, and it stays as it is parked."""
+    handler = Handler(raising(1))
+    stage = Stage(handler)
+    poison, others = messages("a")[0], messages("b", "c", first=2)
+    tries = []
+    for _ in range(2):
+        with hanging(handler, 1) as released:
+            tries.append(seen(stage.run([again(poison, 2)], parked=True, quota=0))["parked"])
+            tries.append(came_back(stage, released)["parked"])
+        stage.run(others)
+
+    assert tries == [[(1, "waiting", 1)], [], [(1, "retry", 2)], []]
+
+
+def test_a_topic_whose_parked_message_hangs_alone_is_left():
+    """Its others are probed after a pause, so those of other topics are not behind a row of calls that hang."""
+    handler, found = Handler(), [*messages("a", "b"), *messages("c", topic="other", first=3)]
+    stage = Stage(handler)
     with hanging(handler, 1):
-        stage = Stage(handler)
-        first = stage.run([again(poison, 2)], parked=True, quota=0)
-        stage.run(messages("b", "c", first=2))
-        second = stage.run([again(poison, 2)], parked=True, quota=0)
+        outcome = stage.run([again(message, 1) for message in found], parked=True, quota=0)
 
-    assert seen(first) == {"done": [], "parked": [(1, "waiting", 1)], "open": [1]}
-    assert seen(second) == {"done": [], "parked": [(1, "retry", 2)], "open": []}
-
-
-def test_one_hung_call_counts_once():
-    """The message is due again while its call hangs still: it was not tried again, and is not counted again."""
-    handler = Handler()
-    (poison,) = messages("a")
-    with hanging(handler, 1, hopeless=lambda: False):
-        stage = Stage(handler)
-        first = stage.run([poison, *messages("b", first=2)])
-        stage.run(messages("c", first=3))
-        second = stage.run([again(poison, 2)], parked=True, quota=0)
-
-    assert seen(first) == {"done": [2], "parked": [(1, "retry", 1)], "open": []}
-    assert seen(second) == {"done": [], "parked": [], "open": [1]}
+    assert seen(outcome) == {"done": [3], "parked": [(1, "waiting", 0)], "open": [2]}
+    assert outcome.refused == {"orders": "no answer within 60.0 s"}
 
 
 def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
     """No further call is made while they are past their deadline; when they come back, each message has come once."""
     handler = Handler()
     stage = Stage(handler)
-    with hanging(handler, *range(1, 20)):
+    with hanging(handler, *range(1, 20)) as released:
         outcome = stage.run(messages(*"abcdefghijkl"))
         calls, gave_up = len(handler.calls), stage.batch_handler.gave_up
-    arrived = eventually(lambda: stage.batch_handler.hung.held() == HeldParked(ids=set(), keys=set(), but=set()))
-    second = stage.run([again(message, 1) for message, _ in outcome.parked], parked=True, quota=0)
-    third = stage.run(outcome.open)
+        late = came_back(stage, released)
+    rest = stage.run(outcome.open)
 
     assert (calls, gave_up) == (MAX_HUNG, True)
     assert seen(outcome)["parked"] == [(id, "waiting", 0) for id in range(1, 9)]
-    assert ids(outcome.open) == [9, 10, 11, 12]
-    unanswered = stage.batch_handler.hung.unanswered([message for message, _ in outcome.parked], parked=True)
-    assert (arrived, unanswered) == (True, set())
-    assert [*ids(second.done), *ids(third.done)] == list(range(1, 13))
+    assert (ids(outcome.open), late["done"], ids(rest.done)) == ([9, 10, 11, 12], [*range(1, 9)], [9, 10, 11, 12])
     assert sorted(id for call in handler.calls for id in call) == list(range(1, 13))
+
+
+def test_no_more_messages_of_calls_that_hang_are_parked_than_may_wait():
+    """The partition waits for the next call, and after three deadlines only a new process helps."""
+    handler, times = Handler(), list[None]()
+    stage = Stage(handler)
+    with hanging(handler, 1, 2, 3, hopeless=lambda: len(times) > 5):
+        parts = stage.parts(messages("a", "b", "c"), quota=1, meanwhile=lambda: times.append(None))
+        with pytest.raises(HungHandlerError, match="too many messages wait already"):
+            list(parts)
+
+    assert (handler.calls, len(times) > 5, len(stage.hung.unfinished)) == ([[1], [2]], True, 2)
+
+
+def test_a_call_for_whose_messages_there_is_no_room_is_waited_for():
+    handler = Handler()
+    stage = Stage(handler)
+    with hanging(handler, 1, hopeless=lambda: False) as released:
+        times = iter(range(1000))
+        outcome = stage.run(messages("a", "b"), quota=0, meanwhile=lambda: released.set() if next(times) > 5 else None)
+
+    assert seen(outcome) == {"done": [1, 2], "parked": [], "open": []}
 
 
 def test_calls_that_came_back_are_not_held_against_the_destination():
@@ -237,19 +290,30 @@ def test_calls_that_came_back_are_not_held_against_the_destination():
 LEASES = [Lease(Partition("relay"), epoch, "us") for epoch in range(4)]
 
 
-def hung_call(handler: Handler, hung: HungCalls, all: list[Message], lease: Lease = LEASES[1]) -> None:
-    """Message 1 is done, the call with the others comes back too late; then the lease is lost."""
-    hung.taken(lease)
-    hung.read_from("server")
-    finished_late(hung, Call(all[1:]), handler, lease)
-    handler.calls.clear()
-
-
-def finished_late(hung: HungCalls, call: Call, handler: Any, lease: Lease | None = None) -> None:
+def finished_late(hung: HungCalls, call: Call, handler: Any, lease: Lease) -> None:
     """The call is past its deadline when it comes back."""
     hung.add(call, lease)
     call.perform(handler)
     call.finish()
+
+
+def hung_call(handler: Handler, all: list[Message]) -> HungCalls:
+    """Message 1 is done, the call with the others comes back too late; then the lease is lost, and nothing settled."""
+    hung = HungCalls()
+    hung.taken(LEASES[1])
+    hung.read_from("server")
+    finished_late(hung, Call(all[1:]), handler, LEASES[1])
+    handler.calls.clear()
+    return hung
+
+
+def under(lease: Lease, handler: Any, hung: HungCalls, incarnation: str = "server") -> Stage:
+    """A handler of the next lease, which has looked at the calls."""
+    hung.taken(lease)
+    hung.read_from(incarnation)
+    stage = Stage(handler, hung=hung, held=Held(lease))
+    assert seen(stage.late()) == {"done": [], "parked": [], "open": []}
+    return stage
 
 
 def flat(calls: list[list[int]]) -> list[int]:
@@ -257,78 +321,82 @@ def flat(calls: list[list[int]]) -> list[int]:
     return [id for call in calls for id in call]
 
 
-def test_a_late_answer_does_not_pass_over_what_is_sent_again_before_it():
+@pytest.mark.parametrize("cuts", [(0, 9), (0, 1, 5, 9)], ids=["one batch", "several"])
+def test_a_late_answer_does_not_pass_over_what_is_sent_again_before_it(cuts):
     """Message 1 was not settled; after it the destination has to get the others again, or they would seem older."""
-    handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
-    hung_call(handler, hung, all)
-    hung.taken(LEASES[2])
-    outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
+    handler, all = Handler(), messages(*"k" * 9)
+    stage = under(LEASES[2], handler, hung_call(handler, all))
+    done = [id for first, last in pairwise(cuts) for id in ids(stage.run(all[first:last]).done)]
 
-    assert flat(handler.calls) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert ids(outcome.done) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-def test_nor_does_it_when_the_others_come_in_another_batch():
-    handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
-    hung_call(handler, hung, all)
-    hung.taken(LEASES[2])
-    stage = Stage(handler, hung=hung, held=Held(LEASES[2]))
-    for batch in (all[:1], all[1:5], all[5:]):
-        stage.run(batch)
-
-    assert flat(handler.calls) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
-def test_a_late_rejection_counts_also_when_parked_messages_are_looked_at_first():
-    handler, hung, all = Handler(), HungCalls(), messages("k")
-    handler.answer = lambda _: Reject("never")
-    hung.taken(LEASES[1])
-    finished_late(hung, Call(all), handler, LEASES[1])
-    hung.taken(LEASES[2])
-    hung.held()
-    outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
-
-    assert (flat(handler.calls), seen(outcome)) == ([1], {"done": [], "parked": [(1, "dead", 1)], "open": []})
+    assert (flat(handler.calls), done) == ([1, 2, 3, 4, 5, 6, 7, 8, 9],) * 2
 
 
 def test_it_counts_for_another_key_and_without_a_key():
-    handler, hung, all = Handler(), HungCalls(), messages(*"kkabc", None, None, "k", "k")
-    hung_call(handler, hung, all)
-    hung.taken(LEASES[2])
-    Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
+    handler, all = Handler(), messages(*"kkabc", None, None, "k", "k")
+    under(LEASES[2], handler, hung_call(handler, all)).run(all)
 
     assert flat(handler.calls) == [1, 2, 8, 9]
 
 
-def test_what_failed_late_behind_a_message_that_is_sent_again_is_sent_again_as_well():
-    """Parked, it would let message 1 wait for it, which comes first."""
-    handler, hung, all = Handler(only(2, verdict=Retry("no"))), HungCalls(), messages(*"k" * 9)
-    hung_call(handler, hung, all)
+@pytest.mark.parametrize("verdict", [Retry("no"), Reject("never"), Unavailable("away")])
+def test_under_the_next_lease_only_what_was_accepted_is_known(verdict):
+    """Of what failed no row tells; it is sent again."""
+    handler, all = Handler(only(2, 3, verdict=verdict)), messages("a", "b", "c", "d")
+    hung = hung_call(handler, all)
     handler.answer = lambda _: DONE
-    hung.taken(LEASES[2])
-    outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
+    outcome = under(LEASES[2], handler, hung).run(all)
 
-    assert (flat(handler.calls), seen(outcome)["parked"]) == ([1, 2, 3, 4, 5, 6, 7, 8, 9], [])
+    assert (sorted(flat(handler.calls)), sorted(ids(outcome.done))) == ([1, 2, 3], [1, 2, 3, 4])
 
 
-def test_an_outcome_that_was_not_settled_is_known_under_the_next_lease():
-    handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
-    hung_call(handler, hung, all)
-    hung.note(LEASES[1], all[:1], [])
-    hung.taken(LEASES[2])
-    hung.read_from("server")
-    outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
+def test_what_was_accepted_and_not_settled_is_known_under_the_next_lease():
+    handler, all = Handler(), messages(*"k" * 9)
+    hung = hung_call(handler, all)
+    hung.note(LEASES[1], all[:1])
+    outcome = under(LEASES[2], handler, hung).run(all)
 
     assert (handler.calls, ids(outcome.done)) == ([], [1, 2, 3, 4, 5, 6, 7, 8, 9])
 
 
+@given(st.lists(st.sampled_from(["a", "b", None]), max_size=12), st.booleans(), st.data())
+def test_what_is_known_is_done_if_no_other_message_of_its_key_is_in_front(keys, ordered, data):
+    """Without order, all."""
+    known, all = KnownOutcomes(), messages(*keys)
+    accepted = [message for message in all if data.draw(st.booleans())]
+    known.note(accepted)
+
+    assert known.among(all, ordered=ordered) == [
+        message
+        for message in accepted
+        if message.key is None
+        or not ordered
+        or all_in(accepted, (each for each in all if each.key == message.key and ids([each]) < ids([message])))
+    ]
+
+
+def all_in(accepted: list[Message], before: Iterable[Message]) -> bool:
+    """All that come before were accepted."""
+    return all(each in accepted for each in before)
+
+
+def test_it_is_known_until_it_is_settled():
+    known, all = KnownOutcomes(), messages("a", None, "b")
+    known.note(all)
+    found = [ids(known.among(all, ordered=True)) for _ in range(2)]
+    known.settled(all[:2])
+
+    assert (found, ids(known.among(all, ordered=True))) == ([[1, 2, 3]] * 2, [3])
+
+
 def test_what_a_batch_has_done_is_known_when_the_lease_is_lost_within_it():
     """It ends with an error before the next call; nothing of it was settled."""
-    handler, hung, all, held = Handler(), HungCalls(), messages(*"abc"), Held()
+    handler, hung, all, held = Handler(), HungCalls(), messages(*"abc"), Held(LEASES[1])
+    hung.taken(LEASES[1])
     held.calls = 2
     with pytest.raises(LeaseLostError):
         Stage(handler, most=1, hung=hung, held=held).run(all)
-    outcome = Stage(handler, hung=hung).run(all)
+    hung.taken(LEASES[2])
+    outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
 
     assert (handler.calls, ids(outcome.done)) == ([[1], [2], [3]], [1, 2, 3])
 
@@ -336,7 +404,7 @@ def test_what_a_batch_has_done_is_known_when_the_lease_is_lost_within_it():
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
     """What was handled before cannot be settled meanwhile; the call comes back soon, or has come back already."""
-    handler, hung, all, began = Handler(), HungCalls(), messages("a"), threading.Event()
+    handler, all, began = Handler(), messages("a"), threading.Event()
 
     def lost() -> None:
         assert began.wait(60)
@@ -345,7 +413,7 @@ def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
             assert eventually(lambda: not stage.caller._under_way)
         raise OSError("away")
 
-    with hanging(handler, 1, overdue=lambda: False, hopeless=lambda: False) as released:
+    with hanging(handler, 1, overdue=lambda: False) as released:
         answer = handler.answer
 
         def beginning(message: Message) -> Verdict:
@@ -353,13 +421,18 @@ def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
             return answer(message)
 
         handler.answer = beginning
-        stage = Stage(handler, hung=hung)
+        stage = Stage(handler, held=Held(LEASES[1]))
         with pytest.raises(OSError, match="away"):
             stage.run(all, meanwhile=lost)
+        stage.hung.taken(LEASES[2])
+        held = stage.hung.held(ordered=True).keys
         released.set()
-        outcome = Stage(handler, hung=hung).run(all)
+        assert eventually(lambda: not stage.hung.unfinished)
+        following = Stage(handler, hung=stage.hung, held=Held(LEASES[2]))
+        following.late()
+        outcome = following.run(all)
 
-    assert (handler.calls, ids(outcome.done)) == ([[1]], [1])
+    assert (held, handler.calls, ids(outcome.done)) == ({"a"}, [[1]], [1])
 
 
 @pytest.mark.parametrize(
@@ -367,12 +440,10 @@ def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
 )
 def test_no_outcome_counts_when_somebody_else_may_have_sent_or_the_server_has_crashed(epoch, incarnation):
     """Another holder of the lease may have sent message 1 after the late call."""
-    handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
-    hung_call(handler, hung, all)
-    hung.note(LEASES[1], all[:1], [])
-    hung.taken(LEASES[epoch])
-    hung.read_from(incarnation)
-    Stage(handler, hung=hung, held=Held(LEASES[epoch])).run(all)
+    handler, all = Handler(), messages(*"k" * 9)
+    hung = hung_call(handler, all)
+    hung.note(LEASES[1], all[:1])
+    under(LEASES[epoch], handler, hung, incarnation).run(all)
 
     assert flat(handler.calls) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
@@ -382,18 +453,15 @@ def test_a_call_that_hangs_while_somebody_else_has_the_lease_keeps_its_keys_and_
     hung.taken(LEASES[1])
     call = Call(all[:1])
     hung.add(call, LEASES[1])
-    hung.taken(LEASES[3])
+    stage = under(LEASES[3], handler, hung)
+    held = hung.held(ordered=True).keys
+    call.perform(handler)
+    call.finish()
+    late = seen(stage.late())
+    stage.run(all)
 
-    def answer(message: Message) -> Verdict:
-        if message.id == 3:
-            call.perform(lambda messages: [DONE] * len(messages))
-            call.finish()
-        return DONE
-
-    handler.answer = answer
-    Stage(handler, hung=hung, held=Held(LEASES[3])).run(all)
-
-    assert flat(handler.calls) == [3, 1, 2]
+    assert (held, late["done"], hung.held(ordered=True)) == ({"k"}, [], NOTHING_HELD)
+    assert flat(handler.calls) == [1, 1, 2, 3]
 
 
 def test_a_call_of_a_lease_that_was_lost_before_it_hung_does_not_count():
@@ -402,95 +470,71 @@ def test_a_call_of_a_lease_that_was_lost_before_it_hung_does_not_count():
     hung.taken(LEASES[1])
     hung.taken(LEASES[2])
     finished_late(hung, Call(all[:1]), handler, LEASES[1])
-    hung.note(LEASES[1], all[1:], [])
+    hung.note(LEASES[1], all[1:])
     handler.calls.clear()
-    Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
+    stage = Stage(handler, hung=hung, held=Held(LEASES[2]))
+    stage.late()
+    stage.run(all)
 
     assert flat(handler.calls) == [1, 2]
 
 
+def test_a_relay_that_has_not_noticed_its_lost_lease_takes_no_answer_of_the_next():
+    handler, hung, all = Handler(), HungCalls(), messages("k")
+    hung.taken(LEASES[2])
+    finished_late(hung, Call(all), handler, LEASES[2])
+    late = [Stage(handler, hung=hung, held=Held(LEASES[epoch])).late().done for epoch in (1, 2)]
+
+    assert late == [[], all]
+
+
+def test_an_answer_that_could_not_be_settled_is_known_under_the_next_lease():
+    handler, all = Handler(), messages("k")
+    hung = hung_call(handler, [*messages(None, first=0), *all])
+    for _ in Stage(handler, hung=hung, held=Held(LEASES[1])).batch_handler.late():
+        break
+    outcome = under(LEASES[2], handler, hung).run(all)
+
+    assert (handler.calls, ids(outcome.done)) == ([], [1])
+
+
 def test_the_outcome_of_one_message_is_not_that_of_another_with_its_id():
     """Ids are given out again when the log was emptied and its sequence restored."""
-    handler, hung = Handler(), HungCalls()
-    hung.note(None, messages("k", None), [])
-    outcome = Stage(handler, hung=hung).run(messages("k", None))
+    handler = Handler()
+    stage = Stage(handler)
+    stage.hung.note(LEASE, messages("k", None))
+    outcome = stage.run(messages("k", None))
 
     assert (flat(handler.calls), ids(outcome.done)) == ([1, 2], [1, 2])
 
 
-def test_the_outcome_of_an_id_that_is_given_out_again_is_not_used_when_it_comes_late():
-    handler, hung = Handler(), HungCalls()
-    finished_late(hung, Call(messages("k")), handler)
-    Stage(handler, hung=hung).run(messages("k"))
-
-    assert handler.calls == [[1], [1]]
-
-
-def test_what_was_parked_and_not_settled_is_parked_again_without_a_call():
-    handler, hung, all = Handler(), HungCalls(), messages("a", "a", "b")
-    parked = [(all[0], POLICY.failed(all[0], Retry("no"))), (all[1], BEHIND), (all[2], POLICY.dead(all[2], "never"))]
-    hung.note(None, [], parked)
-    outcome = Stage(handler, hung=hung).run(all)
-
-    assert handler.calls == []
-    assert seen(outcome)["parked"] == [(1, "retry", 1), (3, "dead", 1), (2, "behind", 0)]
-
-
-@pytest.mark.parametrize(
-    ("before", "now"), [(None, 1), (1, None), (1, 2)], ids=["of the log", "parked", "at attempt 1"]
-)
-def test_a_failure_counts_only_where_it_was_read(before, now):
-    """The settle may have been written although its answer was lost; then the row that it made is another one.
-
-    None: read from the log; otherwise the attempt of a parked row.
-    """
-    handler, hung, (message,) = Handler(), HungCalls(), messages(None)
-    answer = again(message, before or 1)
-    hung.note(None, [], [(answer, POLICY.dead(answer, "never"))], parked=before is not None)
-    found = again(message, now or 1)
-    outcome = Stage(handler, hung=hung).run([found], parked=now is not None)
-    unanswered = hung.unanswered([found], parked=now is not None)
-
-    assert (handler.calls, ids(outcome.done), unanswered) == ([[1]], [1], set())
-
-
-def test_a_failure_of_a_parked_row_is_known_when_it_is_read_again_as_it_was():
-    handler, hung, (message,) = Handler(), HungCalls(), messages("a")
-    parked = again(message, 2)
-    hung.note(None, [], [(parked, POLICY.failed(parked, Retry("no")))], parked=True)
-    outcome = Stage(handler, hung=hung).run([again(message, 2)], parked=True)
-
-    assert (handler.calls, seen(outcome)["parked"]) == ([], [(1, "retry", 2)])
-
-
-def test_a_failure_that_counts_nothing_leaves_a_parked_row_as_it_was_and_is_not_known():
-    """If it was written, the row would get it a second time."""
-    handler, hung, (message,) = Handler(), HungCalls(), messages("a")
-    parked = again(message, 2)
-    hung.note(None, [], [(parked, POLICY.failed(parked, Retry("no", counts=False)))], parked=True)
-    outcome = Stage(handler, hung=hung).run([again(message, 2)], parked=True)
-
-    assert (handler.calls, ids(outcome.done)) == ([[1]], [1])
-
-
-def test_what_a_call_has_done_counts_for_the_row_that_was_parked_meanwhile():
-    handler, hung, (message,) = Handler(), HungCalls(), messages("a")
-    hung.note(None, [message], [])
-    outcome = Stage(handler, hung=hung).run([again(message, 2)], parked=True)
+def test_what_was_accepted_counts_for_the_row_that_was_parked_meanwhile():
+    handler, (message,) = Handler(), messages("a")
+    stage = Stage(handler)
+    stage.hung.note(LEASE, [message])
+    outcome = stage.run([again(message, 2)], parked=True)
 
     assert (handler.calls, ids(outcome.done)) == ([], [1])
 
 
 @pytest.mark.parametrize("key", ["a", None])
 def test_no_outcome_counts_for_what_a_person_decided_about(key):
-    """A replay begins with the first attempt again."""
-    handler, hung, all = Handler(only(1, verdict=Reject("never"))), HungCalls(), messages(key, "b")
-    hung.note(None, [], [(each, POLICY.dead(each, "never")) for each in all], parked=True)
-    stage = Stage(handler, hung=hung)
-    stage.batch_handler.hung.known.forget({1})
+    handler, all = Handler(), messages(key, "b")
+    stage = Stage(handler)
+    stage.hung.note(LEASE, all)
+    stage.hung.known.forget({1})
     outcome = stage.run(all, parked=True)
 
-    assert (handler.calls, seen(outcome)["parked"]) == ([[1]], [(2, "dead", 1), (1, "dead", 1)])
+    assert (handler.calls, sorted(ids(outcome.done))) == ([[1]], [1, 2])
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_of_a_key_that_has_its_turn_nothing_is_known_any_more_if_keys_have_an_order(ordered):
+    known, all = KnownOutcomes(), messages("a", "a", None)
+    known.note(all)
+    known.hand_over(all[:1], ordered=ordered)
+
+    assert ids(known.among(all, ordered=False)) == ([3] if ordered else [2, 3])
 
 
 class Interrupted:
@@ -522,48 +566,40 @@ class Outcomes(dict[Any, Any]):
             yield each
 
 
-class Calls(list[HungCall]):
-    """A list that is interrupted at the end of its second iteration."""
+class Calls(dict[Call, Any]):
+    """A dict that is interrupted when it is gone through."""
 
     interrupted: Interrupted
-    iterations = 0
 
-    def __iter__(self) -> Iterator[HungCall]:
-        yield from super().__iter__()
-        self.iterations += 1
-        if self.iterations == 2:
+    def __iter__(self) -> Iterator[Call]:
+        """Interrupted at each."""
+        for each in super().__iter__():
             self.interrupted.now()
+            yield each
 
 
 def test_two_relays_of_one_name_may_use_what_is_known_at_the_same_time():
     """One of them has not noticed yet that its lease is lost."""
     known, (first, *others) = KnownOutcomes(), messages(*"abc")
-    known._outcomes = outcomes = Outcomes()
+    known._done = outcomes = Outcomes()
     known.note([first])
     outcomes.interrupted = Interrupted(lambda: known.note(others))
     known.forget({1})
     outcomes.interrupted.end()
 
-    assert known.among([first, *others], parked=False) == set(map(identity_of, others))
-
-
-def test_an_outcome_that_the_other_relay_has_taken_is_not_there_any_more():
-    known, all = KnownOutcomes(), messages("a", None)
-    known.note(all)
-
-    assert known.take(all[:1], parked=False) == (all[:1], [])
-    assert known.take(all, parked=False) == (all[1:], [])
+    assert known.among([first, *others], ordered=True) == others
 
 
 def test_a_call_that_hangs_while_the_other_relay_looks_at_the_calls_stays_held():
     hung, all = HungCalls(), messages("a", "b")
+    hung.taken(LEASE)
     hung._calls = calls = Calls()
     hung.add(Call(all[:1]))
     calls.interrupted = Interrupted(lambda: hung.add(Call(all[1:])))
-    hung.take_finished()
+    hung.come_back(LEASE)
     calls.interrupted.end()
 
-    assert hung.ids == {1, 2}
+    assert hung.held(ordered=True).keys == {"a", "b"}
 
 
 class Misjudging(HandlerPolicy):
@@ -577,6 +613,7 @@ class Misjudging(HandlerPolicy):
 def test_a_failure_in_judging_loses_no_answer():
     """What was done is not handled again, although its batch is."""
     handler, hung, all = Handler(lambda m: DONE if m.key else Retry("no")), HungCalls(), messages("a", None, "b")
+    hung.taken(LEASE)
     with pytest.raises(LookupError):
         Stage(handler, Misjudging(), hung=hung).run(all)
 

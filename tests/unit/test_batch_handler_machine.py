@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -31,13 +31,14 @@ from outbox.worker.calls import Call
 from outbox.worker.handle import BatchHandler, LeasedCaller
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
-from outbox.worker.policy import BEHIND, HandlerPolicy
+from outbox.worker.policy import BEHIND, HandlerPolicy, with_one_head
 from outbox.worker.waiting import Look, Wait
 from tests.support.stage import EARLIER, again, messages, outages_told_to
 
 pytestmark = pytest.mark.storm
 
 POLICY = HandlerPolicy(retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=1))
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEYS = st.sampled_from(["a", "b", "c", None])
 VERDICTS: st.SearchStrategy[Verdict] = st.sampled_from(
     [*[DONE] * 3, Retry("no"), Reject("never"), Unavailable("away"), Unavailable("all away", everything=True)]
@@ -242,35 +243,45 @@ class Machine(RuleBasedStateMachine):
     def _drop(self) -> None:
         if self.run is not None:
             self.run.close()
-            self.handler.keep(self.outcome.done, self.outcome.parked, parked=self.of_parked)
+            self.handler.keep(self.outcome.done)
         self._forget_run()
 
     @precondition(lambda self: self.run is None and self.settled < len(self.log))
     @rule(size=st.integers(1, 6))
     def handle(self, size: int) -> None:
-        """The next messages of the log, but those whose key is held back by a parked one."""
+        """The next messages of the log, but those whose key is held back by a parked one, or by a call."""
+        self._settle_late()
         batch = self.log[self.settled : self.settled + size]
         blocked = {row.message.key for row in self.parked.values() if row.message.key is not None}
-        self.outcome = Outcome(parked=[(each, BEHIND) for each in batch if each.key in blocked])
-        self.given = [each for each in batch if each.key not in blocked]
+        called = self.hung.held(ordered=True)
+        self.given, parkings = POLICY.sort_out(batch, NOW, held=blocked, called=called)
+        self.outcome = Outcome(parked=with_one_head(parkings))
         self.batch = batch
         self._start(quota=3)
+
+    def _settle_late(self) -> None:
+        """Of calls that have come back late, and of those that hang, the parked rows get what came of them."""
+        for part in self.handler.late():
+            self._check_part(part)
+            for message in part.done:
+                self.parked.pop(message.id or 0, None)
+            for message, parking in part.parked:
+                if parking is not BEHIND:
+                    self.parked[message.id or 0] = Row(self.parked[message.id or 0].message, parking)
 
     @precondition(lambda self: self.run is None and self.parked)
     @rule()
     def handle_parked(self) -> None:
         """Those that nothing holds: of each key the first, and what it blocks."""
-        held, stopped = self.hung.held(), set[str | None]()
+        self._settle_late()
+        held, stopped = self.hung.held(ordered=True), set[str | None]()
         self.given = []
-        for id, row in sorted(self.parked.items()):
+        for _, row in sorted(self.parked.items()):
             key, state = row.message.key, row.parking.state
-            is_held = (id in held.ids or key in held.keys) and id not in held.but
-            if state == "dead" or is_held or (key is not None and key in stopped):
+            if state == "dead" or held.has(row.message.id, key) or (key is not None and key in stopped):
                 stopped.add(key)
             else:
                 self.given.append(again(row.message, (row.parking.attempts or 0) + 1))
-                # A message that hangs alone goes alone, and what it blocks stays.
-                stopped |= {key} if id in held.but else set()
         self.outcome, self.of_parked = Outcome(), True
         self._start(quota=0)
 
@@ -303,6 +314,17 @@ class Machine(RuleBasedStateMachine):
         self.outcome.parked += part.parked
         with_outcome = [each.id for each in (*self.outcome.done, *(each for each, _ in self.outcome.parked))]
         assert len(with_outcome) == len(set(with_outcome))
+        self._check_part(part)
+        if part.next is not None and not self.of_parked:
+            before = {each.id for each in self.batch if self.settled < (each.id or 0) < (part.next.id or 0)}
+            assert before <= set(with_outcome)
+            self._settle((part.next.id or 0) - 1)
+        elif self.of_parked:
+            self._settle_parked()
+        self.outcome.open = part.open
+
+    def _check_part(self, part: Outcome) -> None:
+        """Nothing is done that was not accepted, or blamed on a message while nothing else was accepted."""
         for message in part.done:
             assert message.id in self.arrived, f"message {message.id} was never accepted"
         for message, parking in part.parked:
@@ -313,13 +335,6 @@ class Machine(RuleBasedStateMachine):
                 assert self.some_late or self.accepted > last, (
                     "blamed while it hangs, although nothing else was accepted since"
                 )
-        if part.next is not None and not self.of_parked:
-            before = {each.id for each in self.batch if self.settled < (each.id or 0) < (part.next.id or 0)}
-            assert before <= set(with_outcome)
-            self._settle((part.next.id or 0) - 1)
-        elif self.of_parked:
-            self._settle_parked()
-        self.outcome.open = part.open
 
     def _end(self) -> None:
         """All have an outcome, or are open after a stop or for a topic that is not accepted."""
@@ -467,6 +482,7 @@ class Machine(RuleBasedStateMachine):
         late = [call for call in self.calls if call.age and not call.finished]
         call = late[which % len(late)]
         if error:
+            self._fails(call)
             self._answer(call, None)
         else:
             self._answer(call, [DONE] * len(call.messages) if call.arrived else self._verdicts(data, call.messages))
@@ -498,7 +514,8 @@ class Machine(RuleBasedStateMachine):
     def whatever_hangs_is_held(self) -> None:
         """Until it comes back, whatever became of its lease."""
         hanging = [call for call in self.calls if call.age and not call.finished and call not in self.under_way]
-        assert {each.id for call in hanging for each in call.messages} <= self.hung.ids
+        held = self.hung.held(ordered=True)
+        assert all(held.has(each.id, each.key) for call in hanging for each in call.messages)
 
     def teardown(self) -> None:
         """When the destination is well, everything arrives, and each key ends with its newest message."""

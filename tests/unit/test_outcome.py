@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import Retry
-from outbox.worker.known import identity_of
 from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.policy import BEHIND, EXPIRED, with_one_head
 from tests.support.stage import POLICY, ids, messages, seen
@@ -21,7 +20,6 @@ def pending(*keys: str | None) -> Pending:
 
 
 def test_what_a_parked_message_blocks_is_parked_with_it_also_what_is_before_it():
-    """An answer may come late for a message in the middle of its key."""
     batch = pending("a", "b", "a", None, "a")
     middle = batch.messages[2]
     batch.resolve(batch.messages[3:4], [(middle, POLICY.failed(middle, Retry("no")))])
@@ -115,23 +113,6 @@ def test_topics_that_wait_or_are_refused_are_not_accepted_and_none_is_while_the_
     assert outcome.accepted_topics == {"one"}
     outcome.away = True
     assert outcome.accepted_topics == set()
-
-
-@given(KEYS, st.booleans(), st.data())
-def test_in_turn_are_those_that_have_no_other_of_their_key_before_them(keys, ordered, data):
-    """Without order, all."""
-    batch = pending(*keys)
-    chosen = [message for message in batch.messages if data.draw(st.booleans())]
-    found = batch.in_turn(set(map(identity_of, chosen)), ordered=ordered)
-
-    expected = [
-        message
-        for message in chosen
-        if message.key is None
-        or not ordered
-        or all(each in chosen for each in batch.messages if each.key == message.key and ids([each]) < ids([message]))
-    ]
-    assert ids(found) == ids(expected)
 
 
 @given(KEYS, st.data())

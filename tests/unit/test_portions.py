@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outbox import Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
+from outbox.model.parking import Held as HeldUnits
 from outbox.model.verdict import DONE
 from outbox.runtime.clock import clock
 from outbox.telemetry.events import HandedOver
@@ -23,7 +24,6 @@ from tests.support.stage import (
     Handler,
     Held,
     Stage,
-    again,
     handed_over,
     hanging,
     ids,
@@ -170,55 +170,28 @@ def test_a_portion_that_hangs_holds_its_own_message_only_and_counts_against_it()
         assert handler.calls == [[1], [2], [3], [5]]
         assert seen(outcome) == {"done": [1, 3, 5], "parked": [(2, "retry", 1), (4, "behind", 0)], "open": []}
         assert next(p.error for _, p in outcome.parked) == "no answer within 60.0 s"
-        held = stage.batch_handler.hung.held()
-        assert (held.ids, held.keys, held.but) == ({2}, {"b"}, set())
+        assert stage.hung.held(ordered=True) == HeldUnits(ids=set(), keys={"b"})
         released.set()
 
-    assert eventually(lambda: not stage.batch_handler.hung.unfinished)
+    assert eventually(lambda: not stage.hung.unfinished)
 
 
-def test_a_late_answer_counts_when_the_message_is_read_again():
-    handler = Handler()
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_late_answer_settles_what_is_parked_and_counts_no_second_attempt(fails):
+    handler = Handler(raising(1) if fails else lambda _: DONE)
     stage = Stage(handler, ONE)
     with hanging(handler, 1) as released:
-        outcome = stage.run(messages("a", "b"))
+        stage.run(messages("a", "b"))
         released.set()
-        assert eventually(lambda: stage.batch_handler.hung.held().ids == set())
+        assert eventually(lambda: not stage.hung.unfinished)
 
-    retried = stage.run([again(m, p.attempts + 1) for m, p in outcome.parked], parked=True, quota=0)
+    late = seen(stage.late())
 
-    assert handler.calls == [[1], [2]]
-    assert seen(retried) == {"done": [1], "parked": [], "open": []}
-
-
-def test_without_order_a_late_answer_counts_whatever_else_of_its_key_is_handed_over():
-    """With order the messages of a key from there on would be handed over again."""
-    handler, given = Handler(), messages("a", "a")
-    stage = Stage(handler, replace(ONE, ordered=False))
-    with hanging(handler, 2) as released:
-        stage.run(given)
-        released.set()
-        assert eventually(lambda: not stage.batch_handler.hung.held().ids)
-
-    stage.run(messages("a", first=3))
-    outcome = stage.run([again(messages("a", first=0)[0], 2), again(given[1], 2)], parked=True, quota=0)
-
-    assert handler.calls == [[1], [2], [3], [0]]
-    assert sorted(ids(outcome.done)) == [0, 2]
-
-
-def test_a_late_failure_is_tried_again():
-    handler = Handler(raising(1))
-    stage = Stage(handler, ONE)
-    with hanging(handler, 1) as released:
-        outcome = stage.run(messages("a"))
-        released.set()
-        assert eventually(lambda: stage.batch_handler.hung.held().ids == set())
-    handler.answer = lambda _: DONE
-
-    retried = stage.run([again(m, p.attempts + 1) for m, p in outcome.parked], parked=True, quota=0)
-
-    assert seen(retried) == {"done": [1], "parked": [], "open": []}
+    assert (handler.calls, late["done"], late["parked"]) == (
+        [[1], [2]],
+        [] if fails else [1],
+        [(1, "retry", 1)] if fails else [],
+    )
 
 
 def test_a_call_left_behind_hands_over_nothing_more():
@@ -227,7 +200,7 @@ def test_a_call_left_behind_hands_over_nothing_more():
     with hanging(handler, 1) as released:
         outcome = stage.run(messages("a", "b", "c"))
         released.set()
-        assert eventually(lambda: not stage.batch_handler.hung.unfinished)
+        assert eventually(lambda: not stage.hung.unfinished)
 
     assert ids(outcome.done) == [2, 3]
     assert handler.calls == [[1], [2], [3]]
@@ -251,7 +224,7 @@ def test_a_portion_that_was_answered_in_time_does_not_hang_while_others_hear_of_
     outcome = stage.run(messages(*"abcdefgh"))
 
     assert (sorted(ids(outcome.done)), outcome.parked) == ([*range(1, 9)], [])
-    assert eventually(lambda: not stage.batch_handler.hung.unfinished)
+    assert eventually(lambda: not stage.hung.unfinished)
 
 
 def test_earlier_answers_of_a_call_count_although_its_last_portion_comes_back_while_the_call_is_left_behind():
@@ -285,12 +258,11 @@ def test_whoever_drops_a_call_under_way_keeps_its_answers_and_holds_only_its_por
         with pytest.raises(ConnectionError):
             stage.run(given, meanwhile=lost)
         over.append(True)
-        assert stage.batch_handler.hung.ids == {3}
-        outcome = stage.run(given)
+        assert stage.hung.held(ordered=True).keys == {"c"}
+        outcome = stage.run([given[0], given[1], given[3]])
         released.set()
 
-    assert handler.calls == [[1], [2], [3], [4]]
-    assert seen(outcome) == {"done": [1, 2, 4], "parked": [(3, "retry", 1), (5, "behind", 0)], "open": []}
+    assert (handler.calls, ids(outcome.done)) == ([[1], [2], [3], [4]], [1, 2, 4])
 
 
 def test_later_messages_of_a_key_whose_dead_message_hangs_let_the_position_pass():
@@ -329,7 +301,7 @@ def test_a_call_comes_back_whatever_those_raise_who_are_told_of_it(error):
         raise error
 
     assert seen(stage.run(messages("a", "b"))) == {"done": [1, 2], "parked": [], "open": []}
-    assert not stage.batch_handler.hung
+    assert not stage.hung
 
 
 def portioned(*keys: str, held: Held | None = None, deadline: float = 60.0, **options: Any) -> PortionedCall:

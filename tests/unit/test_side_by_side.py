@@ -157,7 +157,7 @@ def test_too_many_portions_that_hang_end_it_and_what_they_have_is_parked():
     assert len(handler.calls) == 12 + len(outcome.done)
     assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(n, "retry", 1) for n in range(1, 13)]
     assert sorted(ids(outcome.done) + ids(outcome.open)) == [13, 14]
-    assert eventually(lambda: not stage.batch_handler.hung.unfinished)
+    assert eventually(lambda: not stage.hung.unfinished)
 
 
 def test_one_that_hangs_does_not_stop_those_beside_it():
@@ -169,7 +169,7 @@ def test_one_that_hangs_does_not_stop_those_beside_it():
 
     assert sorted(ids(outcome.done)) == [2, 4, 5]
     assert sorted((m.id, p.state, p.attempts) for m, p in outcome.parked) == [(1, "retry", 1), (3, "behind", 0)]
-    assert eventually(lambda: not stage.batch_handler.hung.unfinished)
+    assert eventually(lambda: not stage.hung.unfinished)
 
 
 def test_the_first_call_that_comes_back_is_settled_first():
@@ -271,7 +271,7 @@ def test_a_lease_that_is_lost_holds_what_is_under_way():
     with hanging(handler, 1) as released:
         with pytest.raises(Exception, match="lost"):
             stage.run(messages(*"abcdefgh"))
-        assert 1 in stage.batch_handler.hung.ids
+        assert "a" in stage.hung.held(ordered=True).keys
         released.set()
 
 

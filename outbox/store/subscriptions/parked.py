@@ -360,12 +360,11 @@ class Parked:
         if retries:
             of_state = f"p.state = 'retry' AND {_FAILED}"
         among = self._database.among
-        # A person's pause holds all messages of a key, also those that stand for themselves. No key is empty.
-        key, id = "coalesce(p.key, '')", "p.id"
-        of_keys = f"{among(key, texts='held_keys')} AND NOT {among(id, numbers='held_but')}"
+        # A held key holds all its messages, also those that stand for themselves. No key is empty.
+        of_keys = among("coalesce(p.key, '')", texts="held_keys")
         of_refused = self._database.dialect.values.among_many.format(value="p.topic", list=":refused")
-        untried = f"({of_refused} OR {among(id, numbers='held_ids')} OR ({of_keys}))"
-        lists = {"refused": refused, "held_ids": held.ids, "held_keys": held.keys, "held_but": held.but}
+        untried = f"({of_refused} OR {among('p.id', numbers='held_ids')} OR {of_keys})"
+        lists = {"refused": refused, "held_ids": held.ids, "held_keys": held.keys}
         bound = {name: self._database.bind(values) for name, values in lists.items()}
         statement = self._database.sql(_HEADS, of_slots=self._of_slots, of_state=of_state, untried=untried)
         met = set[str]()
@@ -373,8 +372,7 @@ class Parked:
         for head in self._channel.rows(statement, **self._common, **bound, limit=rows):
             if head[2] not in met:
                 heads.append(head)
-            # A message that hangs is no probe.
-            if head[2] in probed and head[0] not in held.but:
+            if head[2] in probed:
                 met.add(head[2])
         return heads
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from outbox.model.lease import Lease, Partition
 from outbox.model.message import Message
-from outbox.model.parking import NOTHING_HELD, Held, Parking
+from outbox.model.parking import Parking
 from outbox.model.position import Progress
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
@@ -131,25 +131,6 @@ class ScriptedHandOver:
         self.die = False
         self.given: list[int] = []
 
-    def held(self) -> Held:
-        """Nothing hangs here."""
-        return NOTHING_HELD
-
-    def unanswered(self, messages: Iterable[Message], *, parked: bool) -> set[int]:
-        """Return nothing: every call has come back, and its outcome is settled."""
-        return set()
-
-    def note(self, *_: Any, parked: bool) -> None:
-        """Remember nothing."""
-
-    def forget(self, ids: Collection[int]) -> None:
-        """Nothing is remembered."""
-
-    @property
-    def known(self) -> ScriptedHandOver:
-        """The outcomes that are known: none."""
-        return self
-
     def run(self, messages: list[Message], **_: Any) -> Generator[Outcome, None, None]:
         """Done, until one fails; what stands behind it in its key is held."""
         outcome, behind = Outcome(), set[str | None]()
@@ -177,7 +158,7 @@ class Holder:
         newest = ProgressLog(channel).newest(PARTITION)
         assert newest is not None
         self.settlement = Settlement(channel, lease, log.now(channel).incarnation)
-        hung = cast("HungCalls", self.batch_handler)
+        hung = HungCalls()
         parked, teller = Parked(channel, "relay"), Teller(Listeners(), {})
         settings, policy = Settings(limits=LIMITS), HandlerPolicy()
         decisions = Decisions(channel, "relay")
