@@ -159,6 +159,7 @@ def at_work(earlier: Earlier, empty: Engine, tmp_path: Path) -> Iterator[subproc
         yield program
 
 
+@pytest.mark.smoke("a program of the earlier version goes on over the upgrade")
 def test_writers_of_an_earlier_version_go_on_and_its_workers_stop_with_an_error_that_says_why(
     at_work, empty, tmp_path, monkeypatch
 ):
