@@ -15,10 +15,11 @@ from sqlalchemy.orm import Session
 
 from outbox.errors import InvalidMessageError
 from outbox.model.encoding import dumped
-from outbox.model.limits import require_window
+from outbox.model.limits import checked_dedup_key, require_window
 from outbox.model.message import Message, MessageFields
 from outbox.model.slots import SLOTS
 from outbox.store.database import Database
+from outbox.store.dialects.statements import Script
 from outbox.store.log.append import Writing
 from outbox.telemetry.events import Listener
 from outbox.writing.bare import BareOutbox
@@ -136,6 +137,37 @@ class Outbox(BareOutbox):
         """Do as `send_all`, on one of the handles of `asend`."""
         require_async(handle, "asend_all")
         return await self._awrite(handle, _checked(messages, "asend_all"), lock_keys=lock_keys)
+
+    def withdraw(self, handle: Handle, message_id: UUID | None = None, *, dedup_key: str | None = None) -> bool:
+        """Take a delayed message back in the caller's transaction, and return whether that is in time.
+
+        True: if the transaction commits, nobody gets the message. Until the transaction ends, readers leave the message
+        alone, also when it falls due. False: the message is due, so somebody may have it; or it is not delayed; or the
+        outbox does not know it. The log keeps the message, and only purge removes it.
+
+        Args:
+            handle: as of `send`.
+            message_id: the id that `send` returned. A dedup key of the message stays used.
+            dedup_key: in place of the id: the key by which the message was sent. The key is free again.
+
+        Raises:
+            TypeError: neither an id nor a key is given, or both; and all errors of `send`.
+        """
+        steps = self._withdrawal(message_id, dedup_key)
+        connection = self.transactions.connection_of(handle, "withdraw", flush=False)
+        return self.database.execute(connection, steps)
+
+    async def awithdraw(
+        self, handle: AsyncHandle, message_id: UUID | None = None, *, dedup_key: str | None = None
+    ) -> bool:
+        """Do as `withdraw`, on one of the handles of `asend`."""
+        require_async(handle, "awithdraw")
+        if not is_async_driver(handle):
+            in_time: bool = await of_scope(handle).run_sync(self.withdraw, message_id, dedup_key=dedup_key)
+            return in_time
+        steps = self._withdrawal(message_id, dedup_key)
+        self.transactions.require_driver(handle)
+        return await self.database.aexecute(handle, steps)
 
     # Transactions
 
@@ -291,6 +323,13 @@ class Outbox(BareOutbox):
         written = self.database.execute(connection, self._writing.append(messages, lock_keys=lock_keys))
         self.transactions.sent(connection, written)
         return written.message_ids
+
+    def _withdrawal(self, message_id: UUID | None, dedup_key: str | None) -> Script[bool]:
+        if dedup_key is not None and message_id is None:
+            return self._writing.withdraw(checked_dedup_key(dedup_key))
+        if not isinstance(message_id, UUID) or dedup_key is not None:
+            raise TypeError("withdraw takes a message's id, which is a UUID, or its dedup_key, and not both")
+        return self._writing.withdraw(message_id)
 
     async def _awrite(self, handle: Any, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
         if not is_async_driver(handle):

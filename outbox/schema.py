@@ -37,7 +37,7 @@ from outbox.store.dialects.native import Native
 
 #: Stored with the tables, and raised by a revision after which older code must not use the tables. A revision that only
 #: adds tables, indexes and columns with a default leaves the version, and older code goes on beside such tables.
-VERSION = 4
+VERSION = 5
 PREFIX = "outbox_"
 _KINDS = "relay, check, extract, consumer, broadcast or backfill"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
@@ -71,6 +71,7 @@ class Tables:
     decision: Table
     dedup: Table
     inbox: Table
+    withdrawal: Table
     op: Table
     worker: Table
     meta: Table
@@ -131,6 +132,7 @@ def made_in(metadata: MetaData, native: Native) -> Tables:
         decision=_decision(metadata, native),
         dedup=_dedup(metadata),
         inbox=_inbox(metadata),
+        withdrawal=_withdrawal(metadata),
         op=_op(metadata),
         worker=_worker(metadata),
         meta=_meta(metadata),
@@ -185,6 +187,7 @@ def _message(metadata: MetaData, native: Native) -> Table:
         *_settled(native),
         *by_position,
         _partial(native, "outbox_message_half", f"topic = '{HALF_TOPIC}'", "key"),
+        _partial(native, "outbox_message_delayed", "deliver_at IS NOT NULL", "message_id"),
         _body(),
         sqlite_autoincrement=True,
         comment="append-only log; shrinks by purge",
@@ -340,6 +343,17 @@ def _inbox(metadata: MetaData) -> Table:
         Column("expires_at", _Moment, nullable=False),
         Index("outbox_inbox_expires_at", "expires_at"),
         comment="what consumers have handled; shrinks by lease holders",
+    )
+
+
+def _withdrawal(metadata: MetaData) -> Table:
+    return Table(
+        "outbox_withdrawal",
+        metadata,
+        Column("message_id", Uuid, primary_key=True),
+        Column("withdrawn", Boolean, nullable=False, comment="false: handed over before the message was due"),
+        Column("at", _Moment, nullable=False),
+        comment="delayed messages that writers took back; shrinks by purge",
     )
 
 

@@ -12,7 +12,7 @@ from outbox.cli.options import F, option, together
 #: Roles with longer names would be cut, and so be others.
 _LONGEST = 63
 #: By its option each kind of process, with the options for what else the process does.
-_TASKS = {"writer": ("dedup", "transactions"), "relay": ("purge", "inbox"), "reader": ("register",)}
+_TASKS = {"writer": ("dedup", "withdraw", "transactions"), "relay": ("purge", "inbox"), "reader": ("register",)}
 
 
 class _Role(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -44,6 +44,7 @@ def by_roles(function: F) -> F:
     return together(
         option("--writer", type=_Role(), help="The role of applications, which send."),
         option("--dedup", is_flag=True, help="The writer gives dedup keys."),
+        option("--withdraw", is_flag=True, help="The writer takes delayed messages back, or replaces them."),
         option("--transactions", is_flag=True, help="The writer is a TransactionMQProducer."),
         option("--relay", type=_Role(), help="The role of relays, and of consumers over the log."),
         option("--purge", is_flag=True, help="The relay deletes old messages."),

@@ -90,6 +90,15 @@ def checked_dedup_key(dedup_key: str) -> str:
     return _checked_name("dedup_key", dedup_key, "pass None for a message that may be written any number of times")
 
 
+def checked_dedup(dedup: Literal["keep", "replace"], dedup_key: str | None) -> Literal["keep", "replace"]:
+    """Return what becomes of a repetition."""
+    if dedup not in ("keep", "replace"):
+        _refuse("dedup", f'must be "keep" or "replace", not {dedup!r:.80}', "leave it out to keep the first message")
+    if dedup == "replace" and dedup_key is None:
+        _refuse("dedup", '"replace" needs a dedup_key', "give the key by which the earlier message is found")
+    return dedup
+
+
 def _checked_name(field: str, value: str, without: str) -> str:
     if type(value) is str and 0 < len(value) <= MAX_KEY_BYTES and value.isascii() and "\0" not in value:
         return value

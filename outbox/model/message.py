@@ -9,12 +9,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Never, TypedDict, Unpack, final
+from typing import Any, Literal, Never, TypedDict, Unpack, final
 
 from outbox.model.encoding import checked_charset, decode_json, decode_text, encode_body
 from outbox.model.limits import (
     DelayLevel,
     checked_content_type,
+    checked_dedup,
     checked_dedup_key,
     checked_delay,
     checked_expiry,
@@ -33,6 +34,9 @@ TRANSACTION_ID = "__transactionId__"
 
 #: A message's place in the log, and its id.
 
+#: What becomes of a second message with a dedup key: the first one stays, or the second replaces it.
+Dedup = Literal["keep", "replace"]
+
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -47,6 +51,7 @@ class MessageFields(TypedDict, total=False):
     delay: timedelta | DelayLevel | None
     expires_at: datetime | None
     dedup_key: str | None
+    dedup: Dedup
 
 
 _FIELDS = tuple(MessageFields.__annotations__)
@@ -79,6 +84,8 @@ class Message:
             which the database counts from the insert: a timedelta, or one of RocketMQ's levels by name ("1s" … "2h").
         expires_at: after this moment the message becomes a dead letter instead of being delivered.
         dedup_key: a second message with the same key, within a window, is not written; 1 to 1024 bytes of UTF-8.
+        dedup: "keep" does so. "replace" writes this message in any case, and takes the earlier one back if that one is
+            delayed and not due yet.
 
     A handler also finds `id` (the log id), `message_id`, `created_at` and `attempt` (1 at the first).
 
@@ -87,8 +94,8 @@ class Message:
     """
 
     # Not a frozen dataclass: its object.__setattr__ per field would cost a third of the relay's speed.
-    __slots__ = ("_created_at", "_headers", "_message_id", "attempt", "body", "content_type", "dedup_key", "delay",
-                 "deliver_at", "expires_at", "id", "key", "tags", "topic")  # fmt: skip
+    __slots__ = ("_created_at", "_headers", "_message_id", "attempt", "body", "content_type", "dedup", "dedup_key",
+                 "delay", "deliver_at", "expires_at", "id", "key", "tags", "topic")  # fmt: skip
 
     id: int | None
     topic: str
@@ -100,6 +107,7 @@ class Message:
     expires_at: datetime | None
     delay: timedelta | None
     dedup_key: str | None
+    dedup: Dedup
     attempt: int
     _created_at: datetime | int | None
     _headers: str | None
@@ -113,6 +121,7 @@ class Message:
             )
         content_type, key, tags = fields.pop("content_type", None), fields.pop("key", None), fields.pop("tags", None)
         headers, dedup_key = fields.pop("headers", None), fields.pop("dedup_key", None)
+        dedup = fields.pop("dedup", "keep")
         deliver_at, delay = fields.pop("deliver_at", None), fields.pop("delay", None)
         expires_at = fields.pop("expires_at", None)
         if fields:
@@ -129,6 +138,7 @@ class Message:
         self.expires_at = None if expires_at is None else checked_expiry(expires_at, self.deliver_at)
         self.delay = None if delay is None else checked_delay(delay, deliver_at)
         self.dedup_key = None if dedup_key is None else checked_dedup_key(dedup_key)
+        self.dedup = checked_dedup(dedup, dedup_key)
         self._message_id = uuid7()
         self.id = None
         self._created_at = None
@@ -211,7 +221,7 @@ class Message:
         kept: dict[str, Any] = {
             "topic": self.topic, "body": self.body, "key": self.key, "tags": self.tags, "headers": self.headers,
             "content_type": self.content_type, "deliver_at": self.deliver_at, "delay": self.delay,
-            "expires_at": self.expires_at, "dedup_key": self.dedup_key,
+            "expires_at": self.expires_at, "dedup_key": self.dedup_key, "dedup": self.dedup,
         }  # fmt: skip
         if "body" in fields:
             del kept["content_type"]
@@ -281,6 +291,7 @@ def stored_message(columns: Sequence[Any]) -> Message:
     message.attempt = columns[11] if len(columns) > 11 else 1
     message.delay = None
     message.dedup_key = None
+    message.dedup = "keep"
     return message
 
 

@@ -209,8 +209,23 @@ class ParkedQueue:
         finished = self._finished.finished(to_send) if self._finished is not None and to_send else set()
         self._round.changed = [(r.message, EXPIRED) for r in ready if r.message.id in late]
         self._round.done = [message for message in to_send if message.id in finished]
-        to_send = [message for message in to_send if message.id not in finished]
+        to_send = self._not_withdrawn([message for message in to_send if message.id not in finished])
         return to_send if not (to_send and self.alone) else self._marked(ready[0])
+
+    def _not_withdrawn(self, messages: list[Message]) -> list[Message]:
+        """Return the messages that are not withdrawn. A message whose withdrawal is open is left out, with its key."""
+        delayed = [message for message in messages if message.deliver_at is not None]
+        if not delayed:
+            return messages
+        recalled = self._settlement.recalled(delayed)
+        self._round.done += [message for message in delayed if message.message_id in recalled.withdrawn]
+        left, waiting = list[Message](), set[str]()
+        for message in messages:
+            if message.message_id in recalled.open and self._parked.ordered and message.key is not None:
+                waiting.add(message.key)
+            elif message.message_id not in recalled.withdrawn | recalled.open and message.key not in waiting:
+                left.append(message)
+        return left
 
     def _marked(self, ready: Ready) -> list[Message]:
         """Mark a message before its call; return an empty list if the message becomes a dead letter instead."""

@@ -30,7 +30,7 @@ from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance, Task
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BEHIND, EXPIRED, MAX_WAITING, HandlerPolicy, newest, with_one_head
+from outbox.worker.policy import BEHIND, DELAYED, EXPIRED, MAX_WAITING, HandlerPolicy, newest, with_one_head
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Look, Wait
@@ -250,7 +250,7 @@ class PartitionWorker:
         if not messages:
             self._store_in_passing(batch)
             return
-        to_send, parkings = self._sort_out(messages, batch.now)
+        to_send, parkings = self._not_withdrawn(*self._sort_out(messages, batch.now))
         if self._careful and to_send:
             self._set_aside(batch, to_send, parkings)
             return
@@ -318,6 +318,15 @@ class PartitionWorker:
             return messages
         done = self._finished.finished(messages)
         return [message for message in messages if message.id not in done] if done else messages
+
+    def _not_withdrawn(self, messages: list[Message], parkings: Parkings) -> tuple[list[Message], Parkings]:
+        """Leave out withdrawn messages, and park messages whose withdrawal is open."""
+        delayed = [message for message in messages if message.deliver_at is not None]
+        if not delayed:
+            return messages, parkings
+        recalled = self._settlement.recalled(delayed)
+        parkings += [(message, DELAYED) for message in delayed if message.message_id in recalled.open]
+        return [m for m in messages if m.message_id not in recalled.withdrawn | recalled.open], parkings
 
     def _more_available(self) -> bool:
         """Return whether other messages could be tried: later ones of the log, or parked messages."""

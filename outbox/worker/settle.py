@@ -13,6 +13,7 @@ from outbox.model.parking import Parking
 from outbox.model.position import Progress
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
+from outbox.store.idempotency.withdrawals import Recalled, Withdrawals
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
@@ -102,6 +103,7 @@ class Settlement:
         self._leases = Leases(channel)
         self._progress = ProgressLog(channel)
         self._parked = parked or Parked(channel, lease.partition.subscription)
+        self._withdrawals = Withdrawals(channel)
         self._n = 0
         #: No message with a higher id was read. None: not known, and each settle looks at the end of the log.
         self.highest: int | None = None
@@ -140,6 +142,10 @@ class Settlement:
         changes = ParkedChanges(removed=list(done), changed=by_id(parkings), keys=keys)
         with self._unsettled.unless_written(changes), self.held():
             self._write(changes)
+
+    def recalled(self, messages: Sequence[Message]) -> Recalled:
+        """Return the withdrawn ones of delayed messages; afterwards the others may be handed over."""
+        return self._withdrawals.of(messages)
 
     def rehearse(self, stored: Progress) -> None:
         """Raise if a settle would not work, before any message is handled.

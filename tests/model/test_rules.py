@@ -25,6 +25,7 @@ from outbox.store.half_messages.half import Half, Halves
 from outbox.store.half_messages.op import Ops
 from outbox.store.idempotency.dedup import Dedup
 from outbox.store.idempotency.inbox import InboxRows
+from outbox.store.idempotency.withdrawals import Withdrawing
 from outbox.store.log.log import Log
 from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.leases import Leases
@@ -168,7 +169,8 @@ def test_the_first_verdict_stands_and_nothing_is_sent_behind_it(engine: Engine, 
 def test_a_dedup_key_is_that_of_its_first_message_until_it_expires(engine: Engine, chance: random.Random) -> None:
     """Claims of a few keys, alone and together, of which some expire in between."""
     database = Database(engine)
-    dedup, table = Dedup(database, timedelta(seconds=FAR)), tables_of(database).dedup
+    withdraw, table = Withdrawing(database).withdraw, tables_of(database).dedup
+    dedup = Dedup(database, timedelta(seconds=FAR), withdraw)
     rows: dict[str, DedupRow] = {}
     for _ in range(100):
         keys = chance.sample(["a", "b", "c", "d"], chance.randrange(1, 4))

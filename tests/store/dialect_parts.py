@@ -30,6 +30,7 @@ from outbox.store.half_messages.record import Records
 from outbox.store.idempotency import dedup, inbox
 from outbox.store.idempotency.dedup import Dedup
 from outbox.store.idempotency.inbox import InboxRows
+from outbox.store.idempotency.withdrawals import Withdrawals, Withdrawing
 from outbox.store.log.log import Log
 from outbox.store.operations.half_status import transactions
 from outbox.store.operations.purge import Purge, purged_id
@@ -343,7 +344,8 @@ class UpkeepContract:
     def test_what_is_over_is_pruned(self, outbox: Outbox, channel: Channel) -> None:
         """Delete dedup keys and notes of the inbox that have expired; a dedup key that has expired is free again."""
         twins = [Message("alpha", b"", dedup_key="k") for _ in range(2)]
-        over, kept = (Dedup(outbox.database, timedelta(seconds=seconds)) for seconds in (-1, 60))
+        withdraw = Withdrawing(outbox.database).withdraw
+        over, kept = (Dedup(outbox.database, timedelta(seconds=seconds), withdraw) for seconds in (-1, 60))
         claims = [_alone(outbox, each.claim(twins)) for each in (over, over, kept, kept)]
         for seconds in (-1, 60):
             rows = InboxRows(outbox.database, timedelta(seconds=seconds))
@@ -355,6 +357,17 @@ class UpkeepContract:
         again = {1: twins[0].message_id}
         assert claims == [again, again, again, {0: twins[0].message_id, **again}]
         assert (pruned, [probe.count(channel, each) for each in ("dedup", "inbox")]) == ([1, 1], [1, 1])
+
+    def test_a_delayed_message_is_withdrawn_once_it_is_there_and_not_due(self, outbox):
+        """A message without a delay is not."""
+        with outbox.begin() as session:
+            messages = [Message("orders", b"", delay=delay) for delay in (timedelta(hours=1), None)]
+            outbox.send_all(session, messages)
+            answers = [outbox.withdraw(session, message.message_id) for message in messages]
+        with closing(outbox.database.open()) as channel:
+            found = Withdrawals(channel).of(messages)
+
+        assert (answers, {*found.withdrawn}, {*found.open}) == ([True, False], {messages[0].message_id}, set())
 
     def test_a_purge_deletes_what_all_have_passed(self, outbox: Outbox, channel: Channel) -> None:
         """Delete no row that a subscription lacks, and record how far the purge went."""

@@ -305,5 +305,5 @@ def test_what_makes_no_sense_is_refused(options, told):
 def test_the_pages_show_what_the_command_prints():
     shown = re.findall(r"```sh\noutbox (db grants [^\n]*)\n```\n\n```sql\n(.*?)```", RIGHTS, re.DOTALL)
 
-    assert len(shown) == 7
+    assert len(shown) == 8
     assert {line: typed(None, *shlex.split(line)).out for line, _ in shown} == dict(shown)

@@ -326,6 +326,7 @@ def test_an_upgrade_of_a_log_with_messages_reads_none_of_them(empty_pg):
     with empty_pg.connect() as connection:
         check = text("SELECT convalidated FROM pg_constraint WHERE conname = 'outbox_message_slot'")
         assert connection.scalar(check) is False
+        assert connection.scalar(text("SELECT to_regclass('outbox_message_delayed')")) is None
 
 
 def test_an_upgrade_gives_up_behind_a_long_transaction_so_that_no_writer_waits(empty_pg, monkeypatch):

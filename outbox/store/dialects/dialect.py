@@ -220,6 +220,8 @@ class Locks:
     #: kinds. Many share the lock, or one has it alone.
     share_text: str | None
     own_text: str | None
+    #: As `share_text`, without waiting: false where another transaction has the lock alone.
+    try_share_text: str | None
     #: Makes others wait who declare or change subscriptions of the same tables, until the transaction ends. It draws no
     #: transaction id, so a position may be captured after it.
     subscriptions: str | None

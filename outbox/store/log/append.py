@@ -15,6 +15,7 @@ from outbox.model.trace_context import trace_headers
 from outbox.store.database import Database
 from outbox.store.dialects.statements import Script, Statement
 from outbox.store.idempotency.dedup import Dedup
+from outbox.store.idempotency.withdrawals import Withdrawing
 
 #: The most rows and bytes of bodies that one statement carries. (One larger body still goes alone.)
 _MOST_ROWS = 5_000
@@ -38,7 +39,8 @@ class Writing:
 
     def __init__(self, database: Database, dedup_window: timedelta) -> None:
         self._database = database
-        self._dedup = Dedup(database, dedup_window)
+        self._withdraw = Withdrawing(database).withdraw
+        self._dedup = Dedup(database, dedup_window, self._withdraw)
 
     def append(self, messages: Sequence[Message], *, lock_keys: bool = False) -> Script[Appended]:
         """Insert messages; ids in the log follow the order of the list.
@@ -60,6 +62,10 @@ class Writing:
         for part in _parts(written.messages):
             yield from self._insert(part)
         return written
+
+    def withdraw(self, message: UUID | str) -> Script[bool]:
+        """Take a delayed message back, by its id or its dedup key; return whether that is in time."""
+        return self._dedup.withdraw(message) if isinstance(message, str) else self._withdraw(message)
 
     def _insert(self, messages: Sequence[Message]) -> Script[None]:
         slots, trace = self._database.slots, trace_headers(messages[0].topic, len(messages))

@@ -48,6 +48,13 @@ _DELETE_OPS = f"""
       AND decided_at < :before
       AND NOT EXISTS (SELECT 1 FROM {{message}} WHERE topic = '{HALF_TOPIC}' AND key = transaction_id)
 """
+#: A withdrawal is deleted only after the message, and after the last parked copy. Purges are rare, so the copies are
+#: read without an index.
+_DELETE_WITHDRAWALS = """
+    DELETE FROM {withdrawal} WHERE at < :before
+      AND message_id NOT IN (SELECT message_id FROM {message} WHERE deliver_at IS NOT NULL)
+      AND message_id NOT IN (SELECT message_id FROM {parked} WHERE deliver_at IS NOT NULL)
+"""
 #: `+ 0` keeps the planner from looking for the highest number from the end of the log.
 _HIGHEST = "SELECT max({number} + 0) FROM {message} WHERE {gone}"
 #: Nothing above the number that was read before: a verdict may have come meanwhile.
@@ -230,6 +237,7 @@ class Purge:
             bounds = {"after": after, "upto": upto or "", "before": self._database.dialect.clock.bind(before)}
             yield self._channel.run(_DELETE_OPS, **bounds)
             after = upto
+        yield self._channel.run(_DELETE_WITHDRAWALS, before=self._database.dialect.clock.bind(before))
         self._channel.run(_NOTE, keep=keep // timedelta(milliseconds=1))
 
     def _of(self, passed: Position) -> dict[str, Any]:

@@ -76,13 +76,14 @@ _FIRSTS = """
             ORDER BY p.place LIMIT 1)
     FROM {units} AS u
 """
-#: Messages for which a newer one of their topic and unit stands; a message that may expire stands for no other.
+#: Messages for which a newer one of their topic and unit stands; one that may expire, or be taken back, stands for no
+#: other.
 _REPLACED = """
     SELECT o.id, o.unit, o.state, {seconds}, o.error FROM {units} AS u CROSS JOIN {parked} AS o
     WHERE o.subscription = :subscription AND o.unit = u.unit AND EXISTS (
         SELECT 1 FROM {parked} AS n
         WHERE n.subscription = :subscription AND n.unit = o.unit AND n.place > o.place AND n.topic = o.topic
-          AND n.expires_at IS NULL)
+          AND n.expires_at IS NULL AND n.deliver_at IS NULL)
 """
 _ADVANCE = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, error = NULL

@@ -209,7 +209,7 @@ DIALECT = Dialect(
         read=_moment,
     ),
     values=Values(
-        types={"text": "text", "bigint": "bigint", "smallint": "smallint", "float": "double precision"},
+        types={"text": "text", "bigint": "bigint", "smallint": "smallint", "float": "double precision", "uuid": "uuid"},
         among_numbers="{value} = ANY(CAST({list} AS bigint[]))",
         among_texts="{value} = ANY(CAST({list} AS text[]))",
         among_many="{value} IN (SELECT unnest(CAST({list} AS text[])))",
@@ -261,6 +261,7 @@ DIALECT = Dialect(
         " FROM (SELECT key FROM unnest(CAST(:keys AS text[])) AS k(key) ORDER BY key) AS ordered",
         share_text="pg_advisory_xact_lock_shared(hashtextextended(CAST({text} AS text), {seed}))",
         own_text="pg_advisory_xact_lock(hashtextextended(CAST({text} AS text), {seed}))",
+        try_share_text="pg_try_advisory_xact_lock_shared(hashtextextended(CAST({text} AS text), {seed}))",
         # The table's oid stands for this outbox among several in one database.
         subscriptions="SELECT pg_advisory_xact_lock(hashtext('outbox_subscription'),"
         " CAST(CAST(CAST('{subscription}' AS regclass) AS oid) AS integer))",

@@ -26,6 +26,10 @@ _ORDER = ("SELECT", "INSERT", "UPDATE", "DELETE")
 NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "writer": {"message": (_APPEND,)},
     "dedup": {"dedup": ("SELECT", "INSERT", "UPDATE")},
+    "withdraw": {
+        "message": ("SELECT (message_id, deliver_at)",),
+        "withdrawal": _GROW,
+    },
     "transactions": {
         "message": (*_READ, "INSERT (created_at)"),
         "meta": _READ,
@@ -46,12 +50,18 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parked": _KEEP,
         "decision": _KEEP,
         "worker": _KEEP,
+        "withdrawal": _GROW,
         "dedup": _EXPIRE,
         "inbox": _EXPIRE,
     },
     # A row goes again if the handler of a message has committed it, and then failed.
     "inbox": {"inbox": (*_GROW, "DELETE")},
-    "purge": {"message": ("DELETE",), "meta": ("UPDATE",), "op": ("SELECT", "DELETE")},
+    "purge": {
+        "message": ("DELETE",),
+        "meta": ("UPDATE",),
+        "op": ("SELECT", "DELETE"),
+        "withdrawal": ("SELECT", "DELETE"),
+    },
     "reader": {"message": _READ, "meta": _READ},
     "register": {
         "subscription": ("SELECT", "INSERT", "UPDATE (topics, hold_ms)"),

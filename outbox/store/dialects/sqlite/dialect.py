@@ -172,7 +172,7 @@ DIALECT = Dialect(
         read=_moment,
     ),
     values=Values(
-        types={"text": "text", "bigint": "bigint", "smallint": "smallint", "float": "real"},
+        types={"text": "text", "bigint": "bigint", "smallint": "smallint", "float": "real", "uuid": "text"},
         among_numbers="{value} IN (SELECT value FROM json_each({list}))",
         among_texts="{value} IN (SELECT value FROM json_each({list}))",
         among_many="{value} IN (SELECT value FROM json_each({list}))",
@@ -224,6 +224,7 @@ DIALECT = Dialect(
         keys=None,
         share_text=None,
         own_text=None,
+        try_share_text=None,
         subscriptions=None,
         upgrades=_serialize_upgrades,
         share="",
