@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 from uuid import UUID
@@ -33,6 +33,8 @@ from outbox.admin.results import (
 from outbox.admin.split import split
 from outbox.admin.subscriptions import Properties
 from outbox.admin.trace import trace
+from outbox.errors import SubscriptionError
+from outbox.model.decision import Decision
 from outbox.model.limits import checked_key, require_flags, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
 from outbox.model.status import Status, WorkerStatus
@@ -48,6 +50,7 @@ from outbox.store.operations.log_status import log_status
 from outbox.store.operations.purge import Purge, Purged
 from outbox.store.operations.status import statuses, unread
 from outbox.store.operations.worker_status import workers
+from outbox.store.subscriptions.decisions import listed, note
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.parked_messages import ParkedMessage
@@ -141,7 +144,7 @@ class Admin:
     def unread(self, *, name: str | None = None, topic: str | None = None, key: str | None = None) -> dict[str, int]:
         """Return how many messages subscriptions have still to read, by subscription; without any, nothing.
 
-        These are not parked, so `discard` does not reach them. Many are estimated.
+        These are not parked, so `discard` reaches them only with `unread=True`. Many are estimated.
 
         Args:
             name: of the subscription; None: all relays, consumers and backfills.
@@ -231,11 +234,46 @@ class Admin:
             return tuple(decisions.decide(channel, "replay", ids, reason, order))
 
     def discard(self, *ids: int | UUID, reason: str, **order: Unpack[Order]) -> tuple[Decided, ...]:
-        """Give parked messages up for good; messages behind them go on. Takes and raises what `replay` does."""
+        """Give parked messages up for good; messages behind them go on. Takes and raises what `replay` does.
+
+        With `unread=True` messages that no worker has read yet are meant, too: they are discarded when they are read.
+        """
         with self._channel() as channel:
             return tuple(decisions.decide(channel, "discard", ids, reason, order))
 
+    def set_aside(self, *ids: int | UUID, reason: str, **order: Unpack[Order]) -> tuple[Decided, ...]:
+        """Make dead letters of messages that are not to be tried, also of messages that no worker has read yet.
+
+        By the policy of the subscription a dead letter holds its key. A message behind another one, or before its time,
+        holds nothing. Without a state all parked messages but dead letters are meant. Takes and raises what `replay`
+        does.
+        """
+        with self._channel() as channel:
+            return tuple(decisions.decide(channel, "set_aside", ids, reason, order))
+
+    def decisions(
+        self, *, subscription: str | None = None, since: datetime | None = None, limit: int = 100
+    ) -> tuple[Decision, ...]:
+        """Return at most `limit` decisions of people, the newest first; each is kept for 90 days.
+
+        Args:
+            subscription: only those about this subscription, which may be dropped by now.
+            since: only those from this moment on, with a zone.
+            limit: at most so many.
+
+        Raises:
+            SubscriptionError: the moment has no zone.
+            ValueError: the limit is no whole number from 1 on.
+        """
+        require_numbers(limit=limit)
+        if since is not None and since.tzinfo is None:
+            raise SubscriptionError(f"since: {since} has no time zone; pass a datetime with tzinfo")
+        with self._channel() as channel:
+            return tuple(listed(channel, limit, subscription=subscription, since=since))
+
+    adecisions = awaited(decisions)
     areplay = awaited(replay)
+    aset_aside = awaited(set_aside)
     adiscard = awaited(discard)
 
     # Subscriptions
@@ -260,12 +298,15 @@ class Admin:
         with self._channel_that_reads_leases() as channel:
             return self._details(channel, subscriptions.create(channel, name, start, properties))
 
-    def alter(self, name: str, *, wait: timedelta = WAIT, **properties: Unpack[Properties]) -> SubscriptionDetails:
+    def alter(
+        self, name: str, *, wait: timedelta = WAIT, by: str | None = None, **properties: Unpack[Properties]
+    ) -> SubscriptionDetails:
         """Give a subscription other properties, as `outbox subscriptions alter` does, while workers go on.
 
         Args:
             name: of the subscription.
             wait: for how long a worker is asked for its lease.
+            by: the person; None: user and host of the process.
             properties: those of `create`; `partitions` is a change of its own.
 
         Raises:
@@ -273,7 +314,7 @@ class Admin:
             LeaseLostError: a worker took the lease meanwhile. Nothing changed.
         """
         with self._channel() as channel:
-            return self._details(channel, subscriptions.alter(channel, name, wait, properties))
+            return self._details(channel, subscriptions.alter(channel, name, wait, properties, by=by))
 
     def split(
         self,
@@ -283,6 +324,7 @@ class Admin:
         destination: str,
         as_name: str | None = None,
         wait: timedelta = WAIT,
+        by: str | None = None,
     ) -> SplitResult:
         """Give topics of a subscription to a new subscription, which begins exactly at the position of the old.
 
@@ -293,24 +335,35 @@ class Admin:
             as_name: of the new subscription; None: the name of a route with the topics, such as `relay:orders.*`, also
                 if `name` is a route.
             wait: for how long a worker is asked for its lease.
+            by: the person; None: user and host of the process.
 
         Raises:
             SubscriptionError, LeaseLostError: as `alter`.
         """
+        require_notes(by=by)
         with self._channel() as channel:
             to = subscriptions.checked_destination(destination, Subscriptions(channel).get(name))
-            *both, moved = split(channel, name, topics, destination=to, as_name=as_name, wait=wait)
+            *both, moved = split(channel, name, topics, destination=to, as_name=as_name, wait=wait, by=by)
             origin, made = subscriptions.details(channel, both)
             return SplitResult(split=origin, made=made, moved=moved)
 
-    def backfill(self, name: str, topics: Sequence[str], *, start: Start = "earliest") -> SubscriptionDetails:
+    def backfill(
+        self, name: str, topics: Sequence[str], *, start: Start = "earliest", by: str | None = None
+    ) -> SubscriptionDetails:
         """Have workers handle earlier messages of topics beside a subscription, up to now; return the backfill.
+
+        Args:
+            name: of the subscription.
+            topics: names and patterns.
+            start: "earliest" or a moment.
+            by: the person; None: user and host of the process.
 
         Raises:
             SubscriptionError: another backfill is under way, or the subscription cannot have one.
         """
+        require_notes(by=by)
         with self._channel_that_reads_leases() as channel:
-            return self._details(channel, backfill(channel, name, topics, start))
+            return self._details(channel, backfill(channel, name, topics, start, by=by))
 
     def pause(
         self,
@@ -338,22 +391,36 @@ class Admin:
             found = pausing.pause(channel, name, key=key, rate=rate, by=by or user_and_host(), reason=reason)
             return subscriptions.details(channel, found)
 
-    def resume(self, name: str, *, key: str | None = None) -> tuple[SubscriptionDetails, ...]:
+    def resume(self, name: str, *, key: str | None = None, by: str | None = None) -> tuple[SubscriptionDetails, ...]:
         """Take a pause back, of the subscription or of one key; return all that go on.
+
+        Args:
+            name: of the subscription.
+            key: only messages of the key go on.
+            by: the person; None: user and host of the process.
 
         Raises:
             SubscriptionError: there is no such pause.
         """
         with self._channel_that_reads_leases() as channel:
-            return subscriptions.details(channel, pausing.resume(channel, name, key=key))
+            return subscriptions.details(channel, pausing.resume(channel, name, key=key, by=by))
 
-    def reset(self, name: str, start: Start, *, wait: timedelta = NO_WAIT, rehearsal: bool = False) -> Removal:
+    def reset(
+        self,
+        name: str,
+        start: Start,
+        *,
+        wait: timedelta = NO_WAIT,
+        by: str | None = None,
+        rehearsal: bool = False,
+    ) -> Removal:
         """Let a subscription begin again at another position, and delete its parked messages.
 
         Args:
             name: of the subscription.
             start: "earliest", "latest" or a moment.
             wait: for how long a worker at work is asked for its lease; 0: not at all.
+            by: the person; None: user and host of the process.
             rehearsal: change nothing, and return what would go.
 
         Raises:
@@ -362,17 +429,19 @@ class Admin:
         """
         require_start(start)
         require_flags(rehearsal=rehearsal)
+        require_notes(by=by)
         with self._channel() as channel:
             meant, parked = subscriptions.with_followers(channel, name, backfills=False)
             commands.require_resettable(meant[0], channel.database.commands)
-            gone = parked if rehearsal else commands.reset(channel, name, start, wait=wait)
+            gone = parked if rehearsal else commands.reset(channel, name, start, wait=wait, by=by)
             return Removal(kind=meant[0].kind, names=tuple(each.name for each in meant), parked=gone)
 
-    def drop(self, name: str, *, rehearsal: bool = False) -> Removal:
+    def drop(self, name: str, *, by: str | None = None, rehearsal: bool = False) -> Removal:
         """Forget a subscription, with its position and its parked messages, while no worker runs.
 
         Args:
             name: of the subscription; its backfill goes as well.
+            by: the person; None: user and host of the process.
             rehearsal: change nothing, and return what would go.
 
         Raises:
@@ -380,9 +449,10 @@ class Admin:
             LeaseLostError: a worker took the lease meanwhile. Nothing changed.
         """
         require_flags(rehearsal=rehearsal)
+        require_notes(by=by)
         with self._channel() as channel:
             meant, parked = subscriptions.with_followers(channel, name)
-            names = [each.name for each in meant] if rehearsal else commands.drop(channel, name)
+            names = [each.name for each in meant] if rehearsal else commands.drop(channel, name, by=by)
             return Removal(kind=meant[0].kind, names=tuple(names), parked=parked)
 
     def workers(self, name: str | None = None) -> tuple[WorkerStatus, ...]:
@@ -454,11 +524,12 @@ class Admin:
             found = tail.id_of(channel, id) if isinstance(id, UUID) else id
             return None if found is None else trace(channel, found)
 
-    def purge(self, older_than: timedelta, *, rehearsal: bool = False) -> Purged:
+    def purge(self, older_than: timedelta, *, by: str | None = None, rehearsal: bool = False) -> Purged:
         """Delete old messages that every subscription has passed, in small batches; see `outbox purge`.
 
         Args:
             older_than: the age by the database's clock.
+            by: the person; None: user and host of the process.
             rehearsal: delete nothing, and count.
 
         Raises:
@@ -467,7 +538,11 @@ class Admin:
         """
         require_wait("older_than", older_than)
         require_flags(rehearsal=rehearsal)
+        require_notes(by=by)
         with self._channel() as channel:
+            if not rehearsal:
+                with channel.transaction():
+                    note(channel, "purge", by=by, choice={"older_than": older_than})
             return Purge(channel).run(older_than, rehearsal=rehearsal)
 
     def erase(

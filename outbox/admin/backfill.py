@@ -13,13 +13,16 @@ from outbox.model.subscription import Start, Subscription, backfill_of, require_
 from outbox.model.topics import chosen_topics
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
+from outbox.store.subscriptions.decisions import note
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 #: Generations are numbers of 31 bits.
 _GENERATIONS = 2**31 - 1
 
 
-def backfill(channel: Channel, name: str, topics: Sequence[str], start: Start = "earliest") -> Subscription:
+def backfill(
+    channel: Channel, name: str, topics: Sequence[str], start: Start = "earliest", *, by: str | None = None
+) -> Subscription:
     """Have the workers of a subscription handle earlier messages of some topics; return the backfill as stored.
 
     The workers handle the messages up to the position of now, and the subscription goes on. The backfill has the
@@ -50,6 +53,7 @@ def backfill(channel: Channel, name: str, topics: Sequence[str], start: Start = 
             next_partitions=None,
         )
         subscriptions.create_at(made, [subscriptions.first_progress(start, now)] * made.partitions)
+        note(channel, "backfill", by=by, subscription=name, choice={"topics": made.topics, "start": start})
     tell_unread(channel, stored, made.topics)
     return subscriptions.get(made.name)
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from tenacity.wait import wait_random
 
 from outbox.admin.borrowing import LENGTH, NO_WAIT, WAIT, LeaseHeldError, borrowed, changing, lease_logger
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.command import Commands
+from outbox.model.lease import Partition
 from outbox.model.parking import STATES
 from outbox.model.retry import seconds_to_wait
 from outbox.model.subscription import Start, Subscription, backfill_of
@@ -21,12 +23,12 @@ from outbox.runtime.clock import clock
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
-from outbox.store.subscriptions.decisions import Decisions
+from outbox.store.subscriptions.decisions import Decisions, note
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import taken_topics
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.decisions import carry_out, log_carried_out
+from outbox.worker.decisions import OpenDecisions, log_carried_out
 from outbox.worker.settle import Settlement
 
 #: A decision waits so long for another command. A command that has died counts as alive until its lease has run out.
@@ -64,35 +66,42 @@ def carry_out_without_worker(channel: Channel, name: str, decide: Callable[[], i
 
 
 def _carry_out_here(channel: Channel, subscription: Subscription, decide: Callable[[], int]) -> int:
-    name, incarnation, decisions = (
-        subscription.name,
-        Log().now(channel).incarnation,
-        Decisions(channel, subscription.name),
-    )
+    name, incarnation = subscription.name, Log().now(channel).incarnation
     with borrowed(channel, [subscription]) as leases:
-        work = [(lease, Parked(channel, name, lease.partition, ordered=subscription.ordered)) for lease in leases]
+        work = [(lease, _open_decisions(channel, subscription, lease.partition)) for lease in leases]
         with channel.transaction():
             if not all(Leases(channel).hold(lease, incarnation) for lease in leases):
                 raise LeaseLostError(f"{name}: a worker took the lease meanwhile; nothing was done there")
             number = decide()
-            first = [carry_out(decisions.open(), decisions, parked) for _, parked in work]
+            first = [decisions.carry_out(decisions.open()) for _, decisions in work]
         for carried_out in first:
             log_carried_out(carried_out)
-        for lease, parked in work:
+        for lease, decisions in work:
             settlement = Settlement(channel, lease, incarnation)
             while open := decisions.open():
                 if not all(Leases(channel).renew(other, LENGTH) for other in leases):
                     raise LeaseLostError(f"{name}: a worker took the lease; it carries out the rest")
                 with settlement.held():
-                    carried_out = carry_out(open, decisions, parked)
+                    carried_out = decisions.carry_out(open)
                 log_carried_out(carried_out)
                 if not carried_out:
                     break
     return number
 
 
+def _open_decisions(channel: Channel, subscription: Subscription, partition: Partition) -> OpenDecisions:
+    parked = Parked(channel, subscription.name, partition, ordered=subscription.ordered)
+    blocks = subscription.ordered and subscription.on_dead != "continue"
+    return OpenDecisions(Decisions(channel, subscription.name), parked, partition, blocks=blocks)
+
+
 def alter(
-    channel: Channel, changed: Subscription, *, before: Subscription | None = None, wait: timedelta = WAIT
+    channel: Channel,
+    changed: Subscription,
+    *,
+    before: Subscription | None = None,
+    wait: timedelta = WAIT,
+    by: str | None = None,
 ) -> Subscription:
     """Store another selection, destination, policy or grace; return the subscription. Its backfill follows.
 
@@ -132,6 +141,7 @@ def alter(
             Subscriptions(channel).alter(replace(each, destination=altered.destination))
         if altered.on_dead == "continue" or not altered.ordered:
             Parked(channel, changed.name).let_go(dead=altered.ordered)
+        note(channel, "alter", by=by, subscription=altered.name, choice=_differences(now, altered))
     return altered
 
 
@@ -173,12 +183,21 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
 
 def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:
     """Return `now` with the differences between `stored` and `changed`."""
-    names = ("topics", "tags", "filter", "destination", "on_dead", "grace", "ordered", "compact")
-    wanted = {name: getattr(changed, name) for name in names}
-    return replace(now, **{name: value for name, value in wanted.items() if value != getattr(stored, name)})
+    return replace(now, **_differences(stored, changed))
 
 
-def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAIT) -> Mapping[str, int]:
+_PROPERTIES = ("topics", "tags", "filter", "destination", "on_dead", "grace", "ordered", "compact")
+
+
+def _differences(now: Subscription, changed: Subscription) -> dict[str, Any]:
+    """Return the properties in which a subscription differs from `now`."""
+    wanted = {name: getattr(changed, name) for name in _PROPERTIES}
+    return {name: value for name, value in wanted.items() if value != getattr(now, name)}
+
+
+def reset(
+    channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAIT, by: str | None = None
+) -> Mapping[str, int]:
     """Let a subscription begin again at `start`; return how many parked messages were deleted, by state.
 
     In a single transaction all partitions get the position, the parked messages go, and open decisions on these are
@@ -195,6 +214,7 @@ def reset(channel: Channel, name: str, start: Start, *, wait: timedelta = NO_WAI
         progress = Subscriptions(channel).first_progress(start, now)
         for each in meant:
             parked.update(Subscriptions(channel).restart(each.name, progress))
+        note(channel, "reset", by=by, subscription=name, choice={"start": start}, count=sum(parked.values()))
     return {state: parked[state] for state in STATES if parked[state]}
 
 
@@ -212,7 +232,7 @@ def require_resettable(subscription: Subscription, commands: Commands) -> None:
         raise SubscriptionError(f"{name} {why}")
 
 
-def drop(channel: Channel, name: str) -> list[str]:
+def drop(channel: Channel, name: str, *, by: str | None = None) -> list[str]:
     """Delete a subscription with progress and parked messages, while no worker is at work; return what was deleted.
 
     The backfill goes, too; of a broadcast consumer all instances go. A backfill alone may be deleted while its worker
@@ -223,4 +243,5 @@ def drop(channel: Channel, name: str) -> list[str]:
         dropped = [each.name for each in (*meant, *backfills)]
         for each in dropped:
             Subscriptions(channel).drop(each)
+        note(channel, "drop", by=by, subscription=name, choice={"dropped": dropped})
     return dropped

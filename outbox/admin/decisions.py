@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TypedDict
@@ -21,12 +21,21 @@ from outbox.runtime.process import user_and_host
 from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.operations import tail
-from outbox.store.operations.status import unread_by
+from outbox.store.operations.status import unread_by, unread_messages
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 #: The kinds of subscriptions whose unread messages are delivered, if nobody decides otherwise.
 _READERS = ("relay", "consumer", "backfill")
+#: The states that are meant without a state.
+_MEANT: Mapping[Verb, tuple[State, ...]] = {
+    "replay": ("dead",),
+    "discard": ("dead",),
+    "set_aside": ("delayed", "waiting", "retry", "behind"),
+}
+#: A decision on more messages that no worker has read is refused, because each worker keeps their ids in memory.
+MOST_UNREAD = 100_000
 
 
 class Choice(TypedDict, total=False):
@@ -47,11 +56,13 @@ class Choice(TypedDict, total=False):
 class Order(Choice, total=False):
     """A choice for a decision.
 
-    `all`: decide on every message of the choice, in place of ids. `by`: the person; None: user and host of the process.
-    `rehearsal`: change nothing, and return what would be decided on.
+    `all`: decide on every message of the choice, in place of ids. `unread`: also on messages that no worker has read
+    yet, of a discard or a set-aside. `by`: the person; None: user and host of the process. `rehearsal`: change nothing,
+    and return what would be decided on.
     """
 
     all: bool
+    unread: bool
     by: str | None
     rehearsal: bool
 
@@ -114,12 +125,13 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str 
             verb does not fit the state or the subscription. Nothing was done.
     """
     require_known(verb, order, ("reason", *Order.__annotations__))
-    require_flags(all=order.get("all", False), rehearsal=order.get("rehearsal", False))
+    flags = {"all": order.get("all", False), "unread": order.get("unread", False)}
+    require_flags(**flags, rehearsal=order.get("rehearsal", False))
     require_notes(reason=reason, by=order.get("by"))
     if bool(ids) == order.get("all", False):
         raise SubscriptionError(f"{verb}: give ids, or all=True with a choice; not both")
-    ids = _log_ids(channel, ids)
-    chosen = _filter(order, ids, default="dead")
+    ids, by = _log_ids(channel, ids), order.get("by") or user_and_host()
+    chosen = _filter(order, ids, default=_MEANT[verb])
     if verb == "replay" and "behind" in (chosen.states or STATES):
         look = channel.database.commands.line("parked", "list")
         raise SubscriptionError(
@@ -127,27 +139,62 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str 
             f" id, run: {look}"
         )
     subscriptions = _subscriptions(channel, order.get("name"))
-    if verb == "discard":
+    if verb != "replay":
         subscriptions = _without_checks(channel, subscriptions, asked=order.get("name") is not None)
     parked = {each.name: ParkedMessages(channel, each.name) for each in subscriptions}
+    found = [message for each in parked.values() for message in each.list(chosen, len(ids))] if ids else []
+    unread = _unread(channel, verb, subscriptions, order, {*ids} - {each.id for each in found})
     if ids:
-        found = [message for each in parked.values() for message in each.list(chosen, len(ids))]
-        _require_each(channel, found, ids, chosen, list(parked))
+        holders = [(each.id, each.subscription) for each in found]
+        holders += [(id, name) for name, messages in unread.items() for id in messages]
+        _require_each(channel, holders, ids, chosen, list(parked))
     decided: list[Decided] = []
     for name, each in parked.items():
-        number, worker = each.count(chosen), None
-        if not number:
+        number, worker, fresh = each.count(chosen), None, unread.get(name, {})
+        if not number and not fresh:
             continue
-        behind = each.behind(chosen)
-        if not order.get("rehearsal"):
-            write = partial(each.decide, chosen, verb, order.get("by") or user_and_host(), reason)
+        behind = each.behind(chosen) if number else 0
+        if fresh and not order.get("rehearsal"):
+            with channel.transaction():
+                Decisions(channel, name).write(
+                    verb, sorted(fresh), by=by, reason=reason, choice=chosen.words, unread=fresh
+                )
+        if number and not order.get("rehearsal"):
+            write = partial(each.decide, chosen, verb, by, reason)
             number, worker = carry_out_without_worker(channel, name, write)
-        decided.append(Decided(name=name, messages=number, behind=behind, worker=worker))
+        decided.append(Decided(name=name, messages=number, behind=behind, worker=worker, unread=len(fresh)))
     return decided
 
 
-def _filter(choice: Choice, ids: Sequence[int] = (), *, default: State | None = None) -> ParkedFilter:
-    """Return a checked choice; `default`: the state that is meant without another."""
+def _unread(
+    channel: Channel, verb: Verb, subscriptions: Sequence[Subscription], order: Order, missing: Collection[int]
+) -> dict[str, dict[int, UUID]]:
+    """Return the messages to decide on that no worker has read, by subscription; `missing`: ids that are not parked."""
+    # Whoever sets a message aside by its id means the message, wherever it is.
+    if not order.get("unread", verb == "set_aside" and bool(missing)) or (not missing and not order.get("all")):
+        return {}
+    if verb == "replay":
+        raise SubscriptionError("unread: what no worker has read yet is delivered without a replay; leave unread out")
+    given = {name: order.get(name) for name in ("state", "error_like", "before")}
+    if some := [name for name, value in given.items() if value]:
+        raise SubscriptionError(f"unread: a choice by {some[0]} means parked messages; leave {some[0]} or unread out")
+    ids = sorted(missing) if missing else None
+    topic, key = (order.get("topic"), order.get("key")) if ids is None else (None, None)
+    found: dict[str, dict[int, UUID]] = {}
+    for each in subscriptions:
+        if each.kind in _READERS or (each.kind == "broadcast" and order.get("name")):
+            found[each.name] = unread_messages(channel, each, MOST_UNREAD + 1, topic=topic, key=key, ids=ids)
+            if len(found[each.name]) > MOST_UNREAD:
+                reset = channel.database.commands.line("subscriptions", "reset", each.name, "--to", "latest")
+                raise SubscriptionError(
+                    f"unread: {each.name} has still to read more than {MOST_UNREAD} such messages; nothing was done;"
+                    f" choose fewer, or to give up all that is unread, run: {reset}"
+                )
+    return {name: messages for name, messages in found.items() if messages}
+
+
+def _filter(choice: Choice, ids: Sequence[int] = (), *, default: Sequence[State] | None = None) -> ParkedFilter:
+    """Return a checked choice; `default`: the states that are meant without another."""
     state, before = choice.get("state") or default, choice.get("before")
     require_notes(topic=choice.get("topic"), key=choice.get("key"), error_like=choice.get("error_like"))
     states = (state,) if isinstance(state, str) else state
@@ -196,10 +243,10 @@ def _without_checks(channel: Channel, found: list[Subscription], *, asked: bool)
 
 
 def _require_each(
-    channel: Channel, found: Sequence[ParkedMessage], ids: Sequence[int], chosen: ParkedFilter, names: Sequence[str]
+    channel: Channel, found: Sequence[tuple[int, str]], ids: Sequence[int], chosen: ParkedFilter, names: Sequence[str]
 ) -> None:
-    """Raise if an id is not among the found messages, or several subscriptions have parked it."""
-    missing = sorted(set(ids) - {each.id for each in found})
+    """Raise if an id is not among the found messages, or several subscriptions have it; `found`: ids with names."""
+    missing = sorted(set(ids) - {id for id, _ in found})
     if missing:
         states = " or ".join(chosen.states or STATES)
         shown = ", ".join(map(str, missing))
@@ -207,12 +254,13 @@ def _require_each(
             show = channel.database.commands.line("log", "show", missing[0])
             raise SubscriptionError(
                 f"no {states} messages of {', '.join(names)}: {shown}; nothing was done; unread in the log, to be"
-                f" delivered later: {in_words(unseen)}; to see the message, run: {show}"
+                f" delivered later: {in_words(unseen)}; to decide on them as well, add --unread (in Python:"
+                f" unread=True); to see the message, run: {show}"
             )
         look = f"to see its state, run: {channel.database.commands.line('parked', 'show', missing[0])}"
         raise SubscriptionError(f"no {states} messages of {', '.join(names)}: {shown}; nothing was done; {look}")
     if len(found) > len(set(ids)):
-        holders = ", ".join(sorted({each.subscription for each in found}))
+        holders = ", ".join(sorted({name for _, name in found}))
         raise SubscriptionError(
             f"several subscriptions have parked it: {holders}; say which by --name (in Python: name=…)"
         )

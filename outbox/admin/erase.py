@@ -11,6 +11,7 @@ from outbox.admin.commands import carry_out_without_worker
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.operations.erasure import Erased, Erasure
+from outbox.store.subscriptions.decisions import ERASED, forget, note
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -33,6 +34,10 @@ def erase(
     """
     identity.verify(channel)
     erasure = Erasure(channel, keys=keys, message_ids=message_ids)
+    if not rehearsal:
+        with channel.transaction():
+            # Not whose messages: the decision is kept longer than the messages.
+            note(channel, "erase", by=by, choice={"keys": len(keys), "messages": len(message_ids)})
     # A check-back's dead letter is a transaction without a verdict, and nobody but a verdict ends it.
     checks = {each.name for each in Subscriptions(channel).all() if each.kind == "check"}
     dead: dict[str, list[int]] = defaultdict(list)
@@ -45,7 +50,7 @@ def erase(
         for name, ids in dead.items():
             chosen = ParkedFilter(ids=tuple(ids), states=("dead",))
             # Fewer than were found, if a worker has replayed a letter meanwhile.
-            write = partial(ParkedMessages(channel, name).decide, chosen, "discard", by, "outbox erase")
+            write = partial(ParkedMessages(channel, name).decide, chosen, "discard", by, ERASED)
             letters += carry_out_without_worker(channel, name, write)[0]
     waiting: dict[str, set[int]] = defaultdict(set)
 
@@ -57,6 +62,10 @@ def erase(
     note_copies()
     rows, undecided, repeated = erasure.run(waiting, rehearsal=rehearsal)
     note_copies()  # of messages that a worker has parked meanwhile
+    if not rehearsal:
+        parked = {id for ids in (*dead.values(), *waiting.values()) for id in ids}
+        with channel.transaction():
+            forget(channel, keys, message_ids, parked | erasure.found)
     return Erased(
         rows=rows,
         dead_letters=letters,

@@ -8,6 +8,7 @@ from outbox.model.limits import checked_key, require_notes
 from outbox.model.pausing import Pause, Pauses, without_pause
 from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
+from outbox.store.subscriptions.decisions import note
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 #: So many keys of a subscription may be paused at once.
@@ -35,14 +36,16 @@ def pause(
         meant = _meant(channel, name)
         for each in meant:
             Subscriptions(channel).pause(each.name, _with(each.pauses, order))
+        note(channel, "pause", by=by, subscription=name, choice={"key": key, "rate": rate}, reason=reason)
     return [Subscriptions(channel).get(each.name) for each in meant]
 
 
-def resume(channel: Channel, name: str, *, key: str | None = None) -> list[Subscription]:
+def resume(channel: Channel, name: str, *, key: str | None = None, by: str | None = None) -> list[Subscription]:
     """Let the workers of a subscription go on at full speed; return the subscriptions as stored.
 
     Without a key, paused keys stay paused.
     """
+    require_notes(by=by)
     with Subscriptions(channel).changing():
         meant = _meant(channel, name)
         if not any(each.key == key for subscription in meant for each in subscription.pauses):
@@ -51,6 +54,7 @@ def resume(channel: Channel, name: str, *, key: str | None = None) -> list[Subsc
             raise SubscriptionError(f"{name} is {what}; to see all pauses, run: {look}")
         for each in meant:
             Subscriptions(channel).pause(each.name, without_pause(each.pauses, key))
+        note(channel, "resume", by=by, subscription=name, choice={"key": key})
     return [Subscriptions(channel).get(each.name) for each in meant]
 
 

@@ -11,6 +11,7 @@ from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.runtime.text import counted
 from outbox.store.database import Channel
+from outbox.store.subscriptions.decisions import note
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.refusals import require_partitions
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -20,7 +21,9 @@ _LOOK_SECONDS = 0.2
 _IDLE_SECONDS = 3.0
 
 
-def repartition(channel: Channel, name: str, partitions: int, *, wait: timedelta = WAIT) -> Subscription:
+def repartition(
+    channel: Channel, name: str, partitions: int, *, wait: timedelta = WAIT, by: str | None = None
+) -> Subscription:
     """Give a subscription another number of partitions; return the subscription as stored afterwards.
 
     Workers finish their calls, settle, and give their leases back. Where all partitions stand at the same progress, as
@@ -39,6 +42,7 @@ def repartition(channel: Channel, name: str, partitions: int, *, wait: timedelta
         return stored
     with changing(channel, [stored], wait=wait):
         subscriptions.repartition(name, partitions)
+        note(channel, "partitions", by=by, subscription=name, choice={"partitions": partitions})
     found = _met(channel, name, wait)
     if found.next_partitions is None and found.partitions != partitions:
         raise SubscriptionError(

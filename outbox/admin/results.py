@@ -147,19 +147,21 @@ class ParkedDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """The result of a replay or a discard for one subscription.
+    """The result of a replay, a discard or a set-aside for one subscription.
 
     Attributes:
         name: of the subscription.
         messages: so many were decided on.
         behind: so many messages behind them go on when these are gone; counted up to 10 000.
         worker: the live worker that carries the decision out; None: the decision is carried out.
+        unread: so many messages more were decided on, which a worker has still to read; the decision waits until then.
     """
 
     name: str
     messages: int
     behind: int
     worker: str | None
+    unread: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from outbox.model.command import Commands
 from outbox.model.subscription import Subscription, base_of, require_own_name, route_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.store.database import Channel
-from outbox.store.subscriptions.decisions import Decisions
+from outbox.store.subscriptions.decisions import Decisions, note
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -26,6 +26,7 @@ def split(
     destination: str,
     as_name: str | None = None,
     wait: timedelta = WAIT,
+    by: str | None = None,
 ) -> tuple[Subscription, Subscription, int]:
     """Give topics of a subscription to a new one; return the two, and how many parked messages moved.
 
@@ -55,6 +56,8 @@ def split(
         subscriptions.create_at(made, standing)
         parked = Parked(channel, name).give(made.name, moved)
         Decisions(channel, name).give(made.name)
+        choice = {"topics": made.topics, "as": made.name, "destination": destination}
+        note(channel, "split", by=by, subscription=name, choice=choice, count=parked)
         made = subscriptions.get(made.name)  # with its own moment of creation
     return origin, made, parked
 

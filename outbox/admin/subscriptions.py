@@ -14,7 +14,7 @@ from outbox.admin.results import SubscriptionDetails
 from outbox.errors import SubscriptionError
 from outbox.model.filter.sql92 import chosen_filter
 from outbox.model.filter.tags import chosen_tags
-from outbox.model.limits import require_wait
+from outbox.model.limits import require_notes, require_wait
 from outbox.model.parking import STATES
 from outbox.model.subscription import (
     Declaration,
@@ -91,7 +91,9 @@ def create(channel: Channel, name: str, start: Start, properties: Properties) ->
     return Subscriptions(channel).declare(declared, start)
 
 
-def alter(channel: Channel, name: str, wait: timedelta, properties: Properties) -> Subscription:
+def alter(
+    channel: Channel, name: str, wait: timedelta, properties: Properties, *, by: str | None = None
+) -> Subscription:
     """Give a subscription other properties, or another number of partitions; see `commands.alter` and `repartition`.
 
     A wider selection counts from the position on; the log names the backfill for earlier messages.
@@ -100,15 +102,16 @@ def alter(channel: Channel, name: str, wait: timedelta, properties: Properties) 
         SubscriptionError: no property is given, or the number of partitions with another property; and all errors of
             the two.
     """
-    require_known("alter", properties, ("wait", *Properties.__annotations__))
+    require_known("alter", properties, ("wait", "by", *Properties.__annotations__))
+    require_notes(by=by)
     given = {each for each, value in properties.items() if value is not None}
     partitions = properties.get("partitions")
     if not given or (partitions is not None and len(given) > 1):
         raise SubscriptionError("alter: give one property or several; partitions is a change of its own")
     if partitions is not None:
-        return repartition(channel, name, partitions, wait=wait)
+        return repartition(channel, name, partitions, wait=wait, by=by)
     stored = Subscriptions(channel).get(name)
-    altered = commands.alter(channel, _changed(stored, properties), before=stored, wait=wait)
+    altered = commands.alter(channel, _changed(stored, properties), before=stored, wait=wait, by=by)
     tell_passed(channel, stored, altered)
     return altered
 

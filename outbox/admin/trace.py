@@ -103,7 +103,7 @@ def _discards(decisions: tuple[Decision, ...]) -> bool:
 
 def _of_decision(decision: Decision) -> str:
     reason = "" if decision.reason is None else f" ({decision.reason})"
-    return f"{decision.verb} by {decision.by} {_moment(decision.at)}{reason}"
+    return f"{decision.verb.replace('_', ' ')} by {decision.by} {_moment(decision.at)}{reason}"
 
 
 def in_words(copy: ParkedMessage) -> str:

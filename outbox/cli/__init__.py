@@ -28,6 +28,7 @@ _VERBS = {
     "send": ("outbox.cli.send:send", "Write a message, for a first try."),
     "log": ("outbox.cli.log:log", "Look at the messages of the log."),
     "parked": ("outbox.cli.parked:parked", "Look at messages set aside, and decide on them."),
+    "decisions": ("outbox.cli.decisions:decisions", "List what people decided."),
     "subscriptions": (
         "outbox.cli.subscriptions:subscriptions",
         "List, alter, split, pause, resume, reset, backfill and drop the readers of the log.",

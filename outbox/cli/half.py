@@ -222,8 +222,10 @@ def rollback(*, target: Target, id: str, **how: Any) -> None:
 def _end(target: Target, id: str, op: Op, *, by: str | None, business: str | None, unchecked: bool, json: bool) -> None:
     """Write a verdict by hand, if none stands."""
     from outbox.model.limits import require_notes
+    from outbox.model.subscription import check_of
     from outbox.store.half_messages.half import half_of
     from outbox.store.half_messages.pending import HalfTransactions
+    from outbox.store.subscriptions.decisions import note
 
     require_notes(by=by)
     with target.open_outbox() as channel:
@@ -237,6 +239,9 @@ def _end(target: Target, id: str, op: Op, *, by: str | None, business: str | Non
             rows = HalfTransactions(channel).messages(id)
             _require_record(channel.database, id, op, business, half_of(rows[0]).recorded_in)
         is_new = _write_verdict(channel, id, op, f"admin {by or user_and_host()}")
+        if is_new and pending is not None:
+            with channel.transaction():
+                note(channel, op, by=by, subscription=check_of(pending.group), choice={"transaction_id": id})
         transaction, decided = _found(channel, id)
     number = 0 if transaction is None else transaction.messages
     messages = counted(number, "message")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
+from dataclasses import replace as changed
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -247,53 +248,87 @@ def replay(*, target: Target, chosen: Filter, decided: Deciding, reason: str | N
     _decide(target, "replay", chosen, decided, reason)
 
 
+_reason_needed = option("--reason", help="Why, for the log; needed, and asked for at a terminal.")
+_unread = option("--unread", is_flag=True, help="Also messages that no worker has read yet, when they are read.")
+
+
 @parked.command()
 @_decision
-@option("--reason", help="Why, for the log; needed, and asked for at a terminal.")
-def discard(*, target: Target, chosen: Filter, decided: Deciding, reason: str | None) -> None:
+@_unread
+@_reason_needed
+def discard(*, target: Target, chosen: Filter, decided: Deciding, unread: bool, reason: str | None) -> None:
     """Give parked messages up for good; the messages behind them, of the same keys, go on.
 
-    Without --state dead letters are meant. Messages of the --topic or --key that nobody has read yet are delivered
-    later: the command says how many there are, and ends with exit code 1.
+    Without --state dead letters are meant. Without --unread, messages of the --topic or --key that nobody has read yet
+    are delivered later: the command says how many there are, and ends with exit code 1.
     """
-    if not reason:
-        if not sys.stdin.isatty():
-            raise click.UsageError("say why these messages are given up: --reason TEXT")
-        reason = click.prompt("Why are they given up?", err=True)
-    _decide(target, "discard", chosen, decided, reason)
+    reason = _asked_for(reason, "say why these messages are given up: --reason TEXT", "Why are they given up?")
+    _decide(target, "discard", chosen, decided, reason, unread=unread)
 
 
-def _decide(target: Target, verb: Verb, chosen: Filter, decided: Deciding, reason: str | None) -> None:
+@parked.command("set-aside")
+@_decision
+@_unread
+@_reason_needed
+def set_aside(*, target: Target, chosen: Filter, decided: Deciding, unread: bool, reason: str | None) -> None:
+    """Make dead letters of messages that are not to be tried: parked ones, or by ID also unread ones.
+
+    Without --state all parked messages but dead letters are meant. A dead letter holds its key, or goes into a unit of
+    its own, by --on-dead of the subscription.
+    """
+    reason = _asked_for(reason, "say why these messages are set aside: --reason TEXT", "Why are they set aside?")
+    _decide(target, "set_aside", chosen, decided, reason, unread=unread)
+
+
+def _asked_for(reason: str | None, missing: str, question: str) -> str:
+    if reason:
+        return reason
+    if not sys.stdin.isatty():
+        raise click.UsageError(missing)
+    return str(click.prompt(question, err=True))
+
+
+def _decide(
+    target: Target, verb: Verb, chosen: Filter, decided: Deciding, reason: str | None, *, unread: bool = False
+) -> None:
     """Write the decision, and have it carried out: by the worker, or here if there is none."""
     from outbox.admin.admin import Admin
 
     # Whoever gives all messages of a topic or a key up means those that nobody has read yet, too.
-    by_message = chosen.topic is not None or chosen.key is not None
-    unread_too = verb == "discard" and by_message and (chosen.state, chosen.error_like, chosen.before) == (None,) * 3
+    by_message, words = chosen.topic is not None or chosen.key is not None, verb.replace("_", " ")
+    parked_only = (chosen.state, chosen.error_like, chosen.before) != (None,) * 3
+    left_out = verb == "discard" and not unread and by_message and not parked_only
     with target.open_outbox() as channel:
         order = getattr(Admin(channel), verb)
         what = {"reason": reason, "by": decided.by, "all": decided.all, **chosen.choice()}
+        what |= {"unread": True} if unread else {}
         if decided.all and (meant := order(rehearsal=True, **what)):
-            confirmed(f"{verb} {' and '.join(map(_counted, meant))}?", yes=decided.yes)
+            confirmed(f"{words} {' and '.join(map(_counted, meant))}?", yes=decided.yes)
         done: tuple[Decided, ...] = order(*decided.ids, **what)
-        unread = Admin(channel).unread(name=chosen.name, topic=chosen.topic, key=chosen.key) if unread_too else {}
+        left = Admin(channel).unread(name=chosen.name, topic=chosen.topic, key=chosen.key) if left_out else {}
     if decided.json:
-        show_json({"decision": verb, "subscriptions": done, "unread": unread})
-        click.get_current_context().exit(1 if unread else 0)
-    here = "will be sent by the next worker" if verb == "replay" else "discarded"
+        show_json({"decision": verb, "subscriptions": done, "unread": left})
+        click.get_current_context().exit(1 if left else 0)
+    here = {"replay": "will be sent by the next worker", "discard": "discarded", "set_aside": "set aside"}[verb]
     for each in done:
-        asked = f"{verb} of {each.messages} asked for; worker {each.worker} carries it out"
-        say(f"{_counted(each)}: {here}" if each.worker is None else asked)
+        if each.messages:
+            asked = f"{words} of {each.messages} asked for; worker {each.worker} carries it out"
+            say(f"{_counted(changed(each, unread=0))}: {here}" if each.worker is None else asked)
+        if each.unread:
+            number = counted(each.unread, "unread message")
+            say(f"{words} of {number} of {each.name} asked for; carried out when a worker reads them")
     if not done:
-        states = " or ".join(chosen.state or ("dead",))
+        states = " or ".join(chosen.state or ("dead",)) if verb != "set_aside" else "such"
         say(f"no {states} messages of {chosen.name or 'any subscription'} match")
-    if unread:
+    if left:
         from outbox.admin.decisions import in_words
 
-        fail(f"not discarded, because unread in the log, and to be delivered later: {in_words(unread)}")
+        unseen = f"not discarded, because unread in the log, and to be delivered later: {in_words(left)}"
+        fail(f"{unseen}; to discard them when they are read, add --unread")
         click.get_current_context().exit(1)
 
 
 def _counted(decision: Decided) -> str:
     behind = "" if not decision.behind else f", with {counted(decision.behind, 'message')} behind"
-    return f"{counted(decision.messages, 'message')} of {decision.name}{behind}"
+    unread = "" if not decision.unread else f", and {counted(decision.unread, 'unread message')}"
+    return f"{counted(decision.messages, 'message')} of {decision.name}{behind}{unread}"

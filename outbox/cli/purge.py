@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
+from outbox.cli.options import DURATION, Target, about_a_database, as_json, by_whom, option
 from outbox.cli.output import counted, moment, say, show_json
 from outbox.cli.spark import Cluster, on_spark, require_drawable, session, source_options
 
@@ -27,6 +27,7 @@ _PATH = click.Path(path_type=Path)
 @option("--archive", type=_PATH, metavar="PATH", help="Only messages that are, proven by Spark, in this archive.")
 @option("--plot", type=_PATH, metavar="FILE.png", help="With --archive: draw the comparison. Needs the extra plot.")
 @on_spark
+@by_whom
 @as_json
 def purge(
     *,
@@ -36,6 +37,7 @@ def purge(
     archive: Path | None,
     plot: Path | None,
     cluster: Cluster,
+    by: str | None,
     json: bool,
 ) -> None:
     """Delete old messages that every subscription has passed.
@@ -47,22 +49,28 @@ def purge(
     Messages behind the end of the archive stay.
     """
     from outbox.admin.admin import Admin
+    from outbox.model.limits import require_notes
 
+    require_notes(by=by)
     if archive is None and plot is not None:
         raise click.UsageError("--plot shows the comparison with an archive; name the archive by --archive PATH")
     require_drawable(plot)
     with target.open_outbox() as channel:
         if archive is None:
-            done = Admin(channel).purge(older_than, rehearsal=dry_run)
+            done = Admin(channel).purge(older_than, by=by, rehearsal=dry_run)
             ranges: tuple[Range, ...] = ()
         else:
             from outbox.spark.reports.archive import purge_archived
+            from outbox.store.subscriptions.decisions import note
 
             compared = _compared(target, channel, archive, older_than, cluster)
             if plot is not None:
                 from outbox.spark.reports import plots
 
                 plots.archive(plot, [{**asdict(each), "same": each.same} for each in compared.ranges])
+            if not dry_run:
+                with channel.transaction():
+                    note(channel, "purge", by=by, choice={"older_than": older_than, "archive": str(archive)})
             done, ranges = purge_archived(channel, older_than, compared, rehearsal=dry_run), compared.ranges
     if json:
         proven = {} if archive is None else {"ranges": ranges}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox.cli.options import Target, about_a_database, as_json, confirmed, option
+from outbox.cli.options import Target, about_a_database, as_json, by_whom, confirmed, option
 from outbox.cli.output import counted, tell
 
 if TYPE_CHECKING:
@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 @option("--force", is_flag=True, help="Restore also a log that was not copied.")
 @option("--dry-run", is_flag=True, help="Only tell how many messages would be sent again.")
 @option("--yes", is_flag=True, help="Do not ask.")
+@by_whom
 @as_json
-def restore(*, target: Target, accept: bool, force: bool, dry_run: bool, yes: bool, json: bool) -> None:
+def restore(*, target: Target, accept: bool, force: bool, dry_run: bool, yes: bool, by: str | None, json: bool) -> None:
     """Bring a copied log in line with the ids of the new server.
 
     Stop all workers before. A subscription that was ahead of another sends messages again; no subscription misses a
     message. A log without a copy is left alone. An SQLite file may be copied freely, because the file has its own ids.
     """
+    from outbox.model.limits import require_notes
+
+    require_notes(by=by)
     with target.open_outbox() as channel:
-        action, told, again = _restored(channel, accept=accept, force=force, dry_run=dry_run, yes=yes)
+        action, told, again = _restored(channel, accept=accept, force=force, dry_run=dry_run, yes=yes, by=by)
     numbers = {each.subscription: each.messages for each in again}
     document = {"action": action, "dry_run": dry_run, "read_again": sum(numbers.values()), "again": numbers}
     tell(told, document, json=json)
 
 
 def _restored(
-    channel: Channel, *, accept: bool, force: bool, dry_run: bool, yes: bool
+    channel: Channel, *, accept: bool, force: bool, dry_run: bool, yes: bool, by: str | None
 ) -> tuple[str, str, Sequence[Again]]:
     """Restore; return `restored`, `accepted` or `none`, the same in words, and the messages that are sent again."""
     from outbox.store import identity
@@ -54,14 +58,14 @@ def _restored(
         store.require_acceptable(channel)
         if not dry_run:
             confirmed("keep all positions as they are, on a server that goes on with the same ids?", yes=yes)
-            store.accept(channel)
+            store.accept(channel, by=by)
         return "accepted", f"the positions {'would be' if dry_run else 'are'} accepted as they are", ()
     if dry_run or not yes:
         expected = store.rehearse(channel)
         if dry_run:
             return "restored", f"nothing is changed; a restore: {_in_words(expected)}", expected
         confirmed(f"give every message of the log an id of this server ({_in_words(expected)})?", yes=yes)
-    again = store.restore(channel)
+    again = store.restore(channel, by=by)
     return "restored", f"the log is restored: {_in_words(again)}", again
 
 

@@ -19,6 +19,7 @@ from outbox.cli.options import (
     about_a_database,
     as_json,
     by_content,
+    by_whom,
     confirmed,
     option,
     to_a_destination,
@@ -78,8 +79,11 @@ def list_(*, target: Target, json: bool) -> None:
 @option("--compact/--no-compact", default=None, help="Whether only the newest of a key's waiting messages is handled.")
 @option("--partitions", type=click.IntRange(1), help="How many workers may share the messages; not with other changes.")
 @_wait_for_lease
+@by_whom
 @as_json
-def alter(*, target: Target, name: str, to: str | None, wait: timedelta, json: bool, **change: Any) -> None:
+def alter(
+    *, target: Target, name: str, to: str | None, wait: timedelta, by: str | None, json: bool, **change: Any
+) -> None:
     """Give a subscription another selection, destination, policy or number of partitions.
 
     Topics of another route of the same relay are refused, because both routes would send the messages.
@@ -108,7 +112,7 @@ def alter(*, target: Target, name: str, to: str | None, wait: timedelta, json: b
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        altered = Admin(channel).alter(name, wait=wait, destination=to, **change)
+        altered = Admin(channel).alter(name, wait=wait, by=by, destination=to, **change)
     told = f"{_described(altered)}, a dead letter: {altered.on_dead}"
     told += ", only the newest message of a key" if altered.compact else ""
     told += f", {age(altered.grace_seconds)} after the commit" if altered.grace_seconds else ""
@@ -128,6 +132,7 @@ def alter(*, target: Target, name: str, to: str | None, wait: timedelta, json: b
 @to_a_destination
 @option("--as", "as_name", metavar="NEW", help="Name of the new subscription.  [default: as of a --route]")
 @_wait_for_lease
+@by_whom
 @as_json
 def split(
     *,
@@ -137,6 +142,7 @@ def split(
     to: str | None,
     as_name: str | None,
     wait: timedelta,
+    by: str | None,
     json: bool,
 ) -> None:
     """Give topics of a subscription to a new subscription with another destination.
@@ -153,7 +159,7 @@ def split(
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        done = Admin(channel).split(name, topics, destination=to, as_name=as_name, wait=wait)
+        done = Admin(channel).split(name, topics, destination=to, as_name=as_name, wait=wait, by=by)
     parked = f", with {counted(done.moved, 'parked message')}" if done.moved else ""
     told = f"{_described(done.made)}, from where {done.split.name} stands{parked}; {_described(done.split)}"
     tell(told, {"split": done.split, "made": done.made, "moved": done.moved}, json=json)
@@ -165,8 +171,18 @@ def split(
 @option("--key", type=KEY, help="Hold back only the messages of this key.")
 @option("--rate", type=RATE, help="Hand over at most so many messages, as 500/s, 30/m or 10/h.")
 @option("--reason", help="Why; outbox status shows the reason.")
+@by_whom
 @as_json
-def pause(*, target: Target, name: str, key: str | None, rate: float | None, reason: str | None, json: bool) -> None:
+def pause(
+    *,
+    target: Target,
+    name: str,
+    key: str | None,
+    rate: float | None,
+    reason: str | None,
+    by: str | None,
+    json: bool,
+) -> None:
     """Let the workers of a subscription hand nothing over, or less, until outbox subscriptions resume.
 
     Workers go on to run. All follow within a second: a call under way ends, and the outcome is settled. A paused
@@ -179,7 +195,7 @@ def pause(*, target: Target, name: str, key: str | None, rate: float | None, rea
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        found = Admin(channel).pause(name, key=key, rate=rate, reason=reason)
+        found = Admin(channel).pause(name, key=key, rate=rate, reason=reason, by=by)
     _tell_pauses(found, json=json)
 
 
@@ -187,8 +203,9 @@ def pause(*, target: Target, name: str, key: str | None, rate: float | None, rea
 @about_a_database
 @click.argument("name")
 @option("--key", type=KEY, help="Only the messages of this key go on.")
+@by_whom
 @as_json
-def resume(*, target: Target, name: str, key: str | None, json: bool) -> None:
+def resume(*, target: Target, name: str, key: str | None, by: str | None, json: bool) -> None:
     """Let the workers of a paused or slowed-down subscription go on.
 
     Without --key, keys that were paused by themselves stay paused.
@@ -196,7 +213,7 @@ def resume(*, target: Target, name: str, key: str | None, json: bool) -> None:
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        found = Admin(channel).resume(name, key=key)
+        found = Admin(channel).resume(name, key=key, by=by)
     _tell_pauses(found, "resumed; still " if found[0].pauses else "resumed", json=json)
 
 
@@ -213,8 +230,9 @@ def _tell_pauses(found: Sequence[SubscriptionDetails], before: str = "", *, json
 @option("--to", type=START, required=True, help="Where to begin again.")
 @option("--force", is_flag=True, help="Ask a worker at work for its lease.")
 @option("--yes", is_flag=True, help="Do not ask.")
+@by_whom
 @as_json
-def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json: bool) -> None:
+def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, by: str | None, json: bool) -> None:
     """Let a subscription begin again at another position, and delete what it has parked.
 
     earliest: with the first message that is not purged. latest: with what is committed from now on. A time: with the
@@ -237,7 +255,7 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
         lost = f" and delete the parked messages ({_by_state(meant.parked)})" if meant.parked else ""
         confirmed(f"let {names} begin again at {at}{lost}?", yes=yes)
         try:
-            done = Admin(channel).reset(name, to, wait=WAIT if force else NO_WAIT)
+            done = Admin(channel).reset(name, to, wait=WAIT if force else NO_WAIT, by=by)
         except LeaseHeldError as error:
             if force or error.holder.is_command:
                 raise
@@ -260,8 +278,9 @@ def reset(*, target: Target, name: str, to: Start, force: bool, yes: bool, json:
     envvar="OUTBOX_SUBSCRIPTIONS_BACKFILL_FROM",
     help="Where to begin: earliest, or a time.",
 )
+@by_whom
 @as_json
-def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start, json: bool) -> None:
+def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start, by: str | None, json: bool) -> None:
     """Handle earlier messages of some topics again, or for the first time, beside a subscription that goes on.
 
     The workers of NAME handle the messages up to now as a subscription of its own, NAME:backfill, with the policy of
@@ -274,7 +293,7 @@ def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        made = Admin(channel).backfill(name, topics, start=start)
+        made = Admin(channel).backfill(name, topics, start=start, by=by)
     at = start if isinstance(start, str) else moment(start)
     told = f"{_described(made)}, from {at} up to now; {target.commands.line('status')} shows it until its end"
     tell(told, {"subscription": made}, json=json)
@@ -284,8 +303,9 @@ def backfill(*, target: Target, name: str, topics: tuple[str, ...], start: Start
 @about_a_database
 @click.argument("name")
 @option("--yes", is_flag=True, help="Do not ask.")
+@by_whom
 @as_json
-def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
+def drop(*, target: Target, name: str, yes: bool, by: str | None, json: bool) -> None:
     """Forget a subscription, with its position and its parked messages, while no worker runs.
 
     Of a broadcast consumer all instances go. A backfill goes with its subscription. NAME:backfill alone may be dropped
@@ -301,7 +321,7 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
         pending = target.commands.line("half", "list", "--group", name.removeprefix(check_of("")))
         after = _AFTER_A_DROP.get(meant.kind, "A worker of that name would begin anew.").format(pending)
         confirmed(f"drop {names}{lost}? {after}", yes=yes)
-        dropped = Admin(channel).drop(name)
+        dropped = Admin(channel).drop(name, by=by)
     told = f"{names} {'is' if len(dropped.names) == 1 else 'are'} dropped{lost}"
     tell(told, {"dropped": dropped.names, "parked": dropped.parked}, json=json)
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from outbox.model.decision import Decision
+from outbox.model.lease import Partition
+from outbox.model.message import Message
+from outbox.model.position import Progress
 from outbox.runtime.named import named
 from outbox.runtime.text import one_line
 from outbox.store.subscriptions.decisions import Decisions
@@ -16,6 +21,8 @@ logger = logging.getLogger("outbox")
 
 #: On so many messages decisions are carried out in one transaction.
 MOST = 1_000
+#: How often to look whether messages were passed before anybody knew of the decision on them.
+_LOOK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,43 +33,114 @@ class CarriedOut:
     messages: Mapping[int, str | None]
 
 
-def carry_out(open: Sequence[int], decisions: Decisions, parked: Parked, *, waits: bool = True) -> list[CarriedOut]:
-    """Carry out open decisions on at most `MOST` parked messages, inside a transaction with the lease held.
+class OpenDecisions:
+    """The open decisions of people, as the lease holder of one partition carries them out."""
 
-    Decisions without any message left are stamped. Messages not parked any more do not count. `parked`: of the
-    partition whose lease the caller holds. `waits`: as in `Parked.discard`.
-    """
-    found, room = list[CarriedOut](), MOST
-    for decision in filter(None, map(decisions.take, open)):
-        there = parked.still(decision.left)
-        mine = [id for id in decision.left if id in there and there[id][1]][:room]
-        kept = _carry_out(decision.verb, mine, parked, waits=waits)
-        done = {id: there[id][0] for id in mine if id not in kept}
-        left = [id for id in decision.left if id in there and id not in done]
-        if left != decision.left:
-            decisions.store(decision, left, carried_out=len(done))
-        if done:
-            found.append(CarriedOut(decision, done))
-        room -= len(mine)
-        if room <= 0:
-            break
-    parked.advance({key for each in found for key in each.messages.values() if key is not None})
-    return found
+    def __init__(self, decisions: Decisions, parked: Parked, partition: Partition, *, blocks: bool) -> None:
+        """`parked`: of the partition. `blocks`: a dead letter holds its key."""
+        self._decisions = decisions
+        self._parked = parked
+        self._partition = partition
+        self._blocks = blocks
+        #: The decisions on messages that no worker had read, by their id; and of which message, by log id.
+        self._waiting: dict[int, Decision] = {}
+        self._unread: dict[int, tuple[UUID, Decision]] = {}
+        self._met: list[CarriedOut] = []
+        self._look_at = 0.0
+
+    def open(self) -> list[int]:
+        """Return the ids of open decisions to look at; most looks leave out decisions on unread messages."""
+        open = self._decisions.open()
+        if self._waiting:
+            self._wait_for({id: each for id, each in self._waiting.items() if id in open})
+            if time.monotonic() < self._look_at:
+                return [id for id in open if id not in self._waiting]
+        return open
+
+    def carry_out(
+        self, open: Sequence[int], progress: Progress | None = None, *, waits: bool = True
+    ) -> list[CarriedOut]:
+        """Carry out open decisions on at most `MOST` parked messages, inside a transaction with the lease held.
+
+        Decisions without any message left are stamped. Messages not parked any more do not count. `progress`: as
+        stored of the partition. `waits`: as in `Parked.discard`.
+        """
+        found, room, waiting = list[CarriedOut](), MOST, {**self._waiting}
+        for decision in filter(None, map(self._decisions.take, open)):
+            unread = self._decisions.unread(decision, progress, self._partition)
+            there = self._parked.still(decision.left)
+            unread.difference_update(there)
+            mine = [id for id in decision.left if id in there and there[id][1]][:room]
+            kept = self._carry_out(decision, mine, waits=waits)
+            done = {id: there[id][0] for id in mine if id not in kept}
+            left = [id for id in decision.left if (id in there or id in unread) and id not in done]
+            if left != decision.left:
+                self._decisions.store(decision, left, carried_out=len(done))
+            if done:
+                found.append(CarriedOut(decision, done))
+            waiting.pop(decision.id, None)
+            if left and unread.issuperset(left):
+                waiting[decision.id] = decision.of(left)
+            room -= len(mine)
+            if room <= 0:
+                break
+        self._parked.advance({key for each in found for key in each.messages.values() if key is not None})
+        self._wait_for(waiting)
+        if not waiting.keys().isdisjoint(open):
+            self._look_at = time.monotonic() + _LOOK_SECONDS
+        return found
+
+    @property
+    def some_unread(self) -> bool:
+        """True while there is a decision on a message that no worker has read."""
+        return bool(self._unread)
+
+    def on(self, message: Message) -> Decision | None:
+        """Return the decision on a message of the log; None: there is none."""
+        message_id, decision = self._unread.get(message.id or 0, (None, None))
+        # The ids of a log that was truncated are given out again.
+        return decision if message_id == message.message_id else None
+
+    def meet(self, messages: Sequence[Message]) -> None:
+        """Carry out decisions on messages that are parked now, in the open transaction."""
+        open = {each.id for each in map(self.on, messages) if each is not None} if self._unread else None
+        self._met = self.carry_out(sorted(open), waits=False) if open else []
+
+    def met(self) -> list[CarriedOut]:
+        """Return what the last `meet` has carried out, once; called after the commit."""
+        met, self._met = self._met, []
+        return met
+
+    def _wait_for(self, waiting: dict[int, Decision]) -> None:
+        if waiting != self._waiting:
+            self._waiting, self._unread = waiting, {}
+            for decision in waiting.values():
+                message_ids = decision.message_ids
+                self._unread |= {id: (message_ids[id], decision) for id in decision.left}
+
+    def _carry_out(self, decision: Decision, ids: Sequence[int], *, waits: bool) -> Collection[int]:
+        """Carry out a decision on messages; return the ids of messages left for later."""
+        if decision.verb == "discard":
+            return self._parked.discard(ids, waits=waits)
+        if decision.verb == "set_aside":
+            self._parked.set_aside(ids, why(decision), holds=self._blocks)
+        else:
+            self._parked.replay(ids)
+        return ()
 
 
-def _carry_out(verb: str, ids: Sequence[int], parked: Parked, *, waits: bool) -> Collection[int]:
-    """Carry out a decision on messages; return the ids of messages left for later."""
-    if verb == "discard":
-        return parked.discard(ids, waits=waits)
-    parked.replay(ids)
-    return ()
+def why(decision: Decision) -> str:
+    """Return a decision as the error of its messages."""
+    reason = "" if decision.reason is None else f": {one_line(decision.reason)}"
+    return f"{decision.verb.replace('_', ' ')} by {one_line(decision.by)}{reason}"
 
 
 def log_carried_out(carried_out: Iterable[CarriedOut]) -> None:
     """Log decisions, a line for each message; called after the commit."""
     for each in carried_out:
         decision = each.decision
-        why = "" if decision.reason is None else f" ({one_line(decision.reason)})"
+        reason = "" if decision.reason is None else f" ({one_line(decision.reason)})"
         for id in each.messages:
             about = named(decision.verb, subscription=decision.subscription or "", id=id)
-            logger.info("parked message %d: %s by %s%s", id, decision.verb, one_line(decision.by), why, extra=about)
+            verb = decision.verb.replace("_", " ")
+            logger.info("parked message %d: %s by %s%s", id, verb, one_line(decision.by), reason, extra=about)

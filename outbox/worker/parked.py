@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outbox.model.message import Message
 from outbox.model.parking import NOTHING_HELD, Held
-from outbox.store.subscriptions.decisions import Decisions
+from outbox.model.position import Progress
 from outbox.store.subscriptions.parked import Parked, Ready
 from outbox.telemetry.events import Teller
 from outbox.worker import upkeep
 from outbox.worker.care import is_marked, marked
-from outbox.worker.decisions import carry_out, log_carried_out
+from outbox.worker.decisions import CarriedOut, OpenDecisions, log_carried_out, why
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.policy import BEHIND, EXPIRED, MAX_ERROR, HandlerPolicy
@@ -96,7 +96,7 @@ class ParkedQueue:
     def __init__(
         self,
         parked: Parked,
-        decisions: Decisions,
+        decisions: OpenDecisions,
         settlement: Settlement,
         hung: HungCalls,
         settings: Settings,
@@ -174,15 +174,15 @@ class ParkedQueue:
         self._some_wait = waiting > 0
         return most - waiting
 
-    def begin(self, late: Iterable[Outcome] = ()) -> list[Message] | None:
+    def begin(self, late: Iterable[Outcome] = (), *, progress: Progress | None = None) -> list[Message] | None:
         """Settle the outcomes of `late` answers, carry out decisions, and let delayed messages fall due.
 
-        Return the messages to handle, if there are any.
+        Return the messages to handle, if there are any. `progress`: as it is stored.
         """
         self._round = _Round()
         for outcome in late:
             self.settle(outcome)
-        self._round.worked |= self._carry_out_decisions() + self._remove_done() + self._fall_due() > 0
+        self._round.worked |= self._carry_out_decisions(progress) + self._remove_done() + self._fall_due() > 0
         probed, most = self._refusals.probed(), self._limits
         paused, held, retries = self._refusals.paused(), self.holds.untried, self.suspended
         bytes = 0 if self.alone else most.bytes
@@ -291,20 +291,53 @@ class ParkedQueue:
         moments = [now + _LOOK_SECONDS, self._refusals.next(), None if due is None else now + max(0.02, due)]
         return min(each for each in moments if each is not None)
 
-    def _carry_out_decisions(self) -> bool:
+    def without_decided(self, messages: list[Message], held: Container[str | None]) -> tuple[list[Message], Parkings]:
+        """Separate the messages to handle from messages that a person has decided on, and from what is behind these.
+
+        `held`: keys that are held back; their messages are parked in any case.
+        """
+        if not self._decisions.some_unread:
+            return messages, []
+        free, parkings, behind = list[Message](), Parkings(), set[str]()
+        for message in messages:
+            decision = self._decisions.on(message)
+            if message.key in behind:
+                parkings.append((message, BEHIND))
+            elif decision is None or message.key in held:
+                free.append(message)
+            else:
+                dead = self._policy.dead(message, why(decision))
+                # The next message of the key does not wait for a discard.
+                holds = dead.holds and decision.verb == "set_aside"
+                parkings.append((message, replace(dead, holds=holds, attempts=0)))
+                if holds and message.key is not None:
+                    behind.add(message.key)
+        return free, parkings
+
+    def without_discarded(self, parkings: Parkings) -> Parkings:
+        """Take note of decisions on messages that were parked now; return the parkings without the discarded ones."""
+        carried_out = self._decisions.met()
+        if carried_out:
+            self._note(carried_out)
+        gone = {id for each in carried_out if each.decision.verb == "discard" for id in each.messages}
+        return [each for each in parkings if each[0].id not in gone] if gone else parkings
+
+    def _note(self, carried_out: Sequence[CarriedOut]) -> None:
+        log_carried_out(carried_out)
+        self.holds.reconsider({key for each in carried_out for key in each.messages.values() if key is not None})
+
+    def _carry_out_decisions(self, progress: Progress | None) -> bool:
         open = self._decisions.open()
         if not open:
             return False
         with self._settlement.held():
             # A writer must not hold up the partition for as long as its transaction takes.
-            carried_out = carry_out(open, self._decisions, self._parked, waits=False)
-            decided = {id: key for each in carried_out for id, key in each.messages.items()}
+            carried_out = self._decisions.carry_out(open, progress, waits=False)
             # Before the commit, because the answer to the commit may be lost as well.
-            self._hung.known.forget(set(decided))
-        log_carried_out(carried_out)
-        self.holds.reconsider({key for key in decided.values() if key is not None})
+            self._hung.known.forget({id for each in carried_out for id in each.messages})
+        self._note(carried_out)
         # A later decision may have replaced an open decision meanwhile.
-        return bool(decided) or self._decisions.open() != open
+        return bool(carried_out) or not {*self._decisions.open()} <= {*open}
 
     def _remove_done(self) -> int:
         """Remove dead letters that are done by now."""

@@ -25,6 +25,7 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
 from outbox.worker import upkeep
 from outbox.worker.care import needs_care, to_be_alone
+from outbox.worker.decisions import OpenDecisions
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance, Task
@@ -120,8 +121,9 @@ class PartitionWorker:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
         policy, name = batch_handler.policy, lease.partition.subscription
         parked = Parked(channel, name, lease.partition, ordered=policy.ordered, compact=policy.compact)
-        decisions = Decisions(channel, name)
-        self._settlement = Settlement(channel, lease, incarnation, unsettled, parked=parked)
+        blocks = policy.ordered and policy.block_on_dead
+        decisions = OpenDecisions(Decisions(channel, name), parked, lease.partition, blocks=blocks)
+        self._settlement = Settlement(channel, lease, incarnation, unsettled, parked=parked, decisions=decisions)
         self._settlement.highest = reading.log.last(channel) if newest.highest is None else newest.highest
         since = time.monotonic()
         if not batch_handler.policy.momentary or self._settlement.unsettled:
@@ -208,7 +210,7 @@ class PartitionWorker:
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:
         """Handle parked messages that are due, and decisions of people; return whether there were any."""
-        messages = self._parked_queue.begin(self._batch_handler.late())
+        messages = self._parked_queue.begin(self._batch_handler.late(), progress=self._stored.progress)
         if messages is not None:
             with closing(self._batch_handler.run(messages, quota=0, parked=True)) as handling:
                 for each in handling:
@@ -336,6 +338,7 @@ class PartitionWorker:
         """Separate the messages to be handled from messages to be parked at once."""
         policy, holds, refused = self._batch_handler.policy, self._parked_queue.holds, self._parked_queue.paused()
         held, called = holds.among(messages), holds.called
+        messages, decided = self._parked_queue.without_decided(messages, held)
         parkings: Parkings = []
         timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
         if held or called or timed:
@@ -344,18 +347,20 @@ class PartitionWorker:
         if refused:
             messages, waiting = policy.without_refused(messages, refused, self._parked_queue.quota(MAX_WAITING))
             parkings += waiting
-        return messages, parkings
+        return messages, parkings + decided
 
     def _store(self, end: Progress, outcome: Outcome | None = None) -> None:
         """Store an outcome, and progress behind all batches that were handled before."""
         began, outcome = time.monotonic(), outcome or Outcome()
         self._settlement.settle(end, outcome.parked)
+        parkings = outcome.parked
         done = self._handled.done + outcome.done if self._handled.done else outcome.done
         self._hung.known.settled(done)
         self._handled, self._stored = _Handled(), _Stored(end)
-        if outcome.parked:
-            self._parked_queue.parked(outcome.parked)
-        self._teller.tell_settled(done, outcome.parked, self._stored.at - began)
+        if parkings:
+            self._parked_queue.parked(parkings)
+            parkings = self._parked_queue.without_discarded(parkings)
+        self._teller.tell_settled(done, parkings, self._stored.at - began)
 
     def _settle_before(self, next: Message, batch: Batch) -> None:
         """Settle the messages before `next`, which is not handled yet, while the batch goes on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
@@ -38,6 +39,13 @@ class ParkedChanges:
     def alone(self) -> ParkedChanges:
         """The same changes of messages that hold no key: somebody else may have given a key another head meanwhile."""
         return replace(self, parked=_alone(self.parked), changed=_alone(self.changed))
+
+
+class Decided(Protocol):
+    """The decisions of people on messages of the log."""
+
+    def meet(self, messages: Sequence[Message]) -> None:
+        """Carry out decisions on messages that are parked now, in the open transaction."""
 
 
 class Unsettled:
@@ -93,8 +101,11 @@ class Settlement:
         unsettled: Unsettled | None = None,
         *,
         parked: Parked | None = None,
+        decisions: Decided | None = None,
     ) -> None:
-        """`parked`: with the rules of the subscription; None: keys have an order, and every message counts."""
+        """`parked`: with the rules of the subscription; None: keys have an order, and every message counts.
+        `decisions`: of people, also on messages that are only met now; None: there are none.
+        """
         self._unsettled = Unsettled() if unsettled is None else unsettled
         self._channel = channel
         self._check_now = channel.database.dialect.locks.check_now
@@ -104,6 +115,7 @@ class Settlement:
         self._progress = ProgressLog(channel)
         self._parked = parked or Parked(channel, lease.partition.subscription)
         self._withdrawals = Withdrawals(channel)
+        self._decisions = decisions
         self._n = 0
         #: No message with a higher id was read. None: not known, and each settle looks at the end of the log.
         self.highest: int | None = None
@@ -114,7 +126,7 @@ class Settlement:
         return bool(self._unsettled)
 
     def settle(self, end: Progress, parkings: Parkings) -> None:
-        """Park messages and append the progress; all or nothing.
+        """Park messages and append the progress; all or nothing. Decisions on these messages are carried out.
 
         Raises:
             LeaseLostError: the partition has another owner, or the server was restarted; nothing was written.
@@ -127,6 +139,8 @@ class Settlement:
             if parkings:
                 with self.held():
                     self._write(changes)
+                    if self._decisions is not None:
+                        self._decisions.meet([message for message, _ in parkings])
                     crash_point("worker.after_park")
                     self._append(end)
             else:

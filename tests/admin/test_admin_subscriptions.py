@@ -55,7 +55,7 @@ def test_properties_are_altered_one_by_one(engine):
         ({"grace": timedelta(days=-1)}, "grace must be a timedelta from 0 to 36525 days, not datetime.timedelta"),
         ({"grace": timedelta.max}, "grace must be a timedelta from 0 to 36525 days"),
         ({"compact": "no"}, "compact must be True or False, not 'no'"),
-        ({"to": TO}, "alter has no option to; there are wait, topics, tags, filter, destination"),
+        ({"to": TO}, "alter has no option to; there are wait, by, topics, tags, filter, destination"),
     ],
 )
 def test_a_change_that_is_not_clear_is_refused(engine, change, said):

@@ -81,7 +81,7 @@ def test_every_option_can_be_set_by_the_environment():
         said = " ".join(shown(path).split())
         options = [each for each in ALL[path].params if isinstance(each, click.Option)]
         words = [option.opts[-1].removeprefix("--").upper().replace("-", "_") for option in options]
-        own = f"OUTBOX_{path.upper().replace(' ', '_')}"
+        own = f"OUTBOX_{path.upper().replace(' ', '_').replace('-', '_')}"
         names = [(f"env var: {own}_{word}", f"env var: OUTBOX_{word}") for word in words]
         if unsaid := [pair for pair in names if pair[0] not in said and pair[1] not in said]:
             missing[path] = unsaid

@@ -30,6 +30,8 @@ COMMANDS = {
     "parked list": [],
     "parked replay": ["--all", "--topic", "bad", "--yes"],
     "parked discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],
+    "parked set-aside": ["--all", "--topic", "away", "--reason", "x", "--yes"],
+    "decisions": [],
     "subscriptions pause": ["relay", "--rate", "1/s"],
     "subscriptions list": [],
     "subscriptions alter": ["relay", "--on-dead", "continue"],

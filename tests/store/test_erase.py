@@ -110,7 +110,10 @@ def test_a_live_worker_discards_them_itself(outbox, channel, destination):
         done = erased(channel, "ann")
 
     assert (done, states(outbox.engine)) == ((0, 1, {"relay": 1}, 0), {"dead": 1})
-    assert [each[:4] for each in decisions(outbox.engine)] == [("test", "discard", "relay", "outbox erase")]
+    assert [each[:4] for each in decisions(outbox.engine)] == [
+        ("test", "erase", None, None),
+        ("test", "discard", "relay", "outbox erase"),
+    ]
 
 
 def test_a_letter_that_is_replayed_meanwhile_is_not_counted(outbox, channel, destination, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Message, Outbox
+from outbox.model.lease import Partition
 from outbox.model.parking import Held, Parking, State
 from outbox.model.position import EARLIEST
 from outbox.store.database import Channel
@@ -20,7 +21,7 @@ from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.decisions import carry_out
+from outbox.worker.decisions import OpenDecisions
 from tests.rocketmq.test_plans import pages
 
 FEW, MANY = 2, 1_000_000
@@ -176,13 +177,13 @@ def test_a_replay_of_what_has_joined_its_key_meanwhile_is_carried_out(engine, ch
     """It was delayed when a person asked; else each look would find the decision again."""
     parked, ids = park(engine, channel, ["a", "a"], [("dead", None, 3), ("delayed", None, 0)])
     channel.run("UPDATE outbox_parked SET due_at = parked_at WHERE state = 'delayed'")
-    decisions = Decisions(channel, "relay")
+    decisions = OpenDecisions(Decisions(channel, "relay"), parked, Partition("relay"), blocks=True)
     with channel.transaction():
         ParkedMessages(channel, "relay").decide(ParkedFilter(states=("delayed",)), "replay", "somebody", None)
         parked.fall_due(10)
 
     with channel.transaction():
-        (carried_out,) = carry_out(decisions.open(), decisions, parked)
+        (carried_out,) = decisions.carry_out(decisions.open())
 
     assert ([*carried_out.messages], decisions.open()) == (ids[1:], [])
     assert channel.rows("SELECT state, unit, place FROM outbox_parked ORDER BY id") == [

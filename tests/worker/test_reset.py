@@ -198,7 +198,7 @@ def test_a_decision_of_a_person_does_not_outlive_a_reset(engine, outbox, channel
     relay.until_empty()
 
     assert (gone, destination.bodies, states(engine)) == ({"dead": 1}, [b"1", b"2"], {})
-    assert [each[-2:] for each in decisions(engine)] == [(0, True)]
+    assert [each[-2:] for each in decisions(engine) if each[1] == verb] == [(0, True)]
 
 
 def test_reset_to_latest_leaves_out_what_waits(outbox, channel):

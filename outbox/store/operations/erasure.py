@@ -59,6 +59,8 @@ class Erasure:
     ) -> None:
         self._channel = channel
         self._batch = batch
+        #: The ids of the messages that `run` has found.
+        self.found = set[int]()
         database = channel.database
         key_of_half = database.header("headers", RESTORED["key"][0])
         ids = {f"message_{n}": database.dialect.values.bind_uuid(id) for n, id in enumerate(message_ids)}
@@ -91,6 +93,7 @@ class Erasure:
             # The bases are read after the rows: a base sees later what it saw before.
             bases = stored_bases(self._channel) if found else []
             passed = []
+            self.found.update(id for id, *_ in found)
             for id, number, is_undecided in found:
                 behind = {name for name, base in bases if not base.sees(number)}
                 for name in behind:

@@ -12,6 +12,7 @@ from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Restore
 from outbox.store.log.log import Log, selected
 from outbox.store.operations.check import findings_of_ids
+from outbox.store.subscriptions.decisions import note
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -39,7 +40,7 @@ class Again:
     messages: int
 
 
-def restore(channel: Channel) -> list[Again]:
+def restore(channel: Channel, *, by: str | None = None) -> list[Again]:
     """Give the rows of a copied log transaction ids of this server; return what each subscription will send again.
 
     A subscription that was ahead of another one sends messages a second time; none misses a message. No other statement
@@ -63,6 +64,7 @@ def restore(channel: Channel) -> list[Again]:
             if each.kind == "backfill":
                 Subscriptions(channel).drop(each.name)
         channel.run(_NO_BARRIER)
+        note(channel, "restore", by=by, count=sum(each.messages for each in again))
         identity.adopt(channel)
     return again
 
@@ -75,7 +77,7 @@ def rehearse(channel: Channel) -> list[Again]:
         return _again(channel)
 
 
-def accept(channel: Channel) -> None:
+def accept(channel: Channel, *, by: str | None = None) -> None:
     """Accept the positions as they are, on a server that goes on with the same ids (`pg_upgrade` keeps them).
 
     Raises:
@@ -85,6 +87,7 @@ def accept(channel: Channel) -> None:
     require_acceptable(channel)
     with channel.transaction():
         _require_no_worker(channel)
+        note(channel, "restore", by=by, choice={"accept": True})
         identity.adopt(channel)
 
 

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property
 from typing import Any
+from uuid import UUID
 
 from outbox.model.barrier import has_arrived
 from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
+from outbox.model.message import stored_uuid
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.status import MOST_COUNTED, UNSENT, Count, PartitionStatus, Status, StoredProperties
 from outbox.model.subscription import Subscription
-from outbox.store.database import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import real_topic_of
@@ -66,6 +68,10 @@ _PASSED = """
     SELECT count(*) FROM (
         SELECT 1 FROM (SELECT {columns}, {number} AS number FROM {message}) AS r
         WHERE {selected} AND NOT ({unsettled}) LIMIT :limit) AS f
+"""
+_UNREAD = """
+    SELECT id, message_id FROM (SELECT {columns}, message_id, {number} AS number FROM {message}) AS r
+    WHERE {selected} AND {unsettled} ORDER BY id LIMIT :most
 """
 _LEFT_IN_WINDOW = f"id > :after AND {_LEFT}"
 #: Messages of the log, by primary key up to the limit.
@@ -132,7 +138,31 @@ def unread_by(
 
     A message that a worker has under its hands counts, too.
     """
-    database = channel.database
+    only = _only(channel.database, topic=topic, key=key, ids=ids)
+    unsettled = (_Unsettled(channel, subscription, each, only) for each in subscription.all_partitions())
+    return Count.total(each.count() for each in unsettled)
+
+
+def unread_messages(
+    channel: Channel,
+    subscription: Subscription,
+    most: int,
+    *,
+    topic: str | None = None,
+    key: str | None = None,
+    ids: Sequence[int] | None = None,
+) -> dict[int, UUID]:
+    """Return at most `most` messages of a choice that lie in the log for a subscription to read: their ids.
+
+    The cost grows with the log, if no `ids` are given.
+    """
+    only, found = _only(channel.database, topic=topic, key=key, ids=ids), dict[int, UUID]()
+    for partition in subscription.all_partitions():
+        found |= _Unsettled(channel, subscription, partition, only).messages(most - len(found))
+    return found
+
+
+def _only(database: Database, *, topic: str | None, key: str | None, ids: Sequence[int] | None) -> _Only:
     parts: dict[str, dict[str, Any]] = {}
     if topic is not None:
         parts["topic = :of_topic"] = {"of_topic": topic}
@@ -140,11 +170,8 @@ def unread_by(
         parts["key = :of_key"] = {"of_key": key}
     if ids is not None:
         parts[database.among("id", numbers="of_ids")] = {"of_ids": database.bind(ids)}
-    only = _Only(
-        " AND ".join(parts) or "TRUE", {name: value for each in parts.values() for name, value in each.items()}
-    )
-    unsettled = (_Unsettled(channel, subscription, each, only) for each in subscription.all_partitions())
-    return Count.total(each.count() for each in unsettled)
+    bound = {name: value for each in parts.values() for name, value in each.items()}
+    return _Only(" AND ".join(parts) or "TRUE", bound)
 
 
 def places(first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -266,6 +293,11 @@ class _Unsettled:
     def passed(self) -> int:
         """Return how many selected rows are settled: counted up to the limit."""
         return int(self._rows(_PASSED, self._bounds)[0][0])
+
+    def messages(self, most: int) -> dict[int, UUID]:
+        """Return at most `most` selected rows: message ids by log id."""
+        rows = self._rows(_UNREAD, {**self._bounds, "most": most})
+        return {id: stored_uuid(message_id) for id, message_id in rows}
 
     @property
     def _all_seen(self) -> bool:

@@ -196,6 +196,12 @@ _REPLAY = """
            due_at = CASE WHEN state IS NOT NULL THEN {now} END, expires_at = NULL
     WHERE subscription = :subscription AND {id_in_ids}
 """
+#: The head of a key may go on to hold the key. What stood behind the head, or for itself, holds nothing.
+_SET_ASIDE = """
+    UPDATE {parked} SET state = 'dead', due_at = NULL, error = :error,
+           unit = CASE WHEN state IS NOT NULL AND :holds = 1 THEN unit END
+    WHERE subscription = :subscription AND {id_in_ids} AND coalesce(state, 'behind') <> 'dead'
+"""
 #: By the index of the states. Only what differs is written, so that a worker may store the error it begins with.
 _WITH_ANOTHER_ERROR = """
     SELECT id FROM {parked}
@@ -466,6 +472,13 @@ class Parked:
         self._run(self._database.sql(_REPLAY, joins=joins), ids)
         if self.ordered and ids:
             self._join(ids)
+
+    def set_aside(self, ids: Collection[int], error: str, *, holds: bool) -> None:
+        """Make messages dead letters, because a person decided so; `holds`: the head of a key goes on to hold the key.
+
+        Call `advance` for their keys afterwards.
+        """
+        self._run(_SET_ASIDE, ids, error=error, holds=int(holds))
 
     def renew_error(self, topic: str, error: str, limit: int) -> int:
         """Give waiting messages of a topic this error, `limit` at most; return how many had another error."""

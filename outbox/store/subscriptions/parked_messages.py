@@ -61,7 +61,7 @@ class ParkedMessage:
         error: of the last try.
         created_at: when the message was written, by the database's clock.
         due_at: the next try.
-        decision: a `replay` or `discard` that is not carried out yet.
+        decision: a `replay`, `discard` or `set_aside` that is not carried out yet.
         decided_by: the person.
     """
 

@@ -21,6 +21,7 @@ from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import Listeners, Teller
+from outbox.worker.decisions import OpenDecisions
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
@@ -161,7 +162,7 @@ class Holder:
         hung = HungCalls()
         parked, teller = Parked(channel, "relay"), Teller(Listeners(), {})
         settings, policy = Settings(limits=LIMITS), HandlerPolicy()
-        decisions = Decisions(channel, "relay")
+        decisions = OpenDecisions(Decisions(channel, "relay"), parked, PARTITION, blocks=True)
         self.parked = ParkedQueue(parked, decisions, self.settlement, hung, settings, teller, policy=policy)
         self.cursor, self.place = Cursor(log, newest.progress), model.place
         self.ahead: list[Fetched] = []
