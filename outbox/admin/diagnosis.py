@@ -94,14 +94,14 @@ class Diagnosis:
             *self._of_dead(status),
         ]
         has_cause = any(each.kind in ("waiting", "failing", "dead", "given_up") for each in told)
-        told += self._of_blocked(status) if has_cause else ()
+        told += self._of_behind_head(status) if has_cause else ()
         told += self._of_nobody(status)
         yield from told
         # Messages that wait for a known reason exceed no limit besides.
         is_known = has_cause or any(each.key is not None for each in status.pauses)
         if is_known and status.all_held:
             return
-        if all(each.kind in ("dead", "given_up", "blocked") for each in told):
+        if all(each.kind in ("dead", "given_up", "behind_head") for each in told):
             yield from self._of_limits(status)
 
     def _finding(
@@ -191,12 +191,12 @@ class Diagnosis:
             else self._list_of(status.name, "dead"),
         )
 
-    def _of_blocked(self, status: Status) -> Iterator[Finding]:
+    def _of_behind_head(self, status: Status) -> Iterator[Finding]:
         """Yield how many more messages a trouble holds back; the trouble counts the first of each key."""
         behind, name = status.count("behind"), status.name
         if status.kind != "check" and behind.number:
             yield self._finding(
-                kind="blocked",
+                kind="behind_head",
                 subscription=name,
                 what=f"{counted(behind, 'message', ('is', 'are'))} behind an earlier message of the same key",
                 advice="to see the earlier messages, run",

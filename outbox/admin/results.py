@@ -17,7 +17,7 @@ from outbox.runtime.text import age, labelled
 from outbox.store.subscriptions.parked_messages import ParkedMessage
 
 Kind = Literal[
-    "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "blocked", "not_run", "behind", "held",
+    "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "behind_head", "not_run", "behind", "held",
     "released", "unpurged", "held_back",
 ]  # fmt: skip
 
@@ -56,7 +56,7 @@ class Finding:
         kind: a stable name for programs. `unread`: no subscription reads the log. `refused`: a worker cannot begin.
             `stuck`: a worker does not get on, and says why. `waiting`: messages wait for their destination. `failing`:
             messages failed, and are tried again. `dead`: dead letters. `given_up`: transactions wait for a person.
-            `blocked`: messages wait behind an earlier message of their key. `not_run`: a subscription has no worker.
+            `behind_head`: messages wait behind the head of their key. `not_run`: a subscription has no worker.
             `behind`: a limit of `Thresholds` is exceeded. `held`: an extract makes no progress; `released`: retention
             no longer waits for the extract. `unpurged`: old messages are kept, and nothing purges the log. `held_back`:
             a purge keeps messages past their retention for a subscription.

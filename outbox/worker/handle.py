@@ -17,6 +17,8 @@ from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.stop import Stop
 from outbox.telemetry.events import HandedOver, Teller
+from outbox.worker import upkeep
+from outbox.worker.assigned import Assigned
 from outbox.worker.batch_size import BatchSize
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call, Caller, Handler, HeldLease, verdicts_of
@@ -98,6 +100,32 @@ class LeasedCaller:
 class BatchHandler:
     """Handles the batches of one lease, in turn."""
 
+    @classmethod
+    def of(cls, assigned: Assigned) -> BatchHandler:
+        """Return the handler of a partition's batches."""
+        job, policy = assigned.job, assigned.policy
+        calls = LeasedCaller(
+            caller=job.caller,
+            handler=job.handler,
+            held=assigned.held,
+            needs=min(policy.deadline, assigned.settings.lease / 2).total_seconds(),
+            deadline=policy.deadline.total_seconds(),
+            wake=assigned.wake.set,
+            teller=assigned.teller,
+            destination=job.declared.destination,
+            portions=policy.portions(upkeep.SETTLE_PARTS),
+        )
+        return cls(
+            calls,
+            policy,
+            stop=assigned.held.stop,
+            most=assigned.limits.rows,
+            part_seconds=upkeep.SETTLE_PARTS,
+            hung=assigned.hung,
+            outages=assigned.outages,
+            pace=assigned.pace,
+        )
+
     def __init__(
         self,
         calls: LeasedCaller,
@@ -173,7 +201,7 @@ class BatchHandler:
             batch.resolve(known, [])
         try:
             yield from self._work_through(batch)
-            batch.leave_all()
+            batch.keep_open()
             self._put_behind(batch)
             yield self._part(batch)
         except BaseException:
@@ -221,7 +249,7 @@ class BatchHandler:
             if not batch.parked:
                 refused = all(message.topic in batch.findings.refused for message in batch.messages)
                 yield from self._wait_for_destination(batch, others_help=refused or not chunk)
-            elif self._leaves_all(batch, chunk, tried):
+            elif self._keeps_all_open(batch, chunk, tried):
                 break
 
     def _judged(self, batch: Pending, call: Call) -> bool:
@@ -247,17 +275,17 @@ class BatchHandler:
                 yield from self._let_pass(batch)
 
     @staticmethod
-    def _leaves_all(batch: Pending, chunk: list[Message], tried: list[Message]) -> bool:
+    def _keeps_all_open(batch: Pending, chunk: list[Message], tried: list[Message]) -> bool:
         """Leave the topics that are not accepted; return whether no other message is worth a try."""
         if batch.findings.away is not None and len(chunk) == 1:
             # The destination accepts nothing at all: to try another message now would show nothing new.
-            batch.leave_topics(list(batch.messages))
+            batch.keep_topics_open(list(batch.messages))
             return True
         if not chunk:
-            batch.leave_topics(tried)
+            batch.keep_topics_open(tried)
             return True
         if len(chunk) == 1 and batch.findings.failed_twice(chunk[0].topic, batch.messages):
-            batch.leave_topics(chunk)
+            batch.keep_topics_open(chunk)
         return False
 
     def _set_refused_aside(self, batch: Pending) -> None:

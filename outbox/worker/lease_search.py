@@ -94,7 +94,7 @@ class LeaseSearch:
             taken[lease] = before
         return taken
 
-    def leave(self, channel: Channel, owner: str) -> None:
+    def sign_off(self, channel: Channel, owner: str) -> None:
         """Tell other workers that the worker stops, so that they take the partitions soon."""
         if self._is_known:
             self._is_known = False

@@ -128,13 +128,13 @@ class Pending:
             rest = [message for message in rest if message.key not in held_keys]
         self.messages = rest
 
-    def leave_all(self) -> None:
-        """Leave all messages open."""
+    def keep_open(self) -> None:
+        """Keep all messages open."""
         self.outcome.open.extend(self.messages)
         self.messages = []
 
     def note_refused(self, errors: Mapping[str, str], *, accepted: Container[str]) -> None:
-        """Note the errors of topics. Of what is parked, leave messages of refused topics open, unless `accepted`.
+        """Note the errors of topics. Of what is parked, keep messages of refused topics open, unless `accepted`.
 
         If the destination accepts nothing, all messages stay open.
         """
@@ -143,16 +143,16 @@ class Pending:
             return
         everything = {message.topic: self.findings.away for message in self.messages} if self.findings.away else {}
         self.outcome.refused |= {**everything, **errors}
-        self._leave({topic for topic in (*everything, *errors) if topic not in accepted})
+        self._keep_open({topic for topic in (*everything, *errors) if topic not in accepted})
 
-    def leave_topics(self, messages: Iterable[Message]) -> None:
-        """Leave all messages of the topics of some messages open, and later messages of the same keys."""
+    def keep_topics_open(self, messages: Iterable[Message]) -> None:
+        """Keep all messages of the topics of some messages open, and later messages of the same keys."""
         topics = {message.topic for message in messages}
         errors = self.findings.errors_by_topic(message for message in self.messages if message.topic in topics)
         self.outcome.refused |= {topic: errors.get(topic, self.findings.away) for topic in topics}
-        self._leave(topics)
+        self._keep_open(topics)
 
-    def _leave(self, topics: Container[str]) -> None:
+    def _keep_open(self, topics: Container[str]) -> None:
         kept, keys = list[Message](), set[str | None]()
         for message in self.messages:
             if message.topic not in topics and message.key not in keys:

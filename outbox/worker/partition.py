@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Container, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
@@ -18,17 +18,21 @@ from outbox.model.message import Message
 from outbox.model.position import Progress
 from outbox.runtime.named import named
 from outbox.store.database import Channel
+from outbox.store.half_messages.op import DecidedHalves
 from outbox.store.log.cursor import Batch, Reading
+from outbox.store.log.grace import Grace
+from outbox.store.log.log import Log
 from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
 from outbox.worker import upkeep
+from outbox.worker.assigned import Assigned
 from outbox.worker.care import needs_care, to_be_alone
 from outbox.worker.decisions import OpenDecisions
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.hung import HungCalls
-from outbox.worker.maintenance import Maintenance, Task
+from outbox.worker.maintenance import Maintenance, Task, tasks_of
 from outbox.worker.outcome import Finished, Outcome
 from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BEHIND, DELAYED, EXPIRED, MAX_WAITING, HandlerPolicy, newest, with_one_head
@@ -95,6 +99,30 @@ class PartitionWorker:
 
     Made when the lease is taken, dropped when the lease or the connection is lost.
     """
+
+    @classmethod
+    def of(cls, assigned: Assigned, batch_handler: Handling, tasks: Iterable[Task]) -> PartitionWorker:
+        """Return the work for a partition. `tasks`: of the maintenance, beside those of every lease holder."""
+        channel, subscription, settings = assigned.channel, assigned.subscription, assigned.settings
+        brief, momentary = assigned.until != "stopped", assigned.policy.momentary
+        own = tasks_of(channel, assigned.partition, brief=brief, momentary=momentary)
+        reading = Reading(
+            log=Log(assigned.limits, subscription.selection, assigned.partition),
+            grace=Grace(subscription.grace, settings.poll) if subscription.grace else None,
+            stop=subscription.stop_at,
+            ends=subscription.kind == "backfill",
+        )
+        return cls(
+            channel,
+            assigned.held.lease,
+            reading,
+            batch_handler,
+            replace(settings, limits=assigned.limits),
+            finished=DecidedHalves(channel) if subscription.kind == "check" else None,
+            unsettled=assigned.unsettled,
+            teller=assigned.teller.of_partition(assigned.partition.partition),
+            tasks=[*tasks, *own],
+        )
 
     def __init__(
         self,

@@ -21,10 +21,6 @@ from outbox.runtime.stop import Stop
 from outbox.runtime.text import counted
 from outbox.store.database import Channel, Database
 from outbox.store.failure import in_one_line
-from outbox.store.half_messages.op import DecidedHalves
-from outbox.store.log.cursor import Reading
-from outbox.store.log.grace import Grace
-from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox, of_other_tables
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.operations.purge import Purge
@@ -36,22 +32,21 @@ from outbox.telemetry.activity_log import Activity
 from outbox.telemetry.events import LeaseLost, LeaseTaken, Listeners, Teller
 from outbox.telemetry.failure_log import FailureLog, words_of
 from outbox.worker import upkeep
+from outbox.worker.assigned import Assigned
 from outbox.worker.calls import HeldLease
 from outbox.worker.connection import Connection, ConnectionLostError
 from outbox.worker.declaring import Declaring
 from outbox.worker.deferral import DEFERRED_SECONDS
 from outbox.worker.failures import Failures, Tries
-from outbox.worker.handle import BatchHandler, LeasedCaller
+from outbox.worker.handle import BatchHandler
 from outbox.worker.hung import HungCalls, hung_calls_of
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
-from outbox.worker.maintenance import Task, tasks_of
+from outbox.worker.maintenance import Task
 from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
-from outbox.worker.outcome import Finished
 from outbox.worker.pace import Paces
 from outbox.worker.partition import PartitionWorker
-from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.turn import Turn
 
@@ -230,7 +225,7 @@ class SubscriptionWorker:
             self._note_step(connection, self._failures.tries(partition))
         if not goes_on:
             self._failures.tries(partition).finished = turn.finished
-            self._leave(connection, turn)
+            self._note_given_back(connection, turn)
             self._end(connection, partition)
 
     def _note_step(self, connection: Connection, tries: Tries) -> None:
@@ -242,8 +237,8 @@ class SubscriptionWorker:
                 self._failures.notice.withdraw(connection.channel)
         self._activity.tell_if_due(partial(parked_counts, connection.channel, self.job.declared.name))
 
-    def _leave(self, connection: Connection, turn: Turn) -> None:
-        """Leave the lease to other workers and commands."""
+    def _note_given_back(self, connection: Connection, turn: Turn) -> None:
+        """Note when to look again for a lease that is given back, and log why."""
         tries, deferral = self._failures.tries(turn.held.lease.partition), self.job.deferral
         if deferral is not None and deferral.asked:
             tries.again_at = time.monotonic() + DEFERRED_SECONDS
@@ -266,7 +261,7 @@ class SubscriptionWorker:
 
     def close(self, connection: Connection) -> None:
         """Give all leases back, and drop the state of this connection."""
-        self._search.leave(connection.channel, connection.owner)
+        self._search.sign_off(connection.channel, connection.owner)
         for partition in list(self.turns):
             self._end(connection, partition)
         self._stored, self._awaited, self.look_at = None, False, 0.0
@@ -291,7 +286,7 @@ class SubscriptionWorker:
 
     def _release(self, connection: Connection, lease: Lease) -> None:
         if connection.stop.asked:
-            self._search.leave(connection.channel, connection.owner)
+            self._search.sign_off(connection.channel, connection.owner)
         # While calls hang it expires instead, or another worker would send their messages beside them.
         hung = hung_calls_of(self._hung, lease.partition, connection.channel.database.slots)
         if not hung.unfinished:
@@ -324,74 +319,40 @@ class SubscriptionWorker:
             self._stored = subscription = self._declare(connection)
             if subscription is None:
                 raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
-            return self._turn(connection, held, hung, subscription)
+            assigned = self._assign(connection, held, hung, subscription)
+            keep = None if lease.partition.partition else self.job.keep
+            tasks = _other_tasks(connection.channel, subscription, keep)
+            return Turn.of(assigned, PartitionWorker.of(assigned, BatchHandler.of(assigned), tasks))
         except BaseException:
             self._give_back(connection, held)
             raise
 
-    def _turn(self, connection: Connection, held: HeldLease, hung: HungCalls, subscription: Subscription) -> Turn:
-        settings, grace, partition = self._settings, subscription.grace, held.lease.partition
-        number = partition.partition
-        ProgressLog(connection.channel).require_same_ids(subscription.name)
-        if not grace:
+    def _assign(self, connection: Connection, held: HeldLease, hung: HungCalls, stored: Subscription) -> Assigned:
+        """Return a partition with what its work needs; hints wake the work from now on."""
+        channel, partition = connection.channel, held.lease.partition
+        ProgressLog(channel).require_same_ids(stored.name)
+        if not stored.grace:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
-            connection.channel.listen()
-        pace = self._paces.of(partition, subscription)
-        if pace is not None and not subscription.compact:
-            # What is parked, and what people ask of it, waits for the end of a batch. Only within a batch the newest
-            # message of a key replaces others.
-            rows = max(1, min(settings.limits.rows, int(pace.rate)))
-            settings = replace(settings, limits=replace(settings.limits, rows=rows))
-        policy = self.job.policy.of(subscription)
-        calls = LeasedCaller(
-            caller=self.job.caller,
-            handler=self.job.handler,
-            held=held,
-            needs=min(policy.deadline, settings.lease / 2).total_seconds(),
-            deadline=policy.deadline.total_seconds(),
-            wake=connection.wake.set,
-            teller=self._teller,
-            destination=self.job.declared.destination,
-            portions=policy.portions(upkeep.SETTLE_PARTS),
-        )
-        batch_handler = BatchHandler(
-            calls,
-            policy,
-            stop=held.stop,
-            most=settings.limits.rows,
-            part_seconds=upkeep.SETTLE_PARTS,
-            hung=hung,
-            outages=self._outages,
-            pace=pace,
-        )
-        finished = _finished_of(connection.channel, subscription)
-        brief = connection.until != "stopped"
-        tasks = tasks_of(connection.channel, partition, brief=brief, momentary=policy.momentary)
-        tasks += _other_tasks(connection.channel, subscription, None if number else self.job.keep)
-        partition_worker = PartitionWorker(
-            connection.channel,
-            held.lease,
-            Reading(
-                log=Log(settings.limits, subscription.selection, partition),
-                grace=Grace(grace, settings.poll) if grace else None,
-                stop=subscription.stop_at,
-                ends=subscription.kind == "backfill",
-            ),
-            batch_handler,
-            settings,
-            finished=finished,
-            unsettled=self._failures.tries(partition).unsettled,
-            teller=self._teller.of_partition(partition.partition),
-            tasks=tasks,
-        )
+            channel.listen()
         # A consumer that asks again and again takes the lease each time.
         level = logging.INFO if connection.until == "stopped" else logging.DEBUG
-        logger.log(level, "subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
+        logger.log(level, "subscription %s: lease taken, epoch %d", stored.name, held.lease.epoch)
         if self.job.deferral is not None:
             self.job.deferral.begin(held.stop if connection.until == "stopped" else None)
-        polling = Polling(*(pause.total_seconds() for pause in settings.poll))
-        until, pauses = connection.until, subscription.pauses
-        return Turn(held, partition_worker, hung, polling, until=until, hears=not grace, began_under=pauses)
+        return Assigned(
+            channel=channel,
+            until=connection.until,
+            wake=connection.wake,
+            held=held,
+            subscription=stored,
+            job=self.job,
+            settings=self._settings,
+            teller=self._teller,
+            hung=hung,
+            outages=self._outages,
+            unsettled=self._failures.tries(partition).unsettled,
+            pace=self._paces.of(partition, stored),
+        )
 
     def _take_back_if_hung(self, connection: Connection, stored: Subscription) -> bool:
         """Take the order of another number of partitions back if a call hangs; return whether the order was taken back.
@@ -443,10 +404,6 @@ def _tell_pauses(known: Subscription, stored: Subscription) -> None:
             key = "" if pause.key is None else f" key {pause.key!r}"
             about = named("resumed", subscription=stored.name, key=pause.key)
             logger.info("subscription %s:%s resumed", stored.name, key, extra=about)
-
-
-def _finished_of(channel: Channel, subscription: Subscription) -> Finished | None:
-    return DecidedHalves(channel) if subscription.kind == "check" else None
 
 
 def _other_tasks(channel: Channel, subscription: Subscription, keep: timedelta | None) -> list[Task]:

@@ -12,6 +12,7 @@ from outbox.model.pausing import Pauses
 from outbox.model.subscription import Subscription
 from outbox.runtime.stop import Stop
 from outbox.store.dialects.dialect import Hint
+from outbox.worker.assigned import Assigned
 from outbox.worker.calls import HeldLease
 from outbox.worker.hung import HungCalls
 from outbox.worker.polling import Polling
@@ -85,6 +86,20 @@ class Turn:
         self._until = until
         self._hears = hears
         self._steps = self._all_steps()
+
+    @classmethod
+    def of(cls, assigned: Assigned, work: Steps) -> Turn:
+        """Return the turn of a partition."""
+        subscription, poll = assigned.subscription, assigned.settings.poll
+        return cls(
+            assigned.held,
+            work,
+            assigned.hung,
+            Polling(*(pause.total_seconds() for pause in poll)),
+            until=assigned.until,
+            hears=not subscription.grace,
+            began_under=subscription.pauses,
+        )
 
     def step(self) -> bool:
         """Go on until the next wait; return False at the end, when all handled messages are settled."""

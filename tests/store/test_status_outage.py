@@ -199,7 +199,7 @@ def test_what_waits_behind_a_dead_letter_is_not_told_as_behind_besides(engine):
         {each.kind for each in Outbox(engine).admin.diagnosis(Thresholds(max_dead=most))} - {"not_run"}
         for most in (0, 1)
     )
-    assert (told, tolerated) == ({"dead", "blocked"}, {"behind"})
+    assert (told, tolerated) == ({"dead", "behind_head"}, {"behind"})
 
 
 def test_what_waits_behind_a_paused_key_is_no_finding(engine):

@@ -54,8 +54,8 @@ def test_there_is_a_part_when_some_have_an_outcome_and_others_not_and_it_is_time
 
 def test_topics_are_left_with_what_is_in_their_keys():
     batch = Pending([*messages("a", "b", topic="gone"), *messages("a", "c", None, first=3)], quota=0, parked=False)
-    batch.leave_topics(batch.messages[:1])
-    batch.leave_all()
+    batch.keep_topics_open(batch.messages[:1])
+    batch.keep_open()
 
     assert (ids(batch.outcome.open), batch.outcome.refused, batch.messages) == ([1, 2, 3, 4, 5], {"gone": None}, [])
 
@@ -64,7 +64,7 @@ def test_what_comes_before_a_message_of_a_topic_that_is_left_stays_in_the_batch(
     first, third = messages("a", "a")
     (second,) = messages("a", topic="gone", first=9)
     batch = Pending([first, second, third], quota=0, parked=True)
-    batch.leave_topics([second])
+    batch.keep_topics_open([second])
 
     assert (ids(batch.outcome.open), ids(batch.messages)) == ([9, 2], [1])
 
@@ -72,7 +72,7 @@ def test_what_comes_before_a_message_of_a_topic_that_is_left_stays_in_the_batch(
 def test_a_message_that_was_left_open_while_a_call_had_it_is_done_with_its_answer():
     batch = Pending(messages("a", "b"), quota=0, parked=True)
     under_way, other = batch.messages
-    batch.leave_topics([other])
+    batch.keep_topics_open([other])
     batch.resolve([under_way], [])
 
     assert (ids(batch.outcome.done), ids(batch.outcome.open), batch.messages) == ([1], [2], [])
