@@ -13,7 +13,7 @@ from outbox.admin.split import split
 from outbox.model.message import Message
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.destination import Destination, failing, fill, relay_to
-from tests.support.parked import states
+from tests.support.parked import decide, states
 from tests.support.waiting import eventually
 
 #: Odd, so that each key has messages of both topics.
@@ -103,7 +103,7 @@ def test_under_load_nothing_is_lost_doubled_or_reordered(engine, messages):
 
 
 def test_parked_messages_move_with_their_topics(engine):
-    """Dead letters, messages that wait, and those behind them, with the requests on them."""
+    """Dead letters, messages that wait, and those behind them, with the decisions on them."""
     outbox, orders, rest = Outbox(engine), Destination(), Destination()
     answers: dict[bytes, Verdict] = {b"dead": Reject("never"), b"retry": Retry("later"), b"wait": Unavailable("away")}
     relay = relay_to(Destination(lambda message: answers[message.body]), outbox)
@@ -113,8 +113,8 @@ def test_parked_messages_move_with_their_topics(engine):
                 outbox.send(session, topic, body, key=f"{topic}-{body.decode()}")
                 outbox.send(session, topic, b"behind", key=f"{topic}-{body.decode()}")
     relay.once()
+    decide(engine, "replay")
     with engine.begin() as connection:
-        connection.execute(text("UPDATE outbox_parked SET request = 'replay' WHERE state = 'dead'"))
         connection.execute(text("UPDATE outbox_parked SET due_at = created_at WHERE due_at IS NOT NULL"))
     channel = outbox.database.open()
 

@@ -19,6 +19,7 @@ from outbox.store.log.log import Log
 from outbox.store.operations.purge import Held, Purge, Purged
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.store.test_status import settle
+from tests.support.parked import decide
 
 NOTHING = timedelta(0)
 WEEK = timedelta(days=7)
@@ -260,8 +261,7 @@ def test_a_message_that_was_parked_is_a_copy_and_stays(outbox):
     destination.verdict = Reject("no")
     Relay(outbox, destination).until_empty()
     purge(outbox)
-    with outbox.engine.begin() as connection:
-        connection.execute(text("UPDATE outbox_parked SET request = 'replay'"))
+    decide(outbox.engine, "replay")
 
     destination.verdict = Done()
     Relay(outbox, destination).until_empty()

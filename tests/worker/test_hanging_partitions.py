@@ -58,7 +58,7 @@ def test_leases_of_partitions_that_were_not_begun_are_kept_if_a_call_that_hangs_
     def refused(*_: object) -> Turn:
         raise ValueError("a person has to mend something")
 
-    monkeypatch.setattr(SubscriptionWorker, "_turn", refused)
+    monkeypatch.setattr(SubscriptionWorker, "_assign", refused)
     with closing(outbox.database.open()) as channel:
         hung = HungCalls()
         hung.add(Call([Message("orders", b"1")]))

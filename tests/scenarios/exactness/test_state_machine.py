@@ -317,7 +317,10 @@ class Machine(Writers):
         for holder in [*self.holders]:
             self._drop(holder)
             self.history.append(Fault("kill", holder.lease.epoch))
-        self.looker.run("UPDATE outbox_parked SET request = 'replay' WHERE state = 'dead'")
+        dead = [id for (id,) in self.looker.rows("SELECT id FROM {parked} WHERE state = 'dead'")]
+        if dead:
+            with self.looker.transaction():
+                Decisions(self.looker, "relay").write("replay", dead, by="test", reason=None)
         self.world.advance(3600)
         # Nobody gave the lease back, and to watch it for its whole length would take ten seconds of each life.
         self.looker.run("UPDATE outbox_lease SET lease_until = NULL")
