@@ -20,6 +20,8 @@ from outbox.cli import main
 from outbox.model.decision import Decision
 from outbox.model.pausing import Pause
 from outbox.model.status import (
+    History,
+    HistoryStep,
     LogStatus,
     PartitionStatus,
     Status,
@@ -36,7 +38,7 @@ _MEMBERS = (property, cached_property, classmethod, staticmethod)
 #: The frozen results that several commands print with `--json`, in the order of the page.
 RESULTS = (
     Finding, StoredProperties, Status, PartitionStatus, TroubleStatus, Pause, SubscriptionDetails, ParkedMessage,
-    WorkerStatus, HeldKey, KeyDetail, Passage, Decided, Decision, TransactionsStatus, LogStatus,
+    WorkerStatus, History, HistoryStep, HeldKey, KeyDetail, Passage, Decided, Decision, TransactionsStatus, LogStatus,
 )  # fmt: skip
 #: What JSON makes of a type.
 _JSON = {str: "text", UUID: "text", datetime: "text", bool: "boolean", int: "number", float: "number"}

@@ -42,7 +42,15 @@ if TYPE_CHECKING:
     from outbox.model.decision import Decision
     from outbox.model.message import Message
     from outbox.model.retry import RetryPolicy
-    from outbox.model.status import PartitionStatus, Status, TransactionsStatus, TroubleStatus, WorkerStatus
+    from outbox.model.status import (
+        History,
+        HistoryStep,
+        PartitionStatus,
+        Status,
+        TransactionsStatus,
+        TroubleStatus,
+        WorkerStatus,
+    )
     from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
     from outbox.outbox import Outbox
     from outbox.relay.relay import Relay, routes
@@ -57,13 +65,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
-    "HeldKey", "HungHandlerError", "Inbox", "InvalidMessageError", "KeyDetail", "LeaseLostError", "Limits", "Look",
-    "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
-    "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy",
-    "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
-    "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace", "TransactionAbortedError",
-    "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "WorkerStatus", "create_async_engine",
-    "create_engine", "routes",
+    "HeldKey", "History", "HistoryStep", "HungHandlerError", "Inbox", "InvalidMessageError", "KeyDetail",
+    "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError",
+    "ParkedDetail", "ParkedMessage", "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays",
+    "Removal", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult",
+    "StandbyError", "Status", "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace",
+    "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "WorkerStatus",
+    "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
@@ -72,6 +80,7 @@ _HOMES = {
     "Decision": "outbox.model.decision",
     "Destination": "outbox.senders.opening",
     "Consumer": "outbox.consumer.consumer",
+    **dict.fromkeys(("History", "HistoryStep"), "outbox.model.status"),
     "Inbox": "outbox.consumer.inbox",
     "Limits": "outbox.store.log.log",
     "Message": "outbox.model.message",

@@ -37,7 +37,7 @@ from outbox.errors import SubscriptionError
 from outbox.model.decision import Decision
 from outbox.model.limits import checked_key, require_flags, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
-from outbox.model.status import Status, WorkerStatus
+from outbox.model.status import History, Status, WorkerStatus
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
@@ -46,6 +46,7 @@ from outbox.store.operations import tail
 from outbox.store.operations.check import findings
 from outbox.store.operations.erasure import Erased
 from outbox.store.operations.half_status import transactions
+from outbox.store.operations.history import history, require_steps
 from outbox.store.operations.log_status import log_status
 from outbox.store.operations.purge import Purge, Purged
 from outbox.store.operations.status import statuses, unread
@@ -468,7 +469,26 @@ class Admin:
             known = Subscriptions(channel)
             return tuple(workers(channel, known.all() if name is None else known.get_all(name)))
 
+    def history(
+        self, name: str, *, since: timedelta = timedelta(hours=1), step: timedelta = timedelta(minutes=1)
+    ) -> History:
+        """Return lag, messages a second and parked messages of a subscription over time, from the stored settles.
+
+        Args:
+            name: of the subscription.
+            since: how long ago the first step begins, by the database's clock. Settles are kept for a day.
+            step: the length of each step; at most 1 000 steps.
+
+        Raises:
+            SubscriptionError: there is no such subscription.
+            ValueError: a length of time is no timedelta, or below 1 s, or there are too many steps.
+        """
+        require_steps(since, step)
+        with self._channel() as channel:
+            return history(channel, Subscriptions(channel).get(name), since, step)
+
     asubscriptions = awaited(subscriptions)
+    ahistory = awaited(history)
     aworkers = awaited(workers)
     acreate = awaited(create)
     aalter = awaited(alter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,11 @@ from outbox.cli.statuses import say_pauses, selected
 
 if TYPE_CHECKING:
     from outbox.admin.results import SubscriptionDetails
+    from outbox.model.status import HistoryStep
     from outbox.model.subscription import Start
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
+_HISTORY = ("UNTIL (UTC)", "PASSED", "A SECOND", "LAG", "PARKED")
 #: The question of a drop ends with its consequence, by kind.
 _AFTER_A_DROP = {
     "check": "Nobody would be asked about its pending transactions any more. To decide them, answer no and run: {}",
@@ -63,6 +66,36 @@ def list_(*, target: Target, json: bool) -> None:
     else:
         show_table(_HEADERS, map(_row, found))
         say_pauses(found, target.commands)
+
+
+@subscriptions.command()
+@about_a_database
+@click.argument("name")
+@option("--since", type=DURATION, default="1h", help="How long ago the first step begins.")
+@option("--step", type=DURATION, default="5m", help="The length of each step.")
+@as_json
+def history(*, target: Target, name: str, since: timedelta, step: timedelta, json: bool) -> None:
+    """Show what a subscription has passed, its lag, and what is parked, over time.
+
+    Told from the settles of workers, which are kept for a day. PARKED is how many of the messages that are parked now
+    were parked by then.
+    """
+    from outbox.admin.admin import Admin
+
+    with target.open_outbox() as channel:
+        try:
+            found = Admin(channel).history(name, since=since, step=step)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+    if json:
+        show_json({each.name: getattr(found, each.name) for each in fields(found)})
+        return
+    show_table(_HISTORY, map(_of_step, found.steps), numbers=_HISTORY[1:])
+
+
+def _of_step(step: HistoryStep) -> tuple[object, ...]:
+    lag = None if step.lag_seconds is None else age(step.lag_seconds)
+    return (moment(step.at, zone=False), step.passed, step.per_second, lag, sum(step.parked.values()))
 
 
 @subscriptions.command()

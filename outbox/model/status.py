@@ -165,6 +165,43 @@ class Status(StoredProperties):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryStep:
+    """A subscription during one step of time.
+
+    Attributes:
+        at: the end of the step.
+        passed: about how many selected messages the position has passed; None: no settle of that time is kept.
+        per_second: the same by the second.
+        lag_seconds: for how long the oldest message behind the position had been written, at the end of the step. A
+            position is stored at least every 30 s, so less says nothing about a topic where nothing comes.
+        parked: numbers of the messages that are parked now, and were parked by then, by state.
+    """
+
+    at: datetime
+    passed: int | None
+    per_second: float | None
+    lag_seconds: float | None
+    parked: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The history of a subscription, as far as settles are kept: for a day, and not beyond another generation.
+
+    Attributes:
+        subscription: the name.
+        step_seconds: the length of each step.
+        steps: the oldest first.
+        parked_is_minimum: states of which more are parked now than were looked at.
+    """
+
+    subscription: str
+    step_seconds: float
+    steps: tuple[HistoryStep, ...]
+    parked_is_minimum: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """A process that works for one subscription.
 

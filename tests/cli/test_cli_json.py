@@ -182,6 +182,10 @@ def test_the_page_and_the_commands_about_keys_agree(shop):
     agree("parked key", outbox(shop, "parked", "key", "bad", "--json").json)
 
 
+def test_the_page_and_history_agree(shop):
+    agree_on(ALL | object_of("History"), outbox(shop, "subscriptions", "history", "relay", "--json").json)
+
+
 def test_the_page_and_workers_agree(shop):
     with closing(Outbox(shop).database.open()) as channel:
         Leases(channel).acquire(Subscriptions(channel).get("relay").partition(0), "h:1:a", timedelta(minutes=1))

@@ -22,13 +22,13 @@ LIGHT = {
 
 PUBLIC = [
     "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
-    "HeldKey", "HungHandlerError", "Inbox", "InvalidMessageError", "KeyDetail", "LeaseLostError", "Limits", "Look",
-    "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "ParkedDetail", "ParkedMessage",
-    "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy",
-    "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
-    "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace", "TransactionAbortedError",
-    "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "WorkerStatus", "create_async_engine",
-    "create_engine", "routes",
+    "HeldKey", "History", "HistoryStep", "HungHandlerError", "Inbox", "InvalidMessageError", "KeyDetail",
+    "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError",
+    "ParkedDetail", "ParkedMessage", "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays",
+    "Removal", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult",
+    "StandbyError", "Status", "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace",
+    "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "WorkerStatus",
+    "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 

@@ -7,12 +7,11 @@ from datetime import datetime
 
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
-from outbox.model.position import Progress
 from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.subscriptions.leases import Leases
-from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.progress import ProgressLog, Settled
 
 #: By primary key, and without the body.
 _ONE = f"""
@@ -63,11 +62,11 @@ def passing(channel: Channel, subscription: Subscription, found: Logged) -> Pass
     stored, id = ProgressLog(channel), found.message.id
     assert id is not None, "a stored message has its id"
 
-    def passes(progress: Progress) -> bool:
-        return progress.passes(found.number, id)
+    def passes(settled: Settled) -> bool:
+        return settled.progress.passes(found.number, id)
 
     newest = stored.newest(partition)
-    if newest is None or not passes(newest.progress):
+    if newest is None or not passes(newest):
         stop = subscription.stop_at if subscription.kind == "backfill" else None
         holder = Leases(channel).look(partition)
         return Passing(
@@ -78,6 +77,6 @@ def passing(channel: Channel, subscription: Subscription, found: Logged) -> Pass
     if subscription.kind == "extract":
         # The position of an archive that was restored from a backup went back.
         return Passing(passed=True)
-    first, is_exact = stored.first(newest, partition, passes)
+    first, before = stored.first(newest, partition, passes)
     begins = (first.epoch, first.n) == (0, 0) and (subscription.generation == 1 or subscription.kind == "backfill")
-    return Passing(passed=True, at=first.settled_at, at_is_latest=not is_exact, at_begin=begins)
+    return Passing(passed=True, at=first.settled_at, at_is_latest=before is None, at_begin=begins)

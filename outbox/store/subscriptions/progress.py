@@ -132,10 +132,12 @@ class ProgressLog:
         rows = self._channel.rows(self._newest, **partition.parameters)
         return self._settled(rows[0]) if rows else None
 
-    def first(self, newest: Settled, partition: Partition, passes: Callable[[Progress], bool]) -> tuple[Settled, bool]:
-        """Return the first stored progress of a partition that `passes`, and whether an earlier one is stored.
+    def first(
+        self, newest: Settled, partition: Partition, meant: Callable[[Settled], bool]
+    ) -> tuple[Settled, Settled | None]:
+        """Return the first stored progress of a partition that is `meant`, and the one before; None: none is stored.
 
-        By halves, because a day has a million rows: once one passes, so do all later ones. `newest`: one that passes.
+        By halves, because a day has a million rows: after one that is meant, all are. `newest`: one that is meant.
         """
 
         def upto(epoch: int, n: int) -> Settled | None:
@@ -147,13 +149,13 @@ class ProgressLog:
             while low < high:
                 middle = (low + high) // 2
                 found = stored(middle)
-                low, high = (low, middle) if found is not None and passes(found.progress) else (middle + 1, high)
+                low, high = (low, middle) if found is not None and meant(found) else (middle + 1, high)
             return low
 
         epoch = first_of(newest.epoch, lambda epoch: upto(epoch, _HIGHEST_N))
         last = upto(epoch, _HIGHEST_N) or newest
         n = first_of(last.n, lambda n: upto(epoch, n))
-        return upto(epoch, n) or last, upto(epoch, n - 1) is not None
+        return upto(epoch, n) or last, upto(epoch, n - 1)
 
     def _settled(self, row: Row) -> Settled:
         base, target, after, settled_at, epoch, n, highest = row
