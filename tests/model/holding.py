@@ -47,11 +47,12 @@ class Unsettled(NamedTuple):
 class Memory(NamedTuple):
     """What a worker knows: the keys that are held, and what is not settled.
 
-    `keys` None: there are too many, and the database is asked.
+    `keys` None: there are too many, and the database is asked. `given_up`: unread messages that people have discarded.
     """
 
     keys: frozenset[str] | None
     unsettled: Unsettled | None = None
+    given_up: frozenset[int] = frozenset()
 
 
 class Troubles(NamedTuple):

@@ -16,6 +16,7 @@ from tests.model import (
     checking,
     deciding,
     deduping,
+    directing,
     extracting,
     holding,
     leasing,
@@ -27,6 +28,7 @@ from tests.model.blaming import Blaming
 from tests.model.checking import Checking
 from tests.model.deciding import Decider, Deciding
 from tests.model.deduping import Consuming, Deduping
+from tests.model.directing import Directing
 from tests.model.explorer import World
 from tests.model.extracting import Extracting
 from tests.model.holding import Holding
@@ -121,6 +123,7 @@ SCENES: tuple[Scene, ...] = (
     Scene("delayed messages", _holding(Holding, "a", "b", "a", "a+"), 15_000),
     Scene("messages that expire", _holding(Holding, "a!", "a", "a!+"), 100_000),
     Scene("dead letters that block nothing", _holding(Holding, "a", "b", "a", on_dead="continue"), 5_700),
+    Scene("decisions on messages that nobody has read", _holding(Directing, "a", "b", "a", refusals=1), 9_000),
     Scene("an outage", partial(Blaming, *"abcd", away=8), 160),
     Scene("an outage of which the destination speaks", partial(Blaming, *"abcd", away=8, says="unavailable"), 160),
     Scene("a message that crashes its handler", partial(Blaming, *"abacdef", poison=1), 20),
@@ -286,6 +289,26 @@ TWINS: tuple[Twin, ...] = (
     _twin("what is behind gets no head", _holding, holding.NeverAdvances, Holding, "lost", "a", "a", "a"),
     _twin("what is behind is tried", _holding, holding.TriesWhatIsBehind, Holding, "order", "a", "a", "a"),
     _twin("a key freed at once", _holding, holding.FreesAtOnce, Holding, "order", "a", "a", "a"),
+    _twin(
+        "a decision is closed before its message is read",
+        _holding,
+        directing.ClosesAtOnce,
+        Directing,
+        "sent: message",
+        "a",
+        "a",
+        refusals=1,
+    ),
+    _twin(
+        "a decision is stamped before the settle",
+        _holding,
+        directing.StampsTooEarly,
+        Directing,
+        "sent: message",
+        "a",
+        "a",
+        refusals=1,
+    ),
     _twin("every failure is blamed", _of, blaming.BlamesEveryFailure, Blaming, "an attempt", *"abcd", away=8),
     _twin(
         "what is behind a message that is done is not tried",

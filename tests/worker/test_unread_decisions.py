@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, SubscriptionError, Unavailable
 from outbox.store.database import Channel
@@ -74,6 +75,9 @@ def test_a_message_that_is_discarded_is_gone_when_it_is_read(engine, outbox):
 
     assert (decided.unread, destination.bodies, states(engine)) == (2, [b"mail", b"later"], {})
     assert decisions(engine) == [("ann", "discard", NAME, "cancelled", [1, 2], 2, True)]
+    with engine.connect() as connection:
+        choice = connection.scalar(text("SELECT choice FROM outbox_decision"))
+    assert json.loads(choice) == {"states": ["dead"], "topic": "orders", "ids": [1, 2]}
 
 
 def test_a_discarded_message_gives_its_dedup_key_back(outbox):

@@ -139,8 +139,8 @@ class Decisions:
 
         `carried_out`: on so many messages more.
         """
-        choice = {name: value for name, value in decision.choice.items() if name != "left"}
-        stored = json.dumps({**choice, "left": left} if left else choice)
+        # Nobody needs the message ids of a decision that is done.
+        stored = json.dumps({**decision.choice, "left": left} if left else dict(decision.shown.choice))
         self._channel.run(_STORE, id=decision.id, choice=stored, carried=carried_out, left=len(left))
 
     def unread(self, decision: Decision, progress: Progress | None, partition: Partition) -> set[int]:
