@@ -15,7 +15,16 @@ import click
 
 import outbox
 import outbox.rocketmq
-from outbox.admin.results import Decided, Finding, HeldKey, KeyDetail, Passage, SubscriptionDetails
+from outbox.admin.results import (
+    Decided,
+    Finding,
+    HeldKey,
+    KeyDetail,
+    ParkedCount,
+    Passage,
+    Proposal,
+    SubscriptionDetails,
+)
 from outbox.cli import main
 from outbox.model.decision import Decision
 from outbox.model.pausing import Pause
@@ -37,8 +46,9 @@ _ENTRY = re.compile(r"^    (\*{0,2}\w[\w, .*]*): (.*)$")
 _MEMBERS = (property, cached_property, classmethod, staticmethod)
 #: The frozen results that several commands print with `--json`, in the order of the page.
 RESULTS = (
-    Finding, StoredProperties, Status, PartitionStatus, TroubleStatus, Pause, SubscriptionDetails, ParkedMessage,
-    WorkerStatus, History, HistoryStep, HeldKey, KeyDetail, Passage, Decided, Decision, TransactionsStatus, LogStatus,
+    Finding, Proposal, StoredProperties, Status, PartitionStatus, TroubleStatus, Pause, SubscriptionDetails,
+    ParkedMessage, ParkedCount, WorkerStatus, History, HistoryStep, HeldKey, KeyDetail, Passage, Decided, Decision,
+    TransactionsStatus, LogStatus,
 )  # fmt: skip
 #: What JSON makes of a type.
 _JSON = {str: "text", UUID: "text", datetime: "text", bool: "boolean", int: "number", float: "number"}

@@ -23,6 +23,7 @@ from outbox.admin.results import (
     HeldKey,
     KeyDetail,
     Look,
+    ParkedCount,
     ParkedDetail,
     Removal,
     SplitResult,
@@ -62,6 +63,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _DEFAULT = Thresholds()
+#: A count that takes longer is a minimum.
+_PATIENCE = timedelta(seconds=3)
 
 
 def awaited(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
@@ -121,11 +124,14 @@ class Admin:
         """Return the problems, each with its begin, evidence and the next command; empty: all is well."""
         return self.look(thresholds).findings
 
-    def parked(self, *, limit: int = 100, **choice: Unpack[Choice]) -> tuple[ParkedMessage, ...]:
-        """Return at most `limit` parked messages, by subscription and in the order of the log.
+    def parked(
+        self, *, limit: int = 100, after: tuple[str, int] | None = None, **choice: Unpack[Choice]
+    ) -> tuple[ParkedMessage, ...]:
+        """Return at most `limit` parked messages, without bodies, by subscription and in the order of the log.
 
         Args:
             limit: at most so many.
+            after: `(subscription, id)` of the last message of the page before; None: from the first on.
             choice: `name` of the subscription, `state` (one or several), `topic`, `key`, `error_like` (a part of the
                 error) and `before` (the moment of parking); without any all parked messages are meant.
 
@@ -135,12 +141,29 @@ class Admin:
         """
         require_numbers(limit=limit)
         with self._channel() as channel:
-            return tuple(decisions.parked(channel, limit, choice))
+            return tuple(decisions.parked(channel, limit, choice, after))
 
-    def dead_letters(self, *, limit: int = 100, **choice: Unpack[Choice]) -> tuple[ParkedMessage, ...]:
+    def parked_count(self, *, patience: timedelta = _PATIENCE, **choice: Unpack[Choice]) -> ParkedCount:
+        """Count parked messages by state and by error.
+
+        Args:
+            patience: after this time the numbers are minimums.
+            choice: as of `parked`.
+
+        Raises:
+            SubscriptionError: as from `parked`.
+            ValueError: the patience is no timedelta, or below 0.
+        """
+        require_wait("patience", patience)
+        with self._channel() as channel:
+            return decisions.count(channel, choice, patience)
+
+    def dead_letters(
+        self, *, limit: int = 100, after: tuple[str, int] | None = None, **choice: Unpack[Choice]
+    ) -> tuple[ParkedMessage, ...]:
         """Do as `parked`, for dead letters."""
         choice["state"] = "dead"
-        return self.parked(limit=limit, **choice)
+        return self.parked(limit=limit, after=after, **choice)
 
     def unread(self, *, name: str | None = None, topic: str | None = None, key: str | None = None) -> dict[str, int]:
         """Return how many messages subscriptions have still to read, by subscription; without any, nothing.
@@ -205,6 +228,7 @@ class Admin:
     astatuses = awaited(statuses)
     adiagnosis = awaited(diagnosis)
     aparked = awaited(parked)
+    aparked_count = awaited(parked_count)
     adead_letters = awaited(dead_letters)
     aunread = awaited(unread)
     aparked_message = awaited(parked_message)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TypedDict
 from uuid import UUID
 
 from outbox.admin.commands import carry_out_without_worker
-from outbox.admin.results import Decided, ParkedDetail
+from outbox.admin.results import Decided, ParkedCount, ParkedDetail
 from outbox.errors import SubscriptionError
 from outbox.model.decision import Verb
 from outbox.model.limits import require_flags, require_notes, require_numbers
 from outbox.model.parking import STATES, State
-from outbox.model.status import Count
+from outbox.model.status import Count, TroubleStatus
 from outbox.model.subscription import Subscription
+from outbox.runtime.clock import clock
 from outbox.runtime.keywords import require_known
 from outbox.runtime.process import user_and_host
-from outbox.runtime.text import counted
+from outbox.runtime.text import counted, without_numbers
 from outbox.store.database import Channel
 from outbox.store.operations import tail
 from outbox.store.operations.status import unread_by, unread_messages
@@ -67,15 +70,46 @@ class Order(Choice, total=False):
     rehearsal: bool
 
 
-def parked(channel: Channel, limit: int, choice: Choice) -> list[ParkedMessage]:
-    """Return at most `limit` parked messages, by subscription and in the order of the log."""
-    require_known("parked", choice, ("limit", *Choice.__annotations__))
+def parked(channel: Channel, limit: int, choice: Choice, after: tuple[str, int] | None = None) -> list[ParkedMessage]:
+    """Return at most `limit` parked messages, by subscription and in the order of the log.
+
+    `after`: subscription and log id of the last message of the page before.
+    """
+    require_known("parked", choice, ("limit", "after", *Choice.__annotations__))
+    name, id = after or ("", -1)
     chosen, found = _filter(choice), list[ParkedMessage]()
     for each in _subscriptions(channel, choice.get("name")):
-        found += ParkedMessages(channel, each.name).list(chosen, limit - len(found))
-        if len(found) == limit:
-            break
+        if each.name >= name and len(found) < limit:
+            messages = ParkedMessages(channel, each.name)
+            found += messages.list(chosen, limit - len(found), id if each.name == name else -1)
     return found
+
+
+def count(channel: Channel, choice: Choice, patience: timedelta) -> ParkedCount:
+    """Count parked messages of a choice by state and error, for at most so long."""
+    require_known("parked_count", choice, ("patience", *Choice.__annotations__))
+    chosen, until, complete = _filter(choice), clock() + patience.total_seconds(), True
+    states, errors = Counter[str](), dict[tuple[str, str], TroubleStatus]()
+    for each in _subscriptions(channel, choice.get("name")):
+        rows, all_seen = ParkedMessages(channel, each.name).by_error(chosen, until)
+        complete &= all_seen
+        for state, error, number, parked_at in rows:
+            states[state] += number
+            if error is not None:
+                like, since = (state, without_numbers(error)), channel.database.moment(parked_at)
+                known = errors.get(like) or TroubleStatus(
+                    state=state, messages=0, messages_is_minimum=False, since=since, error=error
+                )
+                errors[like] = replace(known, messages=known.messages + number, since=min(known.since, since))
+    return ParkedCount(
+        messages=states.total(),
+        messages_is_minimum=not complete,
+        states={state: states[state] for state in STATES},
+        errors=tuple(
+            replace(each, messages_is_minimum=not complete)
+            for each in sorted(errors.values(), key=lambda each: (-each.messages, each.since))
+        ),
+    )
 
 
 def unread(channel: Channel, choice: Choice, ids: Sequence[int] | None = None) -> dict[str, int]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from outbox.admin.results import Finding, Kind, Thresholds
+from outbox.admin.results import Finding, Kind, Proposal, Thresholds
 from outbox.model.command import Commands
 from outbox.model.filter.tags import tag_expression
 from outbox.model.parking import State
 from outbox.model.status import Count, LogStatus, Status, TroubleStatus
-from outbox.model.subscription import base_of, place_of
+from outbox.model.subscription import base_of, check_of, place_of
 from outbox.runtime.text import age, counted, without_server
 from outbox.store.subscriptions.notices import Refused
 
@@ -23,6 +23,14 @@ _UNPURGED, _NIGHTS = timedelta(days=7), timedelta(days=2)
 #: Dead letters have a common cause if there are so many, and one error has such a share.
 _MANY, _COMMON_SHARE = 10, 0.8
 _WAITS = ("waits", "wait")
+#: What a person can decide about a finding, with the arguments beside the subscription. A destination that is away may
+#: come back by itself, and messages that fail may need to wait for a new version of the handler.
+_DECISIONS: dict[Kind, tuple[tuple[str, dict[str, object]], ...]] = {
+    "waiting": (("replay", {"all": True, "state": "waiting"}), ("pause", {})),
+    "failing": (("pause", {}), ("replay", {"all": True, "state": "retry"})),
+    "dead": (("replay", {"all": True, "state": "dead"}), ("discard", {"all": True, "state": "dead"})),
+    "behind": (("pause", {}),),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +117,17 @@ class Diagnosis:
     ) -> Finding:
         """Return a finding. `more`: evidence, advice and next command."""
         seconds = None if since is None else self._seconds(since)
-        return Finding(kind=kind, subscription=subscription, what=what, since=since, seconds=seconds, **more)
+        is_check = subscription is not None and subscription.startswith(check_of(""))
+        decisions = () if is_check else _DECISIONS.get(kind, ())
+        return Finding(
+            kind=kind,
+            subscription=subscription,
+            what=what,
+            since=since,
+            seconds=seconds,
+            decisions=tuple(Proposal(verb=verb, arguments={"name": subscription, **how}) for verb, how in decisions),
+            **more,
+        )
 
     def _seconds(self, moment: datetime) -> float:
         return max(0.0, (self.now - moment).total_seconds())

@@ -12,7 +12,7 @@ from uuid import UUID
 from outbox.model.decision import Decision
 from outbox.model.message import Message
 from outbox.model.pausing import Pause
-from outbox.model.status import LogStatus, Status, StoredProperties, TransactionsStatus
+from outbox.model.status import LogStatus, Status, StoredProperties, TransactionsStatus, TroubleStatus
 from outbox.runtime.text import age, labelled
 from outbox.store.subscriptions.parked_messages import ParkedMessage
 
@@ -49,6 +49,19 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A decision that a finding offers: a method of `Outbox.admin` with its arguments.
+
+    Attributes:
+        verb: the name of the method, such as `replay`, `discard` or `pause`.
+        arguments: by name. A person adds `reason`, which a discard needs, and `by`.
+    """
+
+    verb: str
+    arguments: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """A problem for a person; `str(finding)` is the whole text in one line.
 
@@ -67,6 +80,7 @@ class Finding:
         evidence: the grounds: the error of the destination, or what depends on the subscription.
         advice: what to do, in words.
         next_command: the safest next command; None: there is nothing to type.
+        decisions: what a person can decide at once, the safest first.
     """
 
     kind: Kind
@@ -77,6 +91,7 @@ class Finding:
     evidence: str | None = None
     advice: str | None = None
     next_command: str | None = None
+    decisions: tuple[Proposal, ...] = ()
 
     def __str__(self) -> str:
         name = self.subscription
@@ -134,6 +149,23 @@ class Look:
                 each.name: each.parked["dead"] for each in self.subscriptions if each.kind not in _NO_LETTERS
             },
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedCount:
+    """The number of parked messages of a choice.
+
+    Attributes:
+        messages: their number.
+        messages_is_minimum: the time was over before all were counted.
+        states: the number by state.
+        errors: by state and error, the most frequent first; errors that differ in numbers alone count as the same.
+    """
+
+    messages: int
+    messages_is_minimum: bool
+    states: Mapping[str, int]
+    errors: tuple[TroubleStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from dataclasses import replace as changed
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -89,13 +89,17 @@ def parked() -> None:
 @about_a_database
 @_filtered
 @at_most
+@option("--after", type=click.IntRange(0, 2**63 - 1), metavar="ID", help="Begin behind this id; with --name.")
 @as_json
-def list_(*, target: Target, chosen: Filter, limit: int, json: bool) -> None:
+def list_(*, target: Target, chosen: Filter, limit: int, after: int | None, json: bool) -> None:
     """List parked messages, in the order of the log; for a message behind another one also that one."""
     from outbox.admin.admin import Admin
 
+    if after is not None and chosen.name is None:
+        raise click.UsageError("--after: each subscription has messages of its own; say which by --name")
+    place = None if after is None or chosen.name is None else (chosen.name, after)
     with target.open_outbox() as channel:
-        found = Admin(channel).parked(limit=limit + 1, **chosen.choice())
+        found = Admin(channel).parked(limit=limit + 1, after=place, **chosen.choice())
         # A pause of their key may be why they wait.
         names = {each.subscription for each in found if each.key is not None}
         paused = [each for each in Admin(channel).subscriptions() if each.name in names] if names else []
@@ -123,6 +127,27 @@ def _row(message: ParkedMessage) -> tuple[object, ...]:
         message.decision,
         message.error,
     )
+
+
+@parked.command()
+@about_a_database
+@_filtered
+@as_json
+def count(*, target: Target, chosen: Filter, json: bool) -> None:
+    """Count parked messages by state and by error; beyond 3 s of counting the numbers are minimums."""
+    from outbox.admin.admin import Admin
+
+    with target.open_outbox() as channel:
+        found = Admin(channel).parked_count(**chosen.choice())
+    if json:
+        show_json({each.name: getattr(found, each.name) for each in fields(found)})
+        return
+    least = "at least " if found.messages_is_minimum else ""
+    states = ", ".join(f"{number} {state}" for state, number in found.states.items() if number)
+    say(f"{least}{counted(found.messages, 'parked message')}{states and f': {states}'}")
+    if found.errors:
+        rows = ((each.state, each.messages, moment(each.since, zone=False), each.error) for each in found.errors)
+        show_table(("STATE", "MESSAGES", "SINCE (UTC)", "ERROR"), rows, numbers=("MESSAGES",))
 
 
 @parked.command()

@@ -15,10 +15,12 @@ from outbox import (
     Done,
     Message,
     Outbox,
+    ParkedMessage,
     Reject,
     Relay,
     Retry,
     SubscriptionError,
+    Thresholds,
     Unavailable,
     Verdict,
 )
@@ -173,7 +175,9 @@ REFUSALS = {
         )
         for verb in ("replay", "discard")
     },
-    ask("parked", topics="bad"): "TypeError: parked has no option topics; there are limit, name, state, topic, key,",
+    ask(
+        "parked", topics="bad"
+    ): "TypeError: parked has no option topics; there are limit, after, name, state, topic, key,",
 }
 
 
@@ -395,3 +399,56 @@ def test_an_erased_message_gives_its_dedup_key_back(engine):
     with engine.connect() as connection:
         kept = connection.scalars(text("SELECT dedup_key FROM outbox_dedup")).all()
     assert (kept, sent_again(outbox)) == (["job-2"], ("again", True))
+
+
+def test_a_list_comes_page_by_page_over_all_subscriptions(shop):
+    shop.admin.create("other", destination="nats://h:4222")
+    Relay(shop, Destination(), name="other").until_empty()
+    whole = shop.admin.parked()
+
+    pages: list[tuple[ParkedMessage, ...]] = []
+    while page := shop.admin.parked(limit=4, after=(pages[-1][-1].subscription, pages[-1][-1].id) if pages else None):
+        pages.append(page)
+
+    assert ([each for page in pages for each in page], len(whole), len(pages)) == ([*whole], 14, 4)
+    assert run(shop.database.engine, "parked", "list", "--after", "3").code == 2
+    behind = run(shop.database.engine, "parked", "list", "--name", "other", "--after", "3", "--json").json["parked"]
+    assert [each["id"] for each in behind] == [
+        each.id for each in whole if each.subscription == "other" and each.id > 3
+    ]
+
+
+def test_a_choice_is_counted_by_state_and_by_error(shop):
+    shop.admin.create("other", destination="nats://h:4222")
+    Relay(shop, Destination(), name="other").until_empty()
+
+    found, some = shop.admin.parked_count(), shop.admin.parked_count(name="relay", topic="fine")
+
+    assert (found.messages, dict(found.states), found.messages_is_minimum) == (
+        14, {"delayed": 2, "waiting": 2, "retry": 2, "dead": 2, "behind": 6}, False,
+    )  # fmt: skip
+    assert {(each.state, each.messages, each.error) for each in found.errors} == {
+        ("dead", 2, "HTTP 422: no such customer"), ("retry", 2, "not now"), ("waiting", 2, "no stream"),
+    }  # fmt: skip
+    assert (some.messages, some.states["behind"], some.errors) == (3, 3, ())
+
+
+def test_a_count_whose_time_is_over_is_a_minimum(shop, monkeypatch):
+    monkeypatch.setattr("outbox.store.subscriptions.parked_messages._COUNTED_AT_ONCE", 2)
+
+    found, whole = shop.admin.parked_count(patience=timedelta(0)), shop.admin.parked_count()
+
+    assert (found.messages, found.messages_is_minimum) == (2, True)
+    assert (whole.messages, whole.messages_is_minimum) == (7, False)
+
+
+def test_each_decision_of_a_finding_can_be_called(shop):
+    look = shop.admin.look(Thresholds())
+
+    offered = {each.kind: each.decisions for each in look.findings if each.decisions}
+    assert {kind: [each.verb for each in decisions] for kind, decisions in offered.items()} == {
+        "waiting": ["replay", "pause"], "dead": ["replay", "discard"],
+    }  # fmt: skip
+    for decisions in offered.values():
+        for each in decisions:
+            getattr(shop.admin, each.verb)(**each.arguments, reason="tried", by="bot")

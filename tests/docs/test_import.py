@@ -24,11 +24,11 @@ PUBLIC = [
     "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
     "HeldKey", "History", "HistoryStep", "HungHandlerError", "Inbox", "InvalidMessageError", "KeyDetail",
     "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError",
-    "ParkedDetail", "ParkedMessage", "PartitionStatus", "Passage", "PositionError", "Reject", "Relay", "Relays",
-    "Removal", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult",
-    "StandbyError", "Status", "SubscriptionDetails", "SubscriptionError", "Thresholds", "Trace",
-    "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "WorkerStatus",
-    "create_async_engine", "create_engine", "routes",
+    "ParkedCount", "ParkedDetail", "ParkedMessage", "PartitionStatus", "Passage", "PositionError", "Proposal",
+    "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError",
+    "Settings", "SplitResult", "StandbyError", "Status", "SubscriptionDetails", "SubscriptionError", "Thresholds",
+    "Trace", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
+    "WorkerStatus", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from outbox.model.decision import Decision, Verb
 from outbox.model.message import Message, stored_uuid
 from outbox.model.parking import State
+from outbox.runtime.clock import clock
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
@@ -18,6 +19,8 @@ from outbox.store.subscriptions.decisions import MOST_IDS, Decisions
 
 #: Messages behind others are counted up to this number.
 MOST_BEHIND = 10_000
+#: A statement that counts looks at so many rows; errors are compared by so many characters.
+_COUNTED_AT_ONCE, _MOST_CHARACTERS = 20_000, 500
 #: So many messages of all held keys of a subscription are counted, in the order of the keys.
 MOST_HELD = 1_000_000
 
@@ -105,6 +108,17 @@ _IDS = """
     WHERE subscription = :subscription AND id > :after AND {chosen} ORDER BY id LIMIT :limit
 """
 _COUNT = "SELECT count(*) FROM {parked} AS p WHERE subscription = :subscription AND {chosen}"
+#: A portion of the rows of `_LIST`, chosen or not, so that each statement has an end: its last id, and how many rows.
+_PORTION = """
+    SELECT max(id), count(*) FROM (
+        SELECT id FROM {parked} AS p WHERE subscription = :subscription AND id > :after AND {of_states}
+        ORDER BY id LIMIT :limit) AS r
+"""
+_BY_ERROR = """
+    SELECT coalesce(p.state, 'behind'), substr(p.error, 1, :characters), count(*), min(p.parked_at) FROM {parked} AS p
+    WHERE p.subscription = :subscription AND p.id > :after AND p.id <= :upto AND {chosen}
+    GROUP BY coalesce(p.state, 'behind'), substr(p.error, 1, :characters)
+"""
 #: Messages behind chosen heads; the heads by their index. The list does not depend on the row, so that a key with many
 #: thousands of messages costs no more than this.
 _BEHIND = """
@@ -190,6 +204,23 @@ class ParkedMessages:
     def count(self, chosen: ParkedFilter) -> int:
         """Return how many of the chosen messages there are."""
         return int(self._rows(_COUNT, chosen)[0][0])
+
+    def by_error(self, chosen: ParkedFilter, until: float) -> tuple[Sequence[Row], bool]:
+        """Count the chosen messages by state and error: rows of state, error, number, and the moment of the first.
+
+        Return also whether all were counted until `until`, by the clock of this process; one portion is counted anyway.
+        """
+        of_states = replace(ParkedFilter(), states=chosen.states)
+        condition, parameters = self._condition(of_states)
+        portion, found, after = self._database.sql(_PORTION, of_states=condition), list[Row](), -1
+        while True:
+            bound = {**self._common, **parameters, "after": after, "limit": _COUNTED_AT_ONCE}
+            upto, number = self._channel.rows(portion, **bound)[0]
+            if upto is not None:
+                found += self._rows(_BY_ERROR, chosen, after=after, upto=upto, characters=_MOST_CHARACTERS)
+                after = upto
+            if number < _COUNTED_AT_ONCE or clock() >= until:
+                return found, number < _COUNTED_AT_ONCE
 
     def behind(self, chosen: ParkedFilter) -> int:
         """Return how many messages behind them go on when the chosen messages are gone, counted up to `MOST_BEHIND`."""
