@@ -11,6 +11,7 @@ from typing import Any
 
 from outbox.errors import HungHandlerError
 from outbox.model.message import Message
+from outbox.model.parking import Parking
 from outbox.model.retry import seconds_to_wait
 from outbox.model.verdict import DONE, Verdict, describe
 from outbox.runtime.clock import clock
@@ -166,9 +167,9 @@ class BatchHandler:
         """True when a stop is asked."""
         return self._stop.asked
 
-    def keep(self, done: Sequence[Message]) -> None:
-        """Remember what was accepted and could not be settled, for the next lease."""
-        self.hung.note(self._calls.held.lease, done)
+    def keep(self, done: Sequence[Message], parkings: Sequence[tuple[Message, Parking]] = ()) -> None:
+        """Remember outcomes that could not be settled, for the next lease."""
+        self.hung.note(self._calls.held.lease, done, parkings)
 
     def late(self) -> Iterator[Outcome]:
         """Yield the outcomes of late answers, which settle parked messages.
@@ -197,8 +198,8 @@ class BatchHandler:
         parked. `now`: by the database's clock; messages expire meanwhile. None: they do not.
         """
         batch = Pending(messages, quota, parked=parked, now=now)
-        if known := self.hung.known.among(messages, ordered=self.policy.ordered):
-            batch.resolve(known, [])
+        if self.hung.known:
+            batch.resolve(*self.hung.known.among(messages, ordered=self.policy.ordered))
         try:
             yield from self._work_through(batch)
             batch.keep_open()
@@ -206,7 +207,7 @@ class BatchHandler:
             yield self._part(batch)
         except BaseException:
             self._leave_calls(batch)
-            self.keep(batch.outcome.done)
+            self.keep(batch.outcome.done, batch.outcome.parked)
             raise
 
     def _put_behind(self, batch: Pending) -> None:

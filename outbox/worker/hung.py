@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from outbox.model.lease import Lease, Partition
 from outbox.model.message import Message
-from outbox.model.parking import NOTHING_HELD, Held
+from outbox.model.parking import NOTHING_HELD, Held, Parking
 from outbox.model.slots import slot_of
 from outbox.model.verdict import Done
 from outbox.runtime.fork import in_child
@@ -37,7 +37,7 @@ class HungCalls:
         self._calls: dict[Call, Lease | None] = {}
         self._lease: Lease | None = None
         self._incarnation: str | None = None
-        #: What was accepted and is not settled: by late calls, and before a connection was lost.
+        #: Outcomes that are not settled: of late calls, and of a connection that was lost.
         self.known = KnownOutcomes()
 
     def taken(self, lease: Lease) -> None:
@@ -66,11 +66,11 @@ class HungCalls:
         with self._lock:
             self._calls[call] = lease if lease == self._lease else None
 
-    def note(self, lease: Lease, done: Iterable[Message]) -> None:
-        """Remember what was accepted and not settled under a lease, unless a newer lease was taken already."""
+    def note(self, lease: Lease, done: Iterable[Message], parkings: Iterable[tuple[Message, Parking]] = ()) -> None:
+        """Remember outcomes that were not settled under a lease, unless a newer lease was taken already."""
         with self._lock:
             if lease == self._lease:
-                self.known.note(done)
+                self.known.note(done, parkings)
 
     def __bool__(self) -> bool:
         return bool(self._calls)

@@ -203,8 +203,7 @@ class ParkedQueue:
         """Return the messages to handle. Expired ones, and those done already, are settled with the first part."""
         expired = [each.message for each in ready if each.expired]
         # What was accepted does not expire.
-        accepted = {message.id for message in self._hung.known.among(expired, ordered=False)}
-        late = {message.id for message in expired} - accepted
+        late = {message.id for message in expired} - self._hung.known.ids(expired)
         to_send = [r.message for r in ready if r.message.id not in late]
         finished = self._finished.finished(to_send) if self._finished is not None and to_send else set()
         self._round.changed = [(r.message, EXPIRED) for r in ready if r.message.id in late]
@@ -253,10 +252,11 @@ class ParkedQueue:
         try:
             self._settlement.settle_parked({message.id or 0: message.key for message in done}, changed)
         except BaseException:
-            self._hung.note(self._settlement.lease, done)
+            self._hung.note(self._settlement.lease, done, changed)
             raise
-        self._hung.known.settled(done)
-        self.holds.reconsider({m.key for m in (*done, *(m for m, _ in changed)) if m.key is not None})
+        settled = [*done, *(message for message, _ in changed)]
+        self._hung.known.settled(settled)
+        self.holds.reconsider({message.key for message in settled if message.key is not None})
         # What goes on to wait for its destination is nothing new.
         new = [each for each in changed if each[1].state != "waiting"]
         self._teller.tell_settled(done, new, time.monotonic() - began)

@@ -9,6 +9,7 @@ from collections.abc import Container, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 from typing import Protocol
 
 from outbox.errors import HungHandlerError, LeaseLostError
@@ -90,8 +91,8 @@ class Handling(Protocol):
     def late(self) -> Iterable[Outcome]:
         """Yield the outcomes of late answers."""
 
-    def keep(self, done: Sequence[Message]) -> None:
-        """Remember messages that were accepted and not settled."""
+    def keep(self, done: Sequence[Message], parkings: Parkings) -> None:
+        """Remember outcomes that are not settled."""
 
 
 class PartitionWorker:
@@ -179,9 +180,9 @@ class PartitionWorker:
         self._maintenance = Maintenance(channel.database, tasks, teller)
 
     def close(self) -> None:
-        """End the reading thread, and keep what was accepted and is not settled for the next lease."""
+        """End the reading thread, and keep the outcomes that are not settled for the next lease."""
         self._prefetcher.close()
-        self._batch_handler.keep(self._handled.done + self._outcome.done)
+        self._batch_handler.keep(self._handled.done + self._outcome.done, self._outcome.parked)
 
     @property
     def arrived(self) -> bool:
@@ -370,7 +371,7 @@ class PartitionWorker:
         parkings: Parkings = []
         timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
         if held or called or timed:
-            known = {message.id for message in self._hung.known.among(timed, ordered=False)}
+            known = self._hung.known.ids(timed)
             messages, parkings = policy.sort_out(messages, now, held=held, called=called, known=known)
         if refused:
             messages, waiting = policy.without_refused(messages, refused, self._parked_queue.quota(MAX_WAITING))
@@ -383,7 +384,7 @@ class PartitionWorker:
         self._settlement.settle(end, outcome.parked)
         parkings = outcome.parked
         done = self._handled.done + outcome.done if self._handled.done else outcome.done
-        self._hung.known.settled(done)
+        self._hung.known.settled(chain(done, (message for message, _ in outcome.parked)))
         self._handled, self._stored = _Handled(), _Stored(end)
         if parkings:
             self._parked_queue.parked(parkings)

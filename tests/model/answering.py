@@ -215,7 +215,7 @@ class Answering:
     ) -> Moves[State]:
         """Hand messages over, those of the log or parked ones, unless they are known to be done."""
         hung, _ = self._hung(process)
-        known: Any = hung.known.among(_messages(messages), ordered=True)
+        known: Any = hung.known.among(_messages(messages), ordered=True)[0]
         if known:
             done = process._replace(done=_numbers(known))
             yield f"{said} knows that {_ids(known)} is done", _with(state, number, done)
@@ -282,7 +282,7 @@ class Answering:
 
     def _remember(self, process: Process, hung: HungCalls, calls: list[Call]) -> Process:
         """Return the process with what its hung calls are by now."""
-        known = frozenset(message.id or 0 for message in hung.known.among(_messages(self._log), ordered=False))
+        known = frozenset(id or 0 for id in hung.known.ids(_messages(self._log)))
         left = list[Left]()
         for each, call in zip(process.calls, calls, strict=True):
             if _call(call) in hung._calls:
