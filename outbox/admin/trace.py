@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -30,6 +31,7 @@ def trace(channel: Channel, id: int) -> Trace | None:
     if message is None:
         return None
     decisions = {each.name: _decisions(channel, each.name, message) for each in readers}
+    waiting = {each.name: _waiting(channel, each.name, id) for each in readers}
     return Trace(
         id=id,
         message_id=message.message_id,
@@ -41,7 +43,9 @@ def trace(channel: Channel, id: int) -> Trace | None:
         expires_at=message.expires_at,
         in_log=found is not None,
         subscriptions=tuple(
-            _passage(each, message, passings.get(each.name), copies[each.name], decisions[each.name])
+            _passage(
+                each, message, passings.get(each.name), copies[each.name], decisions[each.name], waiting[each.name]
+            )
             for each in readers
         ),
     )
@@ -59,14 +63,23 @@ def _decisions(channel: Channel, name: str, message: Message) -> tuple[Decision,
     return tuple(Decisions(channel, name).about(message.id, message.created_at))
 
 
+def _waiting(channel: Channel, name: str, id: int) -> list[Decision]:
+    found = Decisions(channel, name).of_messages().get(id)
+    return [] if found is None else [found]
+
+
 def _passage(
     subscription: Subscription,
     message: Message,
     passing: Passing | None,
     copy: ParkedMessage | None,
     decisions: tuple[Decision, ...],
+    waiting: Sequence[Decision] = (),
 ) -> Passage:
-    """Return the way of a message through a subscription; `passing`: None of a message that is not in the log."""
+    """Return the way of a message through a subscription; `passing`: None of a message that is not in the log.
+
+    `waiting`: decisions that are not carried out yet.
+    """
     lacking = _lacking(subscription, message)
     state: PassageState
     if copy is not None:
@@ -81,6 +94,7 @@ def _passage(
         state, what = _of_passed(subscription, message, passing)
     else:
         state, what = _of_unread(subscription, message, passing)
+        what += "".join(f"; {_of_decision(each)}, not carried out yet" for each in waiting)
     found = Passage(
         subscription=subscription.name,
         kind=subscription.kind,

@@ -124,6 +124,18 @@ def test_a_decision_is_told_with_the_person_before_and_after_it_is_carried_out(e
     assert outbox.admin.trace(int(f"{ids[2]}1")) is None
 
 
+def test_a_decision_on_an_unread_message_is_told_before_it_is_carried_out(engine):
+    outbox = Outbox(engine)
+    id = written(outbox)
+    outbox.admin.set_aside(id, reason="ends the process", by="ann")
+    _, words = told(outbox, id)
+
+    drained(outbox)
+
+    assert "; set aside by ann" in words and words.endswith("(ends the process), not carried out yet")
+    assert told(outbox, id)[0] == "dead"
+
+
 def settles(outbox: Outbox, *rows: tuple[int, int, int]) -> None:
     """Store progress, a second apart: epoch, number in the epoch, and 1 if the newest message is passed."""
     number = outbox.database.names["number"]
