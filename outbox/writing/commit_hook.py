@@ -8,6 +8,9 @@ outboxes that have sent.
 
 from __future__ import annotations
 
+import inspect
+import logging
+import sys
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +23,7 @@ from outbox.errors import TransactionAbortedError
 from outbox.model.message import Message
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.named import named
 from outbox.store.dialects.dialect import Driving
 from outbox.writing.sent import Sent
 
@@ -30,6 +34,15 @@ _ABORTED = (
     "a statement of this transaction failed, so its COMMIT is a silent ROLLBACK and the message would be lost; roll"
     " back, or use a savepoint around what may fail"
 )
+
+_FORGOTTEN = (
+    "a transaction in which messages were sent was rolled back: it ended without a commit, an error or a call of"
+    " rollback(), so its messages are gone; commit it, for example by `with Session(engine) as session,"
+    " session.begin():` (logged once a process)"
+)
+logger = logging.getLogger("outbox")
+#: Whether this process has logged a forgotten commit.
+_forgotten_told = False
 
 _prepared: weakref.WeakSet[Any] = weakref.WeakSet()
 _VERBS = (
@@ -122,6 +135,9 @@ class _Hook:
 
     def do_rollback(self, pooled: Any) -> None:
         everyone = _info_of(pooled).pop(_SENT, {})
+        if everyone and not self._dialect.is_async:
+            # Awaited sessions are closed in tasks of their own, where nobody sees the error of their block.
+            _tell_forgotten(everyone)
         try:
             self._roll_back(pooled)
         finally:
@@ -197,6 +213,26 @@ def _tell(everyone: dict[CommitListener, Sent], since: float) -> None:
 def _tell_rolled_back(everyone: dict[CommitListener, Sent]) -> None:
     for listener, sent in everyone.items():
         listener.rolled_back(sent.messages)
+
+
+def _tell_forgotten(everyone: dict[CommitListener, Sent]) -> None:
+    """Log once that messages were rolled back, unless an error or the application is the cause."""
+    global _forgotten_told
+    if _forgotten_told or not any(sent.needs_hint for sent in everyone.values()):
+        return
+    if sys.exc_info()[1] is None and not _is_asked_for():
+        _forgotten_told = True
+        logger.warning(_FORGOTTEN, extra=named("forgotten_commit"))
+
+
+def _is_asked_for() -> bool:
+    """Return whether the application has called a `rollback` of SQLAlchemy, and no `close`."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "rollback" and frame.f_globals.get("__name__", "").startswith("sqlalchemy."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _info_of(pooled: Any) -> dict[Any, Any]:
