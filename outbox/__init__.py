@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         TransactionAbortedError,
     )
     from outbox.model.decision import Decision
+    from outbox.model.encoding import Tombstone
     from outbox.model.message import Message
     from outbox.model.retry import RetryPolicy
     from outbox.model.status import (
@@ -72,12 +73,13 @@ __all__ = [
     "ParkedCount", "ParkedDetail", "ParkedMessage", "PartitionStatus", "Passage", "PositionError", "Proposal",
     "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError",
     "Settings", "SplitResult", "StandbyError", "Status", "SubscriptionDetails", "SubscriptionError", "Thresholds",
-    "Trace", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
+    "Tombstone", "Trace", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
     "WorkerStatus", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
 _HOMES = {
+    "Tombstone": "outbox.model.encoding",
     "Admin": "outbox.admin.admin",
     "Decision": "outbox.model.decision",
     "Destination": "outbox.senders.opening",

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox.errors import InvalidMessageError
-from outbox.model.encoding import dumped
+from outbox.model.encoding import Tombstone, dumped
 from outbox.model.limits import checked_dedup_key, require_window
 from outbox.model.message import Message, MessageFields
 from outbox.model.slots import SLOTS
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from outbox.worker.shared import SharedSender
     from outbox.writing.engines import Bind
     from outbox.writing.handles import AsyncHandle
+
+#: Bodies that an application's serializer does not get.
+_AS_THEY_ARE = (str, bytes, bytearray, memoryview, Tombstone)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -308,7 +311,7 @@ class Outbox(BareOutbox):
     # How messages are written
 
     def _message(self, topic: str, body: object, fields: MessageFields) -> Message:
-        if self._dumps is None or body is None or isinstance(body, str | bytes | bytearray | memoryview):
+        if self._dumps is None or body is None or isinstance(body, _AS_THEY_ARE):
             return Message(topic, body, **fields)
         if fields.get("content_type") is None:
             fields = {**fields, "content_type": "application/json"}

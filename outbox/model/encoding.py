@@ -3,6 +3,7 @@
 bytes, bytearray, memoryview   the same bytes, no content type
 str                            UTF-8, text/plain
 dict, list                     compact JSON, application/json
+Tombstone()                    no bytes, and a content type that says so
 an object                      the same, by `__json__()`, by `model_dump(mode="json")` as of pydantic's models, or as a
                                dataclass; asked in this order
 
@@ -30,6 +31,8 @@ from typing import Any, NoReturn
 from outbox.errors import InvalidMessageError
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
+#: The content type of a tombstone. There is no content, and the type tells a tombstone from an empty body.
+TOMBSTONE_TYPE = "application/x-tombstone"
 
 _CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
 _ACCEPTED = "bytes, str, dict, list, a dataclass or an object with __json__() or model_dump()"
@@ -53,11 +56,18 @@ _TEXTS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Tombstone:
+    """A body that says: what the key of the message stands for is gone. On Kafka the value is null."""
+
+
 def encode_body(body: object) -> tuple[bytes, str | None]:
     """Return the bytes of a body, and the content type that follows from its Python type."""
     content_type: str | None = None
     if isinstance(body, (bytes, bytearray, memoryview)):
         data = bytes(body)
+    elif isinstance(body, Tombstone):
+        data, content_type = b"", TOMBSTONE_TYPE
     elif isinstance(body, str):
         data, content_type = _utf8(body), "text/plain"
     else:

@@ -186,6 +186,14 @@ def _check_header_value(name: str, value: str) -> None:
         _refuse(f"headers[{name!r:.80}]", "must not hold control characters or begin or end with white space", fix)
 
 
+def require_tombstone(key: str | None, content_type: str | None) -> None:
+    """Refuse a tombstone of nothing, or one with content."""
+    if key is None:
+        _refuse("key", "must not be None beside a Tombstone", "pass the key of what is gone")
+    if content_type is not None:
+        _refuse("content_type", "must be left out beside a Tombstone", "pass None")
+
+
 def checked_content_type(content_type: str) -> str:
     """Return the content type; a contradiction to the body is found elsewhere."""
     known = isinstance(content_type, str) and len(content_type) <= MAX_CONTENT_TYPE

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Literal, Never, TypedDict, Unpack, final
 
-from outbox.model.encoding import checked_charset, decode_json, decode_text, encode_body
+from outbox.model.encoding import TOMBSTONE_TYPE, checked_charset, decode_json, decode_text, encode_body
 from outbox.model.limits import (
     DelayLevel,
     checked_content_type,
@@ -25,6 +25,7 @@ from outbox.model.limits import (
     checked_time,
     checked_topic,
     fits,
+    require_tombstone,
     stored_headers,
 )
 from outbox.model.trace_context import BAGGAGE, TRACE_HEADERS
@@ -75,7 +76,8 @@ class Message:
         topic: 1 to 249 characters of `[A-Za-z0-9._%|-]`.
         body: bytes stay as they are; `str` becomes UTF-8 `text/plain`. dict, list, dataclass and objects with
             `__json__()` or pydantic's `model_dump`, also nested, become compact JSON, `application/json`. Inside,
-            UUIDs, Decimals, dates and times become text, and Enums their values. At most 4 MiB.
+            UUIDs, Decimals, dates and times become text, and Enums their values. At most 4 MiB. `Tombstone()` is a
+            null for Kafka, and needs a key.
         key: the unit of order, over all topics of a subscription; 1 to 1024 bytes of UTF-8. None: no order.
         tags: one string of at most 255 characters for filters.
         headers: at most 64, 16 KiB together, names are HTTP tokens.
@@ -132,6 +134,8 @@ class Message:
             default_type if content_type is None else checked_charset(body, checked_content_type(content_type))
         )
         self.key = None if key is None else checked_key(key)
+        if default_type == TOMBSTONE_TYPE:
+            require_tombstone(self.key, content_type)
         self.tags = None if tags is None else checked_tags(tags)
         self._headers = checked_headers(headers) if headers else None
         self.deliver_at = None if deliver_at is None else checked_time("deliver_at", deliver_at)
@@ -202,6 +206,11 @@ class Message:
             return self._headers
         merged = traced(self.headers, trace)
         return stored_headers(merged) if merged else None
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether the body is a `Tombstone`: what the key stands for is gone."""
+        return self.content_type == TOMBSTONE_TYPE
 
     @property
     def transaction_id(self) -> str | None:

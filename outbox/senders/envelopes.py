@@ -54,6 +54,9 @@ def _raw(message: Message, topic: str) -> Message:
 
 
 def _cloudevents(message: Message, topic: str) -> Message:
+    if message.is_tombstone:
+        # An event about nothing would not delete anything.
+        return _raw(message, topic)
     # The type stays the message's own topic: it says what happened, and not where that is sent.
     attributes = _attributes(message)
     opening = json.dumps(attributes, separators=(",", ":"))[:-1].encode()

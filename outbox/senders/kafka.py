@@ -294,7 +294,8 @@ class _Connection:
             try:
                 headers: dict[str, Any] = wire_headers(message, keyed=False)
                 # By place, because the client takes longer to find arguments by their names.
-                produce(topic, message.body, message.key, -1, reports[index], None, 0, headers)
+                value = None if message.is_tombstone else message.body
+                produce(topic, value, message.key, -1, reports[index], None, 0, headers)
             except InvalidMessageError as unfit:
                 call.refuse(index, Reject(str(unfit)))
             except ValueError as unfit:

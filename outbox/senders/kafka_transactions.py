@@ -120,7 +120,8 @@ class Transactions:
             if index in batch.alone:
                 self._flush(producer, batch, until)
             report = partial(_keep, batch.errors, index)
-            producer.produce(batch.topic(message), message.body, message.key, headers=headers, on_delivery=report)
+            value = None if message.is_tombstone else message.body
+            producer.produce(batch.topic(message), value, message.key, headers=headers, on_delivery=report)
             if index in batch.alone:
                 self._flush(producer, batch, until)
         except BufferError:

@@ -27,7 +27,7 @@ PUBLIC = [
     "ParkedCount", "ParkedDetail", "ParkedMessage", "PartitionStatus", "Passage", "PositionError", "Proposal",
     "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError",
     "Settings", "SplitResult", "StandbyError", "Status", "SubscriptionDetails", "SubscriptionError", "Thresholds",
-    "Trace", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
+    "Tombstone", "Trace", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
     "WorkerStatus", "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 

@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from outbox.errors import SenderError
+from outbox.model.encoding import Tombstone
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.senders.kafka import KafkaSender, read_message
@@ -69,6 +70,17 @@ def test_a_field_that_a_message_has_not_is_not_sent(topics, sender):
     [record] = topics.records()
     assert (record.key(), record.value()) == (None, b""), "null would be a tombstone"
     assert record.headers() == [("Outbox-Id", str(sent.message_id).encode())]
+
+
+@pytest.mark.parametrize("options", ["", "?transactional.id=tombstones"], ids=["plain", "in transactions"])
+def test_a_tombstone_is_a_null_and_is_read_back(topics, options):
+    sent = Message("alpha", Tombstone(), key="a")
+    with closing(open_sender(f"{topics.url}{options}")) as sender:
+        check_all_done(sender.send([sent]), [sent])
+
+    [record] = topics.committed("alpha")
+    read = read_message(record, prefix=topics.prefix)
+    assert (record.key(), record.value(), read.is_tombstone, read.body) == (b"a", None, True, b"")
 
 
 def test_a_consumer_reads_the_message_back(topics, sender):
