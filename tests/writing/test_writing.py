@@ -61,7 +61,7 @@ def test_a_row_holds_what_was_said(engine):
     assert row == {
         "id": 1, "message_id": id, "topic": "orders", "key": "order-1", "slot": slot_of("order-1", 256),
         "tags": "placed", "headers": '{"a":"ü"}', "body": b'{"id":1}', "content_type": "application/vnd.order+json",
-        "deliver_at": at, "expires_at": until,
+        "deliver_at": at, "expires_at": until, "direct": None,
     }  # fmt: skip
 
 
