@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outbox.admin.admin import Admin
+    from outbox.admin.half import HalfVerdict, Resumed, TransactionDetail
     from outbox.admin.results import (
         Decided,
         Finding,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from outbox.relay.supervisor import Relays
     from outbox.senders.opening import Destination
     from outbox.senders.port import Sender
+    from outbox.store.half_messages.pending import HalfTransaction
     from outbox.store.log.log import Limits
     from outbox.store.subscriptions.parked_messages import ParkedMessage
     from outbox.worker.settings import Settings
@@ -68,13 +70,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
-    "HeldKey", "History", "HistoryStep", "HungHandlerError", "Inbox", "InvalidMessageError", "KeyDetail",
-    "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError",
-    "ParkedCount", "ParkedDetail", "ParkedMessage", "PartitionStatus", "Passage", "PositionError", "Proposal",
-    "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError",
-    "Settings", "SplitResult", "StandbyError", "Status", "SubscriptionDetails", "SubscriptionError", "Thresholds",
-    "Tombstone", "Trace", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
-    "WorkerStatus", "create_async_engine", "create_engine", "routes",
+    "HalfTransaction", "HalfVerdict", "HeldKey", "History", "HistoryStep", "HungHandlerError", "Inbox",
+    "InvalidMessageError", "KeyDetail", "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError",
+    "NoTransactionError", "Outbox", "OutboxError", "ParkedCount", "ParkedDetail", "ParkedMessage", "PartitionStatus",
+    "Passage", "PositionError", "Proposal", "Reject", "Relay", "Relays", "Removal", "Resumed", "Retry", "RetryPolicy",
+    "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
+    "SubscriptionDetails", "SubscriptionError", "Thresholds", "Tombstone", "Trace", "TransactionAbortedError",
+    "TransactionDetail", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "WorkerStatus",
+    "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
@@ -85,6 +88,7 @@ _HOMES = {
     "Destination": "outbox.senders.opening",
     "Consumer": "outbox.consumer.consumer",
     **dict.fromkeys(("History", "HistoryStep"), "outbox.model.status"),
+    "HalfTransaction": "outbox.store.half_messages.pending",
     "Inbox": "outbox.consumer.inbox",
     "Limits": "outbox.store.log.log",
     "Message": "outbox.model.message",
@@ -98,8 +102,11 @@ _HOMES = {
     "Settings": "outbox.worker.settings",
     "routes": "outbox.relay.relay",
     **dict.fromkeys(("Decided", "Finding", "Look", "ParkedDetail", "Removal", "SplitResult"), "outbox.admin.results"),
-    **dict.fromkeys(("HeldKey", "KeyDetail", "Passage", "SubscriptionDetails"), "outbox.admin.results"),
+    **dict.fromkeys(
+        ("HalfVerdict", "HeldKey", "KeyDetail", "Passage", "Resumed", "SubscriptionDetails"), "outbox.admin.results"
+    ),
     **dict.fromkeys(("ParkedCount", "Proposal", "Thresholds", "Trace"), "outbox.admin.results"),
+    **dict.fromkeys(("HalfVerdict", "Resumed", "TransactionDetail"), "outbox.admin.half"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Status")), "outbox.model.status"),
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),

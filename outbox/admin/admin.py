@@ -10,12 +10,13 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 
-from outbox.admin import commands, decisions, pausing, subscriptions
+from outbox.admin import commands, decisions, half, pausing, subscriptions
 from outbox.admin.backfill import backfill
 from outbox.admin.borrowing import NO_WAIT, WAIT
 from outbox.admin.decisions import Choice, Order
 from outbox.admin.diagnosis import Diagnosis
 from outbox.admin.erase import erase
+from outbox.admin.half import HalfVerdict, Resumed, TransactionDetail
 from outbox.admin.keys import held, key_details
 from outbox.admin.results import (
     Decided,
@@ -43,6 +44,7 @@ from outbox.model.subscription import Start, Subscription, require_start, subscr
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding as Defect
+from outbox.store.half_messages.pending import HalfTransaction, HalfTransactions
 from outbox.store.operations import tail
 from outbox.store.operations.check import findings
 from outbox.store.operations.erasure import Erased
@@ -297,6 +299,74 @@ class Admin:
             return tuple(listed(channel, limit, subscription=subscription, since=since))
 
     adecisions = awaited(decisions)
+
+    def half_transactions(
+        self, *, group: str | None = None, given_up: bool = False, limit: int = 100
+    ) -> tuple[HalfTransaction, ...]:
+        """Return at most `limit` transactions without a verdict, the oldest first.
+
+        Args:
+            group: of the producer; None: all.
+            given_up: only transactions that wait for a person.
+            limit: at most so many.
+
+        Raises:
+            ValueError: the limit is no whole number from 1 on.
+        """
+        require_numbers(limit=limit)
+        require_flags(given_up=given_up)
+        with self._channel() as channel:
+            return tuple(HalfTransactions(channel).pending(group=group, given_up=given_up, limit=limit))
+
+    def half_transaction(self, id: str) -> TransactionDetail:
+        """Return a transaction, its verdict, and its messages as a commit delivers them.
+
+        Raises:
+            SubscriptionError: there is no such transaction.
+        """
+        with self._channel() as channel:
+            return half.detail(channel, id)
+
+    def half_commit(self, id: str, *, by: str | None = None, unchecked: bool = False) -> HalfVerdict:
+        """Deliver the messages of a pending transaction. The first verdict stands for ever.
+
+        Args:
+            id: of the transaction.
+            by: the person; None: user and host of the process.
+            unchecked: decide a transaction with `verdict="record"` without its business database, which is gone.
+                Otherwise `outbox half commit` with `--business` asks that database first.
+
+        Raises:
+            SubscriptionError: there is no such transaction.
+            VerdictStandsError: the opposite verdict stands.
+            OutboxError: there is nothing to deliver, the business database has to be asked, or a business transaction
+                is deciding right now. Nothing was done.
+        """
+        require_flags(unchecked=unchecked)
+        with self._channel() as channel:
+            return half.decide(channel, id, "commit", by=by, unchecked=unchecked)
+
+    def half_rollback(self, id: str, *, by: str | None = None, unchecked: bool = False) -> HalfVerdict:
+        """Drop the messages of a pending transaction; takes and raises what `half_commit` does."""
+        require_flags(unchecked=unchecked)
+        with self._channel() as channel:
+            return half.decide(channel, id, "rollback", by=by, unchecked=unchecked)
+
+    def half_resume(self, id: str, *, by: str | None = None, reason: str | None = None) -> Resumed:
+        """Ask again about a transaction that was given up, with questions counted from 0.
+
+        Raises:
+            SubscriptionError: there is no such transaction.
+            OutboxError: the transaction was not given up, or has a verdict.
+        """
+        with self._channel() as channel:
+            return half.resume(channel, id, by=by, reason=reason)
+
+    ahalf_transactions = awaited(half_transactions)
+    ahalf_transaction = awaited(half_transaction)
+    ahalf_commit = awaited(half_commit)
+    ahalf_rollback = awaited(half_rollback)
+    ahalf_resume = awaited(half_resume)
     areplay = awaited(replay)
     aset_aside = awaited(set_aside)
     adiscard = awaited(discard)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,9 +20,8 @@ from outbox.cli.options import (
     option,
     together,
 )
-from outbox.cli.output import age, counted, moment, say, say_the_end, show_json, show_table, tell, warn
+from outbox.cli.output import age, counted, say, say_the_end, show_json, show_table, tell, warn
 from outbox.cli.tables import Alarm
-from outbox.runtime.process import user_and_host
 
 if TYPE_CHECKING:
     from outbox.model.message import Message
@@ -153,12 +151,13 @@ def _who_could_ask(database: Database, group: str, ways: Iterable[Way]) -> str:
 @as_json
 def show_transaction(*, target: Target, id: str, json: bool) -> None:
     """Show a transaction, its verdict, and its messages as a commit would deliver them."""
+    from outbox.admin.half import found
     from outbox.cli.contents import contents_of, show_contents, show_fields
     from outbox.store.half_messages.half import CHECK_TIMES, delay_of, is_readable, real_message
     from outbox.store.half_messages.pending import HalfTransactions
 
     with target.open_outbox() as channel:
-        transaction, decided = _found(channel, id)
+        transaction, decided = found(channel, id)
         rows = HalfTransactions(channel).messages(id)
     # One that no producer wrote is shown as it is stored.
     messages = [(real_message(row), delay_of(row)) if is_readable(row) else (row, None) for row in rows]
@@ -221,65 +220,34 @@ def rollback(*, target: Target, id: str, **how: Any) -> None:
 
 def _end(target: Target, id: str, op: Op, *, by: str | None, business: str | None, unchecked: bool, json: bool) -> None:
     """Write a verdict by hand, if none stands."""
+    from outbox.admin.half import decide, found, was
     from outbox.model.limits import require_notes
-    from outbox.model.subscription import check_of
     from outbox.store.half_messages.half import half_of
     from outbox.store.half_messages.pending import HalfTransactions
-    from outbox.store.subscriptions.decisions import note
 
     require_notes(by=by)
     with target.open_outbox() as channel:
-        pending, stands = _found(channel, id)
-        if pending is not None and stands is None and op == "commit" and not pending.real_topics:
-            rollback = target.commands.line("half", "rollback", id)
-            raise click.ClickException(
-                f"transaction {id} has no message to deliver: no producer wrote its half rows; run: {rollback}"
-            )
+        pending, stands = found(channel, id)
         if pending is not None and stands is None and pending.verdict == "record" and not unchecked:
             rows = HalfTransactions(channel).messages(id)
-            _require_record(channel.database, id, op, business, half_of(rows[0]).recorded_in)
-        is_new = _write_verdict(channel, id, op, f"admin {by or user_and_host()}")
-        if is_new and pending is not None:
-            with channel.transaction():
-                note(channel, op, by=by, subscription=check_of(pending.group), choice={"transaction_id": id})
-        transaction, decided = _found(channel, id)
-    number = 0 if transaction is None else transaction.messages
-    messages = counted(number, "message")
+            if pending.real_topics or op == "rollback":
+                _require_record(channel.database, id, op, business, half_of(rows[0]).recorded_in)
+        verdict = decide(channel, id, op, by=by, unchecked=True)
+        _, decided = found(channel, id)
+    messages = counted(verdict.messages, "message")
     done = f"committed; {messages} to be delivered" if op == "commit" else f"rolled back; {messages} dropped"
     tell(
-        f"transaction {id}: {done}" if is_new else f"transaction {id} {_was(decided)}; nothing changed",
+        f"transaction {id}: {done}" if verdict.is_new else f"transaction {id} {was(decided)}; nothing changed",
         {
             "decision": op,
             "transaction_id": id,
-            "messages": number,
-            "is_new": is_new,
-            "decided_by": decided and decided.decided_by,
-            "decided_at": decided and decided.decided_at,
+            "messages": verdict.messages,
+            "is_new": verdict.is_new,
+            "decided_by": verdict.decided_by,
+            "decided_at": verdict.decided_at,
         },
         json=json,
     )
-
-
-def _write_verdict(channel: Channel, id: str, op: Op, by: str) -> bool:
-    from outbox.rocketmq.broker import Broker
-    from outbox.writing.bare import BareOutbox
-
-    database = channel.database
-    outbox = BareOutbox(database)
-    broker = Broker(outbox, connections=1)
-    try:
-        is_new = broker.end(id, op, by=by, patience=_PATIENCE_SECONDS)
-    except Exception as error:
-        if not database.locked(error):
-            raise
-        raise click.ClickException(_BEING_DECIDED.format(id=id)) from None
-    finally:
-        broker.close()
-        outbox.notifier.close()
-    if is_new and op == "commit" and database.dialect.driving.notifies:
-        # Notify by this connection, because that of the outbox is closed before its notifier's thread comes to it.
-        channel.notify()
-    return is_new
 
 
 def _require_record(database: Database, id: str, op: Op, business: str | None, recorded_in: str | None) -> None:
@@ -313,55 +281,24 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
     A transaction older than the age limit of the check service (72 h by default) is given up again at once. Decide by
     commit or rollback, or run the check service with a longer --age-limit.
     """
-    from outbox.admin.commands import carry_out_without_worker
-    from outbox.model.limits import require_notes
-    from outbox.model.subscription import check_of
-    from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessages
+    from outbox.admin.half import found, resume
 
-    require_notes(by=by, reason=reason)
     with target.open_outbox() as channel:
-        transaction, decided = _found(channel, id)
-        if transaction is None or decided is not None:
-            raise click.ClickException(f"transaction {id} {_was(decided)}; nobody has to be asked")
-        if not transaction.given_up:
-            due = transaction.next_check_at
-            when = "" if due is None else f", the next one at {moment(due)}"
-            raise click.ClickException(f"transaction {id} was not given up; its checks go on{when}")
-        group, chosen = transaction.group, ParkedFilter(ids=transaction.given_up_ids, states=("dead",))
-        messages = ParkedMessages(channel, check_of(group))
-        write = partial(messages.decide, chosen, "replay", by or user_and_host(), reason)
-        _, worker = carry_out_without_worker(channel, check_of(group), write)
-        who = _who_could_ask(channel.database, group, [transaction.verdict])
+        transaction, _ = found(channel, id)
+        done = resume(channel, id, by=by, reason=reason)
+        ways = [transaction.verdict] if transaction is not None else []
+        who = _who_could_ask(channel.database, done.group, ways)
     tell(
-        f"transaction {id} will be asked about again when somebody checks back on group {group}: {who}"
-        if worker is None
-        else f"transaction {id}: worker {worker} will ask about it again",
+        f"transaction {id} will be asked about again when somebody checks back on group {done.group}: {who}"
+        if done.worker is None
+        else f"transaction {id}: worker {done.worker} will ask about it again",
         {
             "decision": "resume",
             "transaction_id": id,
-            "group": group,
-            "messages": transaction.messages,
-            "carried_out": worker is None,
-            "worker": worker,
+            "group": done.group,
+            "messages": done.messages,
+            "carried_out": done.worker is None,
+            "worker": done.worker,
         },
         json=json,
     )
-
-
-def _found(channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:
-    from outbox.cli.connection import Failure
-    from outbox.cli.failures import USAGE
-    from outbox.store.half_messages.pending import HalfTransactions
-
-    found, decided = HalfTransactions(channel).find(id)
-    if found is None and decided is None:
-        look = channel.database.commands.line("half", "list")
-        raise Failure(f"there is no transaction {id}; for the pending ones run: {look}", USAGE)
-    return found, decided
-
-
-def _was(decided: Decided | None) -> str:
-    if decided is None:
-        return "has no messages any more"
-    done = {"commit": "was committed", "rollback": "was rolled back"}[decided.op]
-    return f"{done} by {decided.decided_by} at {moment(decided.decided_at)}"

@@ -13,9 +13,9 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Start, check_of
 from outbox.model.verdict import describe
-from outbox.rocketmq.connections import Connections, on_channel
+from outbox.rocketmq.connections import Connections
 from outbox.runtime.failpoints import crash_point
-from outbox.store.database import Channel, Database
+from outbox.store.database import Channel, Database, on_channel
 from outbox.store.dialects.statements import Script, run
 from outbox.store.half_messages.half import Half, Halves
 from outbox.store.half_messages.op import Decision, Op, Ops

@@ -10,8 +10,8 @@ from functools import cached_property
 from sqlalchemy import Connection, Engine
 
 from outbox.errors import DatabaseError, MQClientError, NoTransactionError, VerdictStandsError
-from outbox.rocketmq.connections import Connections, on_channel
-from outbox.store.database import Database
+from outbox.rocketmq.connections import Connections
+from outbox.store.database import Database, on_channel
 from outbox.store.dialects.statements import Script, Statement, run
 from outbox.store.half_messages.half import Half
 from outbox.store.half_messages.op import Op

@@ -12,14 +12,14 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Retry, Verdict, describe
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import PATIENCE_SECONDS, Business, Elsewhere
-from outbox.rocketmq.connections import Connections, on_channel
+from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.listener import Question, knows
 from outbox.rocketmq.questions import Answer, Hanging, Respondent, Unasked, ask_all
 from outbox.rocketmq.states import op_of
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.throttled_log import ThrottledLog
-from outbox.store.database import Channel
+from outbox.store.database import Channel, on_channel
 from outbox.store.dialects.statements import run
 from outbox.store.half_messages.half import REAL_TOPIC, Half, Way, half_of, real_message
 from outbox.store.half_messages.op import DecidedHalves, Op, Pending

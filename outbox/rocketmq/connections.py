@@ -10,7 +10,6 @@ from typing import TypeVar
 from outbox.errors import DatabaseError, OutboxError
 from outbox.runtime.fork import in_child
 from outbox.store.database import Channel
-from outbox.store.dialects.statements import Execute, Row, Statement
 
 _WAIT_SECONDS = 30.0
 #: The number of tries of RocketMQ's client when it sends.
@@ -110,29 +109,3 @@ class Connections:
         self._free: LifoQueue[Channel | None] = LifoQueue()
         for _ in range(self._most):
             self._free.put(None)
-
-
-def on_channel(channel: Channel) -> Execute:
-    """Return the function that executes statements on a connection of our own.
-
-    A statement without rows is sent together with the next statement that returns rows, in one transaction. A statement
-    that counts has to be inside a transaction with the statements before it.
-    """
-    waiting: list[Statement] = []
-
-    def execute(statement: Statement) -> list[Row]:
-        if statement.counts:
-            for each in waiting:
-                channel.run(each.sql, **each.bound)
-            waiting.clear()
-            return [(channel.run(statement.sql, **statement.bound),)]
-        if not statement.returns:
-            waiting.append(statement)
-            return []
-        if not waiting:
-            return channel.rows(statement.sql, **statement.bound)
-        together = [*waiting, statement]
-        waiting.clear()
-        return channel.rows_of_last(together)
-
-    return execute

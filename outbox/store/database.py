@@ -18,7 +18,18 @@ from outbox.model.command import Commands
 from outbox.model.slots import SLOTS
 from outbox.store.dialects import part_of
 from outbox.store.dialects.dialect import Dialect, DriverChannel, wake_up_name
-from outbox.store.dialects.statements import Parameters, Row, Script, Sql, Statement, Telling, arun, executor, run
+from outbox.store.dialects.statements import (
+    Execute,
+    Parameters,
+    Row,
+    Script,
+    Sql,
+    Statement,
+    Telling,
+    arun,
+    executor,
+    run,
+)
 from outbox.store.failure import fix_of_writer, note_missing_right
 from outbox.store.label import label_of, option_of
 
@@ -278,3 +289,29 @@ class Channel:
 
     def _filled(self, statement: str) -> Sql:
         return statement if isinstance(statement, Sql) else self.database.sql(statement)
+
+
+def on_channel(channel: Channel) -> Execute:
+    """Return the function that executes statements on a connection of our own.
+
+    A statement without rows is sent together with the next statement that returns rows, in one transaction. A statement
+    that counts has to be inside a transaction with the statements before it.
+    """
+    waiting: list[Statement] = []
+
+    def execute(statement: Statement) -> list[Row]:
+        if statement.counts:
+            for each in waiting:
+                channel.run(each.sql, **each.bound)
+            waiting.clear()
+            return [(channel.run(statement.sql, **statement.bound),)]
+        if not statement.returns:
+            waiting.append(statement)
+            return []
+        if not waiting:
+            return channel.rows(statement.sql, **statement.bound)
+        together = [*waiting, statement]
+        waiting.clear()
+        return channel.rows_of_last(together)
+
+    return execute

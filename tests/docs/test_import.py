@@ -22,13 +22,14 @@ LIGHT = {
 
 PUBLIC = [
     "Admin", "Consumer", "DatabaseError", "Decided", "Decision", "Destination", "Done", "FilterError", "Finding",
-    "HeldKey", "History", "HistoryStep", "HungHandlerError", "Inbox", "InvalidMessageError", "KeyDetail",
-    "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError",
-    "ParkedCount", "ParkedDetail", "ParkedMessage", "PartitionStatus", "Passage", "PositionError", "Proposal",
-    "Reject", "Relay", "Relays", "Removal", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError",
-    "Settings", "SplitResult", "StandbyError", "Status", "SubscriptionDetails", "SubscriptionError", "Thresholds",
-    "Tombstone", "Trace", "TransactionAbortedError", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict",
-    "WorkerStatus", "create_async_engine", "create_engine", "routes",
+    "HalfTransaction", "HalfVerdict", "HeldKey", "History", "HistoryStep", "HungHandlerError", "Inbox",
+    "InvalidMessageError", "KeyDetail", "LeaseLostError", "Limits", "Look", "Message", "MissingExtraError",
+    "NoTransactionError", "Outbox", "OutboxError", "ParkedCount", "ParkedDetail", "ParkedMessage", "PartitionStatus",
+    "Passage", "PositionError", "Proposal", "Reject", "Relay", "Relays", "Removal", "Resumed", "Retry", "RetryPolicy",
+    "Route", "SchemaError", "Sender", "SenderError", "Settings", "SplitResult", "StandbyError", "Status",
+    "SubscriptionDetails", "SubscriptionError", "Thresholds", "Tombstone", "Trace", "TransactionAbortedError",
+    "TransactionDetail", "TransactionsStatus", "TroubleStatus", "Unavailable", "Verdict", "WorkerStatus",
+    "create_async_engine", "create_engine", "routes",
 ]  # fmt: skip
 
 
