@@ -50,7 +50,8 @@ def marked(message: Message, error: str | None, policy: HandlerPolicy) -> Parkin
     The mark counts as an attempt, because the process may end before the attempt is counted. `error`: of the parked
     message so far.
     """
-    times = _MARKS.index(error) if error in _MARKS else 0
+    # After a replay the attempts begin again, although the mark still stands.
+    times = min(_MARKS.index(error), message.attempt - 1) if error in _MARKS else 0
     if times + 1 == len(_MARKS):
         return replace(policy.dead(message, _ENDED), attempts=message.attempt - 1)
     return Parking(state="retry", holds=True, attempts=message.attempt, error=_MARKS[times + 1], delay=timedelta(0))

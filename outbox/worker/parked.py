@@ -228,6 +228,9 @@ class ParkedQueue:
 
     def _marked(self, ready: Ready) -> list[Message]:
         """Mark a message before its call; return an empty list if the message becomes a dead letter instead."""
+        if ready.message.id in self._hung.unanswered([ready.message], parked=True):
+            # This process had it under an earlier lease, and has not ended.
+            return [ready.message]
         parking = marked(ready.message, ready.error, self._policy)
         if parking.state == "dead":
             self._round.changed.append((ready.message, parking))

@@ -485,3 +485,21 @@ def test_a_delayed_message_is_not_the_newest_before_it_is_due(engine):
         assert eventually(lambda: "late" in listener.got)
 
     assert listener.got == ["b", "late"]
+
+
+def test_an_older_message_that_a_person_replays_replaces_no_newer_one(engine):
+    """It comes behind the newer one, as without compaction."""
+    send(engine, "old", expires_at=datetime.now(UTC) + timedelta(hours=1))
+    step_clock(engine, timedelta(hours=2), "outbox_message.expires_at")
+    send(engine, "new")
+    listener = Listener(new=[Retry("no", timedelta(hours=1))])
+    group(Outbox(engine), listener, LATER, compact=True).until_empty()
+    assert states(engine) == {"dead": 1, "retry": 1}
+
+    decide(engine, "replay", of="old")
+    with at_work(group(Outbox(engine), listener, LATER)):
+        assert eventually(lambda: "dead" not in states(engine))
+        fall_due(engine)
+        assert eventually(lambda: not states(engine))
+
+    assert listener.got == ["new", "new", "old"]

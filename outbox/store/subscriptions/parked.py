@@ -77,13 +77,13 @@ _FIRSTS = """
     FROM {units} AS u
 """
 #: Messages for which a newer one of their topic and unit stands; one that may expire, or be taken back, stands for no
-#: other.
+#: other. An older message that a person replays is behind, and not newer.
 _REPLACED = """
     SELECT o.id, o.unit, o.state, {seconds}, o.error FROM {units} AS u CROSS JOIN {parked} AS o
     WHERE o.subscription = :subscription AND o.unit = u.unit AND EXISTS (
         SELECT 1 FROM {parked} AS n
         WHERE n.subscription = :subscription AND n.unit = o.unit AND n.place > o.place AND n.topic = o.topic
-          AND n.expires_at IS NULL AND n.deliver_at IS NULL)
+          AND n.id > o.id AND n.expires_at IS NULL AND n.deliver_at IS NULL)
 """
 _ADVANCE = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, error = NULL

@@ -1,0 +1,80 @@
+"""Care after the end of a process: a mark counts the ends of processes, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from datetime import timedelta
+
+from sqlalchemy import Engine, text
+
+from outbox import Outbox
+from outbox.model.lease import Partition
+from outbox.store.subscriptions.leases import Leases
+from tests.support.destination import Destination, fill, relay_to
+from tests.support.parked import states
+from tests.support.readers import at_work
+from tests.support.waiting import eventually
+
+
+def abandon(outbox: Outbox) -> None:
+    """As if a process had taken the lease and ended, with nothing settled."""
+    with closing(outbox.database.open()) as channel:
+        assert Leases(channel).acquire(Partition("relay"), "a process that ended", timedelta(milliseconds=1))
+
+
+def looks(engine: Engine) -> int:
+    """How often the lease was taken."""
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT epoch FROM outbox_lease")).scalar_one())
+
+
+def error(engine: Engine) -> str | None:
+    with engine.connect() as connection:
+        return connection.scalar(text("SELECT error FROM outbox_parked"))
+
+
+def test_a_lost_connection_is_no_end_of_a_process(pg_engine):
+    """The call of the marked message outlasts the connection; the process reads the message again, and waits."""
+    outbox, released = Outbox(pg_engine), threading.Event()
+    fill(outbox, 1)
+    abandon(outbox)
+    destination = Destination()
+    destination.hanging = lambda _messages: not released.is_set()
+    with at_work(relay_to(destination, outbox)):
+        assert eventually(lambda: destination.calls == 1)
+        before = looks(pg_engine)
+        with pg_engine.begin() as connection:
+            others = "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            connection.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity {others}"))
+        assert eventually(lambda: looks(pg_engine) > before)
+        # Three looks, of which each takes a second at most.
+        ended = eventually(lambda: states(pg_engine) == {"dead": 1}, 4)
+        found = (ended, error(pg_engine))
+        released.set()
+        assert eventually(lambda: destination.bodies == [b"0"])
+
+    assert found == (False, "under way alone, because a process ended")
+    assert (destination.calls, states(pg_engine)) == (1, {})
+
+
+def test_a_replayed_message_is_handled_again_whatever_ended_before(engine):
+    """Its process ended three times, and the next one has not begun when a person wants the message sent."""
+    outbox = Outbox(engine)
+    fill(outbox, 1)
+    abandon(outbox)
+    with closing(outbox.database.open()) as channel:
+        columns = "message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at, expires_at"
+        channel.run(
+            f"INSERT INTO {{parked}} (subscription, id, {columns}, state, unit, place, attempts, due_at, error,"
+            f" parked_at) SELECT 'relay', id, {columns}, 'retry', key, 1, 3, {channel.database.dialect.clock.now},"
+            f" 'under way alone; its process ended twice before', {channel.database.dialect.clock.now} FROM {{message}}"
+        )
+        channel.run("UPDATE {lease} SET owner = NULL, lease_until = NULL")
+        (id,) = (row[0] for row in channel.rows("SELECT id FROM {parked}"))
+    outbox.admin.replay(id, state="retry", by="ann")
+    destination = Destination()
+
+    relay_to(destination, outbox).until_empty()
+
+    assert states(engine) == {}
