@@ -192,6 +192,10 @@ class ParkedQueue:
         ready = self._one_by_one(ready)
         return self._sorted_out(ready) if ready else None
 
+    def handle_alone(self, number: int) -> None:
+        """Handle so many messages more one by one: only heads keep the mark that they wait for that."""
+        self._careful = (self._careful or 0) + number
+
     def _one_by_one(self, ready: list[Ready]) -> list[Ready]:
         """Return the ready messages; only the first, while messages are handled alone."""
         careful = len(ready) if self._careful is None else self._careful

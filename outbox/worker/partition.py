@@ -317,6 +317,7 @@ class PartitionWorker:
         first = to_send[:1] if policy.suspend else to_send
         outcome = Outcome(parked=[*parkings, *((message, to_be_alone(policy)) for message in first)])
         self._careful = max(0, self._careful - len(first))
+        self._parked_queue.handle_alone(len(first))
         if len(first) == len(to_send):
             self._store(batch.end, outcome)
             return

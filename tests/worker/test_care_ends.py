@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 
 import pytest
+from sqlalchemy import text
 
 from outbox import Message, Outbox
 from outbox.model.slots import slot_of
+from tests.support.leases import step_clock
 from tests.support.parked import states
-from tests.worker.test_process_ends import RELAY, lives
+from tests.support.programs import Program
+from tests.worker.test_process_ends import BEGIN, RELAY, lives
 
 #: Two partitions, each with a call under way.
 TWO_PARTITIONS = """
@@ -28,6 +32,7 @@ consumer.until_empty()
 """
 
 
+@pytest.mark.storm
 def test_a_message_beside_the_fatal_one_is_no_dead_letter(engine, tmp_path):
     outbox, journal = Outbox(engine), tmp_path / "journal"
     keys = [next(f"{n}" for n in range(99) if slot_of(f"{n}", 256) % 2 == part) for part in (0, 1)]
@@ -36,10 +41,10 @@ def test_a_message_beside_the_fatal_one_is_no_dead_letter(engine, tmp_path):
 
     codes = lives(TWO_PARTITIONS, engine, journal)
 
-    print(codes, Counter(journal.read_text().split()), states(engine))
     assert states(engine) == {"dead": 1}
 
 
+@pytest.mark.storm
 def test_a_fatal_message_behind_another_of_its_key_repeats_its_neighbours_twice(engine, tmp_path):
     outbox, journal = Outbox(engine), tmp_path / "journal"
     with outbox.begin() as session:
@@ -51,7 +56,46 @@ def test_a_fatal_message_behind_another_of_its_key_repeats_its_neighbours_twice(
 
     codes = lives(RELAY, engine, journal)
     handled = Counter(journal.read_text().split())
-    print(codes, handled, states(engine))
     assert handled.pop("fatal") == 4
     assert max(handled.values()) <= 3
     assert states(engine) == {"dead": 1}
+
+
+WITH_A_DEAD_LETTER = """
+from outbox import Reject
+class Fragile:
+    destination = "test"
+    def send(self, messages):
+        found = []
+        for message in messages:
+            meet(message)
+            found.append(Reject("never") if message.body == b"bad" else Done())
+        return found
+    def close(self): pass
+
+Relay(outbox, Fragile(), settings=briskly()).until_empty()
+"""
+
+
+@pytest.mark.storm
+def test_a_command_between_two_processes_takes_no_care_away(engine, tmp_path):
+    """A person, or a timer, replays dead letters while the relay is started again."""
+    outbox, journal = Outbox(engine), tmp_path / "journal"
+    url = engine.url.render_as_string(hide_password=False)
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b"bad", key="b")
+    codes = [Program(["-c", BEGIN + WITH_A_DEAD_LETTER, url, str(journal)]).wait(60)]
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", b"fatal", key="f"), Message("orders", b"good", key="g")])
+
+    while len(codes) < 8:
+        codes.append(Program(["-c", BEGIN + WITH_A_DEAD_LETTER, url, str(journal)]).wait(60))
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE outbox_lease SET length_ms = 1 WHERE owner IS NOT NULL"))
+        if codes[-1]:
+            # A timer comes after the length of the lease.
+            step_clock(engine, timedelta(hours=1))
+        outbox.admin.replay(all=True, by="timer")
+
+    assert codes[-1] == 0
+    assert "good" in journal.read_text()
