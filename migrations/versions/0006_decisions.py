@@ -57,8 +57,9 @@ def upgrade() -> None:
     op.create_index("outbox_decision_open", "outbox_decision", ("subscription", "id"), schema=schema, **is_open)
     op.create_index("outbox_decision_done_at", "outbox_decision", ("done_at",), schema=schema)
     tables = {name: quoted(f"outbox_{name}", schema) for name in ("decision", "parked")}
-    op.execute(OPEN.format(**tables, now=native.now))
+    # First, because it locks the table: a request of a moment later would be lost.
     op.drop_index("outbox_parked_request", "outbox_parked", schema=schema)
+    op.execute(OPEN.format(**tables, now=native.now))
     for column in ("request", "requested_by", "request_reason", "requested_at"):
         op.drop_column("outbox_parked", column, schema=schema)
 

@@ -39,7 +39,7 @@ def test_a_message_beside_the_fatal_one_is_no_dead_letter(engine, tmp_path):
     with outbox.begin() as session:
         outbox.send_all(session, [Message("orders", b"fatal", key=keys[0]), Message("orders", b"slow", key=keys[1])])
 
-    codes = lives(TWO_PARTITIONS, engine, journal)
+    lives(TWO_PARTITIONS, engine, journal)
 
     assert states(engine) == {"dead": 1}
 
@@ -54,7 +54,7 @@ def test_a_fatal_message_behind_another_of_its_key_repeats_its_neighbours_twice(
             session, [*first, Message("orders", b"before", key="f"), *second, Message("orders", b"fatal", key="f")]
         )
 
-    codes = lives(RELAY, engine, journal)
+    lives(RELAY, engine, journal)
     handled = Counter(journal.read_text().split())
     assert handled.pop("fatal") == 4
     assert max(handled.values()) <= 3

@@ -33,7 +33,8 @@ def looks(engine: Engine) -> int:
 
 def error(engine: Engine) -> str | None:
     with engine.connect() as connection:
-        return connection.scalar(text("SELECT error FROM outbox_parked"))
+        found: str | None = connection.scalar(text("SELECT error FROM outbox_parked"))
+        return found
 
 
 @pytest.mark.storm
