@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 
@@ -30,15 +30,11 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to a partition, under an epoch of this owner: epochs begin anew when a subscription was dropped.
-
-    `abandoned`: the worker before has not given it back.
-    """
+    """The right to a partition, under an epoch of this owner: epochs begin anew when a subscription was dropped."""
 
     partition: Partition
     epoch: int
     owner: str
-    abandoned: bool = field(default=False, compare=False)
 
     def follows(self, other: Lease) -> bool:
         """Return whether nobody had the partition between the `other` lease and this lease."""

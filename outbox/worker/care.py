@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from threading import Lock
 
 from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.parking import Parking
+from outbox.runtime.fork import in_child
 from outbox.store.subscriptions.progress import Settled
 from outbox.worker.policy import HandlerPolicy
 
@@ -24,14 +26,13 @@ _MARKS = (
 _ENDED = "its process ended 3 times while this message was handled"
 
 
-def needs_care(lease: Lease, newest: Settled) -> bool:
-    """Return whether the process before has ended with its lease, and had settled nothing under the lease.
+def needs_care(newest: Settled, earlier: Lease | None) -> bool:
+    """Return whether a process has ended that had begun to work, and had settled nothing.
 
-    After a process with a settle the next process begins further on, without care. `newest`: the progress.
+    Each lease begins with one settle, and one without another settle ends with a second one. `newest`: the progress.
+    `earlier`: the last lease of this process, which has not ended.
     """
-    # Each lease begins with one settle.
-    some_settled = newest.epoch == lease.epoch - 1 and newest.n > 1
-    return lease.abandoned and not some_settled
+    return newest.n == 1 and not (earlier is not None and earlier.epoch == newest.epoch)
 
 
 def to_be_alone(policy: HandlerPolicy) -> Parking:
@@ -55,3 +56,32 @@ def marked(message: Message, error: str | None, policy: HandlerPolicy) -> Parkin
     if times + 1 == len(_MARKS):
         return replace(policy.dead(message, _ENDED), attempts=message.attempt - 1)
     return Parking(state="retry", holds=True, attempts=message.attempt, error=_MARKS[times + 1], delay=timedelta(0))
+
+
+class _Alone:
+    """The right of one partition at a time, in a whole process, to handle a message alone.
+
+    Else a message would be marked beside the message that ends the process.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        in_child(self._reset)
+
+    def _reset(self) -> None:
+        self._lock = Lock()
+        self._holder: object | None = None
+
+    def taken(self, by: object) -> bool:
+        """Take the right, if nobody else has it; return whether it is taken."""
+        with self._lock:
+            self._holder = self._holder or by
+            return self._holder is by
+
+    def give_back(self, by: object) -> None:
+        """Give the right back, if it was taken."""
+        with self._lock:
+            self._holder = None if self._holder is by else self._holder
+
+
+ALONE = _Alone()

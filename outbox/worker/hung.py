@@ -36,6 +36,10 @@ class HungCalls:
         #: By call, the lease of the call; None: the answer is dropped.
         self._calls: dict[Call, Lease | None] = {}
         self._lease: Lease | None = None
+        #: The lease before the present one, of this process.
+        self.earlier: Lease | None = None
+        #: The log ids of messages that this process has marked, see `care`.
+        self.marked = set[int | None]()
         self._incarnation: str | None = None
         #: Outcomes that are not settled: of late calls, and of a connection that was lost.
         self.known = KnownOutcomes()
@@ -48,7 +52,7 @@ class HungCalls:
         with self._lock:
             if self._lease is None or not lease.follows(self._lease):
                 self._forget_outcomes()
-            self._lease = lease
+            self.earlier, self._lease = self._lease, lease
 
     def read_from(self, incarnation: str) -> None:
         """Note the server's incarnation. After a crash, or a failover, rows of a handler may be gone."""

@@ -12,7 +12,7 @@ from outbox.model.position import Progress
 from outbox.store.subscriptions.parked import Parked, Ready
 from outbox.telemetry.events import Teller
 from outbox.worker import upkeep
-from outbox.worker.care import is_marked, marked
+from outbox.worker.care import ALONE, is_marked, marked
 from outbox.worker.decisions import CarriedOut, OpenDecisions, log_carried_out, why
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Finished, Outcome
@@ -25,6 +25,8 @@ from outbox.worker.settle import Parkings, Settlement
 _MOST_RENEWED = _MOST_DONE = 1000
 #: How often to look for decisions and due messages when none is known to be due sooner.
 _LOOK_SECONDS = 1.0
+#: How often to look whether another partition of this process still handles a message alone.
+_TURN_SECONDS = 0.1
 #: How often to look for dead letters that are done by now.
 _DONE_SECONDS = 5.0
 
@@ -112,8 +114,8 @@ class ParkedQueue:
         self._policy = policy
         #: So many messages are handled one by one; None: not known before the first look.
         self._careful: int | None = None if careful else 0
-        #: True while messages are handled one by one.
-        self.alone = False
+        #: True while messages are handled one by one. `awaits_turn`: another partition of this process does so now.
+        self.alone = self.awaits_turn = False
         self._parked = parked
         self._decisions = decisions
         self._settlement = settlement
@@ -179,7 +181,7 @@ class ParkedQueue:
 
         Return the messages to handle, if there are any. `progress`: as it is stored.
         """
-        self._round = _Round()
+        self._round, self.awaits_turn = _Round(), False
         for outcome in late:
             self.settle(outcome)
         self._round.worked |= self._carry_out_decisions(progress) + self._remove_done() + self._fall_due() > 0
@@ -231,15 +233,20 @@ class ParkedQueue:
         return left
 
     def _marked(self, ready: Ready) -> list[Message]:
-        """Mark a message before its call; return an empty list if the message becomes a dead letter instead."""
-        if ready.message.id in self._hung.unanswered([ready.message], parked=True):
-            # This process had it under an earlier lease, and has not ended.
-            return [ready.message]
-        parking = marked(ready.message, ready.error, self._policy)
-        if parking.state == "dead":
-            self._round.changed.append((ready.message, parking))
+        """Mark a message before its call; return an empty list if the message becomes a dead letter instead.
+
+        Also while another partition of this process handles a message alone.
+        """
+        self.awaits_turn = not ALONE.taken(self)
+        if self.awaits_turn:
             return []
-        self._settlement.settle_parked({}, [(ready.message, parking)])
+        if ready.message.id not in self._hung.marked:
+            parking = marked(ready.message, ready.error, self._policy)
+            if parking.state == "dead":
+                self._round.changed.append((ready.message, parking))
+                return []
+            self._settlement.settle_parked({}, [(ready.message, parking)])
+            self._hung.marked.add(ready.message.id)
         return [ready.message]
 
     def settle(self, outcome: Outcome) -> None:
@@ -263,16 +270,23 @@ class ParkedQueue:
             raise
         settled = [*done, *(message for message, _ in changed)]
         self._hung.known.settled(settled)
+        self._hung.marked.difference_update(message.id for message in settled)
         self.holds.reconsider({message.key for message in settled if message.key is not None})
         # What goes on to wait for its destination is nothing new.
         new = [each for each in changed if each[1].state != "waiting"]
         self._teller.tell_settled(done, new, time.monotonic() - began)
 
+    def close(self) -> None:
+        """End at any point."""
+        ALONE.give_back(self)
+
     def end(self) -> bool:
         """Note when to look again; return whether there was anything to do."""
+        ALONE.give_back(self)
         self._refusals.note(self._round.refused, self._round.accepted)
         self._renew_errors()
-        self._look_at = time.monotonic() if self._round.worked else self._next_look()
+        soon = time.monotonic() + (_TURN_SECONDS if self.awaits_turn else 0.0)
+        self._look_at = soon if self._round.worked or self.awaits_turn else self._next_look()
         return self._round.worked
 
     def _renew_errors(self) -> None:

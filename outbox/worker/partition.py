@@ -162,7 +162,7 @@ class PartitionWorker:
             # too, because only a new row can tell how old the progress is.
             since -= abs((capture.now - newest.settled_at).total_seconds())
         self._hung = hung = batch_handler.hung
-        careful = not policy.momentary and needs_care(lease, newest)
+        careful = not policy.momentary and needs_care(newest, batch_handler.hung.earlier)
         self._parked_queue = ParkedQueue(
             parked, decisions, self._settlement, hung, settings, teller, finished, policy=policy, careful=careful
         )
@@ -182,6 +182,7 @@ class PartitionWorker:
     def close(self) -> None:
         """End the reading thread, and keep the outcomes that are not settled for the next lease."""
         self._prefetcher.close()
+        self._parked_queue.close()
         self._batch_handler.keep(self._handled.done + self._outcome.done, self._outcome.parked)
 
     @property
@@ -206,8 +207,11 @@ class PartitionWorker:
         return min(self._parked_queue.due_in, self._prefetcher.due_in, self._maintenance.due_in, settle_in)
 
     def awaits_grace(self) -> bool:
-        """Return whether messages from before the first step still wait for their grace; called after an idle step."""
-        return any(self._left(batch.messages) for batch in self._prefetcher.young())
+        """Return whether messages from before the first step still wait for their grace; called after an idle step.
+
+        Likewise messages that wait until another partition has handled its own alone.
+        """
+        return self._parked_queue.awaits_turn or any(self._left(batch.messages) for batch in self._prefetcher.young())
 
     def step(self, *, postpone: bool = False) -> Generator[Wait, None, int]:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
@@ -269,6 +273,9 @@ class PartitionWorker:
         self.settle_handled()
         if self._stored.passed is not None:
             self._store(self._stored.passed)
+        elif self._settlement.only_begun and not self._batch_handler.policy.momentary:
+            # It tells the next process that this one ended in order.
+            self._store(self._stored.progress)
 
     def tidy(self) -> None:
         """Go on with the maintenance that has more to do, for a bounded time, and not after a stop."""

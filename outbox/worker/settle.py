@@ -125,6 +125,11 @@ class Settlement:
         """True while changes of an earlier settle could not be written."""
         return bool(self._unsettled)
 
+    @property
+    def only_begun(self) -> bool:
+        """True when nothing was settled but the beginning."""
+        return self._n == 1
+
     def settle(self, end: Progress, parkings: Parkings) -> None:
         """Park messages and append the progress; all or nothing. Decisions on these messages are carried out.
 

@@ -214,11 +214,11 @@ def test_a_place_that_is_no_folder_is_refused(sqlite_engine):
 
 def test_tables_of_another_version_show_before_spark_is_started(sqlite_engine, path):
     with sqlite_engine.begin() as connection:
-        connection.execute(text("UPDATE outbox_meta SET version = 4"))
+        connection.execute(text(f"UPDATE outbox_meta SET version = {VERSION + 1}"))
 
     ended = run(sqlite_engine, "extract", str(path))
 
-    assert (ended.code, "version 4" in ended.err, "install a newer outbox-log" in ended.err) == (1, True, True)
+    assert (ended.code, f"version {VERSION + 1}" in ended.err, "install a newer outbox-log" in ended.err) == (1, True, True)
 
 
 def test_what_keeps_a_window_from_being_added_shows_before_spark_is_started(outbox, path, monkeypatch):

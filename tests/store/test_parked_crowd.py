@@ -31,14 +31,14 @@ MOST_STEPS = 10_000_000
 MULTIPLY = """
     INSERT INTO outbox_parked (subscription, id, message_id, topic, key, slot, headers, body, content_type, created_at,
                                unit, place, attempts, parked_at)
-    SELECT subscription, id * 1000000 + n, {uuid}, topic, key, slot, headers, body, content_type, created_at, unit,
+    SELECT subscription, id * 1000000 + n, {random_id}, topic, key, slot, headers, body, content_type, created_at, unit,
            place + n, 0, parked_at
     FROM outbox_parked, {numbers} WHERE state IS NULL
 """
 DIALECTS = {
-    "postgresql": {"uuid": "gen_random_uuid()", "numbers": "generate_series(1, CAST(:rows AS bigint)) AS n"},
+    "postgresql": {"random_id": "gen_random_uuid()", "numbers": "generate_series(1, CAST(:rows AS bigint)) AS n"},
     "sqlite": {
-        "uuid": "lower(hex(randomblob(16)))",
+        "random_id": "lower(hex(randomblob(16)))",
         "numbers": "(WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < :rows)"
         " SELECT n FROM counted)",
     },

@@ -20,27 +20,20 @@ def settled(epoch: int, n: int) -> Settled:
 
 
 @pytest.mark.parametrize(
-    ("abandoned", "newest", "needs"),
+    ("newest", "earlier", "needs"),
     [
-        (True, settled(6, 1), True),
-        (True, settled(5, 9), True),
-        (True, settled(6, 2), False),
-        (False, settled(6, 1), False),
+        (settled(6, 1), None, True),
+        (settled(6, 1), 5, True),
+        (settled(6, 1), 6, False),
+        (settled(6, 2), None, False),
+        (settled(0, 0), None, False),
     ],
-    ids=["nothing but its beginning", "nothing", "some", "given back"],
+    ids=["nothing but its beginning", "after one of ours", "ours", "some", "a new partition"],
 )
-def test_care_is_taken_after_a_lease_that_was_not_given_back_and_under_which_nothing_was_settled(
-    abandoned, newest, needs
-):
-    lease = Lease(Partition("relay"), 7, "host:1", abandoned=abandoned)
+def test_care_is_taken_after_another_process_that_began_and_settled_nothing(newest, earlier, needs):
+    lease = None if earlier is None else Lease(Partition("relay"), earlier, "host:1")
 
-    assert needs_care(lease, newest) == needs
-
-
-def test_a_lease_is_the_same_lease_whether_or_not_it_was_given_back():
-    left = Lease(Partition("relay"), 7, "host:1", abandoned=True)
-
-    assert {left} == {Lease(Partition("relay"), 7, "host:1")}
+    assert needs_care(newest, lease) == needs
 
 
 def test_under_the_third_end_of_a_process_a_message_is_a_dead_letter():

@@ -88,14 +88,14 @@ def test_a_command_between_two_processes_takes_no_care_away(engine, tmp_path):
     with outbox.begin() as session:
         outbox.send_all(session, [Message("orders", b"fatal", key="f"), Message("orders", b"good", key="g")])
 
-    while len(codes) < 8:
+    while len(codes) < 2 or (codes[-1] and len(codes) < 9):
         codes.append(Program(["-c", BEGIN + WITH_A_DEAD_LETTER, url, str(journal)]).wait(60))
         with engine.begin() as connection:
             connection.execute(text("UPDATE outbox_lease SET length_ms = 1 WHERE owner IS NOT NULL"))
+        # A timer comes after the length of the lease.
+        step_clock(engine, timedelta(hours=1))
         if codes[-1]:
-            # A timer comes after the length of the lease.
-            step_clock(engine, timedelta(hours=1))
-        outbox.admin.replay(all=True, by="timer")
+            outbox.admin.replay(all=True, by="timer")
 
     assert codes[-1] == 0
     assert "good" in journal.read_text()

@@ -12,7 +12,9 @@ from sqlalchemy import Engine, text
 from outbox import Message, Outbox, Retry, Verdict
 from outbox.model.lease import Partition
 from outbox.model.verdict import DONE
+from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.progress import ProgressLog
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.parked import states
 from tests.support.readers import at_work
@@ -20,9 +22,14 @@ from tests.support.waiting import eventually
 
 
 def abandon(outbox: Outbox) -> None:
-    """As if a process had taken the lease and ended, with nothing settled."""
+    """As if a process had taken the lease, begun, and ended, with nothing settled."""
     with closing(outbox.database.open()) as channel:
-        assert Leases(channel).acquire(Partition("relay"), "a process that ended", timedelta(milliseconds=1))
+        partition, progress = Partition("relay"), ProgressLog(channel)
+        lease = Leases(channel).acquire(partition, "a process that ended", timedelta(milliseconds=1))
+        newest = progress.newest(partition)
+        assert lease is not None
+        assert newest is not None
+        assert progress.settle(lease, 1, newest.progress, Log().now(channel).incarnation)
 
 
 def looks(engine: Engine) -> int:

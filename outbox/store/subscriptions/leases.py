@@ -128,8 +128,7 @@ class Leases:
             "seen_renewals": renewals,
         }
         rows = self._channel.rows_of_last([Statement(_ACQUIRE, parameters), Statement(_ACQUIRED, parameters)])
-        abandoned = claim is not None and not (claim.leaves_to(owner) or claim.is_command)
-        return Lease(partition, rows[0][0], owner, abandoned=abandoned) if rows else None
+        return Lease(partition, rows[0][0], owner) if rows else None
 
     def renew(self, lease: Lease, length: timedelta) -> bool:
         """Extend the lease; return False when it was taken under another epoch, or given back."""
