@@ -16,6 +16,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox
 from outbox.errors import DatabaseError
 from outbox.model.position import Progress
+from outbox.schema import VERSION
 from outbox.spark.job import Extract
 from outbox.spark.manifest import Archive
 from tests.spark.conftest import use_class_data
@@ -218,7 +219,11 @@ def test_tables_of_another_version_show_before_spark_is_started(sqlite_engine, p
 
     ended = run(sqlite_engine, "extract", str(path))
 
-    assert (ended.code, f"version {VERSION + 1}" in ended.err, "install a newer outbox-log" in ended.err) == (1, True, True)
+    assert (ended.code, f"version {VERSION + 1}" in ended.err, "install a newer outbox-log" in ended.err) == (
+        1,
+        True,
+        True,
+    )
 
 
 def test_what_keeps_a_window_from_being_added_shows_before_spark_is_started(outbox, path, monkeypatch):
