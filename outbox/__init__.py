@@ -102,9 +102,7 @@ _HOMES = {
     "Settings": "outbox.worker.settings",
     "routes": "outbox.relay.relay",
     **dict.fromkeys(("Decided", "Finding", "Look", "ParkedDetail", "Removal", "SplitResult"), "outbox.admin.results"),
-    **dict.fromkeys(
-        ("HalfVerdict", "HeldKey", "KeyDetail", "Passage", "Resumed", "SubscriptionDetails"), "outbox.admin.results"
-    ),
+    **dict.fromkeys(("HeldKey", "KeyDetail", "Passage", "SubscriptionDetails"), "outbox.admin.results"),
     **dict.fromkeys(("ParkedCount", "Proposal", "Thresholds", "Trace"), "outbox.admin.results"),
     **dict.fromkeys(("HalfVerdict", "Resumed", "TransactionDetail"), "outbox.admin.half"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Status")), "outbox.model.status"),

@@ -17,6 +17,7 @@ from outbox.admin.decisions import Choice, Order
 from outbox.admin.diagnosis import Diagnosis
 from outbox.admin.erase import erase
 from outbox.admin.half import HalfVerdict, Resumed, TransactionDetail
+from outbox.admin.kept import KeptConnection
 from outbox.admin.keys import held, key_details
 from outbox.admin.results import (
     Decided,
@@ -83,8 +84,8 @@ def awaited(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 class Admin:
     """Answers an operator's questions about an outbox, and carries out orders; `outbox.admin` is one.
 
-    Each call opens a connection, and closes the connection at the end. So calls may overlap. The results are frozen,
-    with the fields of `--json`.
+    Each call opens a connection, and closes the connection at the end. So calls may overlap; those of `connected` share
+    a connection. The results are frozen, with the fields of `--json`.
 
     Args:
         where: the database of an outbox; or a connection for all calls, one after the other.
@@ -93,10 +94,29 @@ class Admin:
         TypeError: `where` is something else, such as an engine.
     """
 
-    def __init__(self, where: Database | Channel) -> None:
-        if not isinstance(where, Database | Channel):
+    def __init__(self, where: Database | Channel | KeptConnection) -> None:
+        if not isinstance(where, Database | Channel | KeptConnection):
             raise TypeError(f"where must be the database of an outbox, not {type(where).__name__}; use Outbox(…).admin")
         self._where = where
+
+    @contextmanager
+    def connected(self, *, deadline: timedelta = timedelta(seconds=10)) -> Iterator[Admin]:
+        """Yield an `Admin` whose calls share one connection, for a page that asks often.
+
+        Calls of several threads or tasks take turns. A lost connection is opened again by the next call.
+
+        Args:
+            deadline: for so long a call waits for the calls before.
+
+        Raises:
+            ValueError: the deadline is no timedelta, or below 0.
+        """
+        require_wait("deadline", deadline)
+        if not isinstance(self._where, Database):
+            yield self
+            return
+        with closing(KeptConnection(self._where, deadline)) as kept:
+            yield Admin(kept)
 
     # Looking
 
@@ -728,6 +748,10 @@ class Admin:
     def _channel(self) -> Iterator[Channel]:
         if isinstance(self._where, Channel):
             yield self._where
+            return
+        if isinstance(self._where, KeptConnection):
+            with self._where.one() as channel:
+                yield channel
             return
         with self._where.explained(), closing(self._where.open()) as channel:
             yield channel
