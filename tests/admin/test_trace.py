@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from outbox import Done, Outbox, Passage, Reject, Relay, Retry, Unavailable, Verdict
+from outbox.model.message import uuid7
 from outbox.store.subscriptions.decisions import Decisions
 from tests.support.command_line import outbox as run
 
@@ -320,8 +321,21 @@ def test_a_purged_message_was_passed_by_the_subscriptions_of_its_time(engine):
     ]
 
 
+@pytest.mark.parametrize("seconds", ["0", "86400", "-86400"])
+def test_a_message_is_found_by_its_own_id_whatever_the_clock_of_its_writer_said(engine, seconds):
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        ids = [outbox.send(session, "orders", b"1") for _ in range(3)]
+    change(engine, f"UPDATE outbox_message SET created_at = {outbox.database.later(seconds)}")
+
+    assert [log_id(outbox, each) for each in ids] == [1, 2, 3]
+
+
 def test_of_an_unknown_message_there_is_no_trace(engine):
-    assert Outbox(engine).admin.trace(99) is None
+    admin = Outbox(engine).admin
+
+    ids = (99, uuid7(), UUID(int=uuid7().int | 2**128 - 2**80), uuid4())
+    assert [admin.trace(id) for id in ids] == [None] * 4
 
 
 def test_the_awaited_form_and_the_command_line_tell_the_same(engine):
