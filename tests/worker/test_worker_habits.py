@@ -88,7 +88,8 @@ def test_a_worker_that_ends_when_all_is_handled_deletes_old_progress(engine):
 
     worker(outbox.database, Collector()).until_empty()
 
-    assert [(epoch, hours) for epoch, _, hours in ages(engine)] == [(2, 0)]
+    # Where the owner has found the partition, and that it ended in order.
+    assert ages(engine) == [(2, 1, 0), (2, 2, 0)]
 
 
 @pytest.mark.usefixtures("pruning")
@@ -102,8 +103,9 @@ def test_a_silent_owner_prunes_nothing_that_counts(engine):
         assert eventually(lambda: ages(engine) == [(2, 1, 0)])
         age(engine, [25])
         time.sleep(0.5)
+        silent = ages(engine)
 
-    assert ages(engine) == [(2, 1, 25)]
+    assert silent == [(2, 1, 25)]
 
 
 def in_another_topic(outbox: Outbox) -> None:
