@@ -22,7 +22,8 @@ Kind = Literal[
 ]  # fmt: skip
 
 PassageState = Literal[
-    "unread", "passed", "discarded", "unselected", "before", "unknown", "delayed", "waiting", "retry", "dead", "behind",
+    "unread", "passed", "discarded", "withdrawn", "unselected", "before", "unknown", "delayed", "waiting", "retry",
+    "dead", "behind",
 ]  # fmt: skip
 
 #: Kinds without dead letters that RocketMQ's metric could count.
@@ -239,10 +240,10 @@ class Passage:
         subscription: the name.
         kind: `relay`, `consumer`, `broadcast`, `backfill` or `extract`.
         state: `unread`: not yet. `passed`: the position is behind the message, and nothing is parked: the message was
-            handed over, then or later, or skipped by a reset. `discarded`: a person has given the message up. The
-            states of parked messages: `delayed`, `waiting`, `retry`, `dead`, `behind`. `unselected`: the subscription
-            does not select the message, as it is declared now. `before`: the subscription began behind the message.
-            `unknown`.
+            handed over, then or later, or skipped by a reset. `discarded`: a person has given the message up.
+            `withdrawn`: the writer has taken a delayed message back. The states of parked messages: `delayed`,
+            `waiting`, `retry`, `dead`, `behind`. `unselected`: the subscription does not select the message, as it is
+            declared now. `before`: the subscription began behind the message. `unknown`.
         what: the state in words, with what is known besides.
         passed_at: the settle that passed the message; None: not passed, or no settle of that time is kept.
         passed_at_is_latest: the message may have been passed earlier.

@@ -14,6 +14,7 @@ from outbox.model.subscription import Subscription
 from outbox.model.topics import Topics
 from outbox.runtime.text import counted
 from outbox.store.database import Channel
+from outbox.store.idempotency.withdrawals import withdrawn_at
 from outbox.store.operations.passing import Passing, logged, passing
 from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked_messages import ParkedMessage, ParkedMessages
@@ -30,6 +31,7 @@ def trace(channel: Channel, id: int) -> Trace | None:
     message = _copied(channel, copies) if found is None else found.message
     if message is None:
         return None
+    withdrawn = None if message.deliver_at is None else withdrawn_at(channel, message.message_id)
     decisions = {each.name: _decisions(channel, each.name, message) for each in readers}
     waiting = {each.name: _waiting(channel, each.name, id) for each in readers}
     return Trace(
@@ -46,9 +48,17 @@ def trace(channel: Channel, id: int) -> Trace | None:
             _passage(
                 each, message, passings.get(each.name), copies[each.name], decisions[each.name], waiting[each.name]
             )
+            if withdrawn is None or each.kind == "extract"
+            else _of_withdrawn(each, withdrawn, copies[each.name])
             for each in readers
         ),
     )
+
+
+def _of_withdrawn(subscription: Subscription, at: datetime, copy: ParkedMessage | None) -> Passage:
+    """Return that the writer has taken a message back, whether or not a copy still waits until it is due."""
+    what = f"taken back by its writer {_moment(at)}"
+    return Passage(subscription=subscription.name, kind=subscription.kind, state="withdrawn", what=what, copy=copy)
 
 
 def _copied(channel: Channel, copies: dict[str, ParkedMessage | None]) -> Message | None:

@@ -14,6 +14,8 @@ from outbox import Done, Outbox, Passage, Reject, Relay, Retry, Unavailable, Ver
 from outbox.model.message import uuid7
 from outbox.store.subscriptions.decisions import Decisions
 from tests.support.command_line import outbox as run
+from tests.support.leases import step_clock
+from tests.support.parked import states
 
 ANSWERS: dict[str, Verdict] = {
     "dead": Reject("HTTP 422"),
@@ -79,6 +81,22 @@ def told(outbox: Outbox, id: int, name: str = "relay") -> tuple[str, str]:
 def change(engine: Engine, statement: str, **parameters: object) -> None:
     with engine.begin() as connection:
         connection.execute(text(statement), parameters)
+
+
+def test_a_message_that_its_writer_took_back_says_so_before_and_after_it_is_due(engine):
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        id = outbox.send(session, "orders", b"1", delay=timedelta(hours=1))
+    drained(outbox)
+    with outbox.begin() as session:
+        assert outbox.withdraw(session, id)
+    parked = told(outbox, log_id(outbox, id))
+    step_clock(engine, timedelta(hours=2), "outbox_parked.due_at")
+    drained(outbox)
+
+    assert [state for state, _ in (parked, told(outbox, log_id(outbox, id)))] == ["withdrawn", "withdrawn"]
+    assert parked[1] == "taken back by its writer #"
+    assert states(engine) == {}
 
 
 def test_a_message_that_nobody_has_read_is_not_yet_passed(engine):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from outbox.model.message import Message
@@ -36,6 +37,16 @@ _EARLY = """
     {insert_once} {withdrawal} (message_id, withdrawn, at)
     SELECT CAST(t.id AS {uuid}), FALSE, {now} FROM {tried} AS t WHERE TRUE {unless_there}
 """
+
+
+#: By primary key.
+_AT = "SELECT at FROM {withdrawal} WHERE message_id = :id AND withdrawn"
+
+
+def withdrawn_at(channel: Channel, message_id: UUID) -> datetime | None:
+    """Return the moment at which a message was taken back by its writer; None: the message was not."""
+    rows = channel.rows(_AT, id=channel.database.dialect.values.bind_uuid(message_id))
+    return channel.database.moment(rows[0][0]) if rows else None
 
 
 class Withdrawing:
