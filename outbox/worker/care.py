@@ -6,11 +6,11 @@ the next process under which message the last one ended.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from datetime import timedelta
 from threading import Lock
 
-from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.runtime.fork import in_child
@@ -26,13 +26,13 @@ _MARKS = (
 _ENDED = "its process ended 3 times while this message was handled"
 
 
-def needs_care(newest: Settled, earlier: Lease | None) -> bool:
+def needs_care(newest: Settled, earlier: Container[int]) -> bool:
     """Return whether a process has ended that had begun to work, and had settled nothing.
 
     Each lease begins with one settle, and one without another settle ends with a second one. `newest`: the progress.
-    `earlier`: the last lease of this process, which has not ended.
+    `earlier`: the epochs of this process, which has not ended.
     """
-    return newest.n == 1 and not (earlier is not None and earlier.epoch == newest.epoch)
+    return newest.n == 1 and newest.epoch not in earlier
 
 
 def to_be_alone(policy: HandlerPolicy) -> Parking:

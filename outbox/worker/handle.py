@@ -176,7 +176,7 @@ class BatchHandler:
 
         For a message that hangs alone while others are accepted, an attempt counts.
         """
-        for call in self.hung.come_back(self._calls.held.lease):
+        for call in self.hung.come_back(self._calls.held.lease, self.policy):
             batch = Pending(list(call.messages), 0, parked=True)
             self._judge.judge_late(batch, call)
             yield self._part(batch)

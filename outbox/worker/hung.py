@@ -9,10 +9,11 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.message import Message
 from outbox.model.parking import NOTHING_HELD, Held, Parking
 from outbox.model.slots import slot_of
-from outbox.model.verdict import Done
+from outbox.model.verdict import Done, Reject
 from outbox.runtime.fork import in_child
 from outbox.worker.calls import Call
 from outbox.worker.known import KnownOutcomes
+from outbox.worker.policy import HandlerPolicy
 
 
 class HungCalls:
@@ -36,8 +37,8 @@ class HungCalls:
         #: By call, the lease of the call; None: the answer is dropped.
         self._calls: dict[Call, Lease | None] = {}
         self._lease: Lease | None = None
-        #: The lease before the present one, of this process.
-        self.earlier: Lease | None = None
+        #: The epochs of this process before the present one.
+        self.earlier = set[int]()
         #: The log ids of messages that this process has marked, see `care`.
         self.marked = set[int | None]()
         self._incarnation: str | None = None
@@ -52,7 +53,9 @@ class HungCalls:
         with self._lock:
             if self._lease is None or not lease.follows(self._lease):
                 self._forget_outcomes()
-            self.earlier, self._lease = self._lease, lease
+            if self._lease is not None:
+                self.earlier.add(self._lease.epoch)
+            self._lease = lease
 
     def read_from(self, incarnation: str) -> None:
         """Note the server's incarnation. After a crash, or a failover, rows of a handler may be gone."""
@@ -92,10 +95,10 @@ class HungCalls:
         keys = {message.key for message in messages if ordered and message.key is not None}
         return Held(ids={message.id for message in messages if message.key not in keys}, keys=keys)
 
-    def come_back(self, lease: Lease) -> list[Call]:
+    def come_back(self, lease: Lease, policy: HandlerPolicy) -> list[Call]:
         """Return the finished calls of a lease, with answers to be settled.
 
-        Finished calls of other leases are dropped; messages that were accepted are known, if the answer counts.
+        Finished calls of other leases are dropped; what was accepted or rejected is known, if the answer counts.
         """
         with self._lock:
             if lease != self._lease:
@@ -103,13 +106,25 @@ class HungCalls:
             back = [call for call in self._calls if call.finished]
             for call in back:
                 if self._calls[call] != lease and self._calls.pop(call) is not None:
-                    self.known.note(message for message, verdict in call.answers if isinstance(verdict, Done))
+                    self.known.note(*_outcomes(call, policy))
             return [call for call in back if call in self._calls]
 
     def settled(self, call: Call) -> None:
         """Hold the keys of a call no longer."""
         with self._lock:
             self._calls.pop(call, None)
+
+
+def _outcomes(call: Call, policy: HandlerPolicy) -> tuple[list[Message], list[tuple[Message, Parking]]]:
+    """Return the done messages of a call, and the dead letters, of which the first failure of a key may be one."""
+    done, dead, failed = list[Message](), list[tuple[Message, Parking]](), set[str | None]()
+    for message, verdict in call.answers:
+        if isinstance(verdict, Done):
+            done.append(message)
+        elif message.key not in failed:
+            failed |= {message.key} if policy.ordered and message.key is not None else set()
+            dead += [(message, policy.dead(message, verdict.error))] if isinstance(verdict, Reject) else []
+    return done, dead
 
 
 def hung_calls_of(all: dict[Partition, HungCalls], partition: Partition, slots: int) -> HungCalls:

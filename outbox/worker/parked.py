@@ -139,7 +139,7 @@ class ParkedQueue:
     @property
     def due_in(self) -> float:
         """Seconds until there may be something to do; 0 with a late answer."""
-        late = self._hung.come_back(self._settlement.lease)
+        late = self._hung.come_back(self._settlement.lease, self._policy)
         return 0.0 if late else max(0.0, self._look_at - time.monotonic())
 
     def parked(self, parkings: Parkings) -> None:

@@ -15,6 +15,7 @@ from uuid import UUID
 from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.verdict import DONE, Verdict
 from outbox.worker.hung import HungCalls
+from outbox.worker.policy import HandlerPolicy
 from tests.model import rules
 from tests.model.explorer import Moves, apart
 from tests.model.relaying import GOOD, OVER, Arrived
@@ -163,7 +164,7 @@ class Answering:
             yield self._if_held(state, number, process, said, settled, process._replace(done=(), parks=()))
             return
         hung, calls = self._hung(process)
-        late = hung.come_back(process.lease)  # type: ignore[arg-type]  # it works, so it has one
+        late = hung.come_back(process.lease, HandlerPolicy())  # type: ignore[arg-type]  # it works, so it has one
         process = self._remember(process, hung, calls)
         if late:
             settled = _settled(state, [message.id or 0 for call in late for message, _ in call.answers])

@@ -218,6 +218,8 @@ def in_transactions(client: Any, url: str) -> None:
 def test_a_chain_of_celery_starts_with_each_message(rabbitmq: RabbitServer, folder, sqlite_engine, sent, monkeypatch):
     monkeypatch.setenv("BROKER_URL", f"{rabbitmq.url}/")
     file = importlib.import_module("celery_start")
+    # Celery has one name for the queue, and the server may have been used before.
+    asyncio.run(taken(rabbitmq.url, "celery"))
 
     hand_over_twice(sqlite_engine, file, "to_celery")
 
@@ -233,7 +235,7 @@ async def taken(url: str, name: str) -> list[tuple[dict[str, Any], dict[str, Any
     """The headers of the tasks in a queue, and what follows them; the queue is deleted."""
     async with await aio_pika.connect(url) as connection:
         channel = await connection.channel()
-        queue, found = await channel.get_queue(name), []
+        queue, found = await channel.declare_queue(name, durable=True), []
         while (task := await queue.get(fail=False)) is not None:
             found.append((dict(task.headers), json.loads(task.body)[2]))
             await task.ack()

@@ -338,7 +338,18 @@ def test_it_counts_for_another_key_and_without_a_key():
     assert flat(handler.calls) == [1, 2, 8, 9]
 
 
-@pytest.mark.parametrize("verdict", [Retry("no"), Reject("never"), Unavailable("away")])
+def test_under_the_next_lease_a_rejection_is_known_as_well():
+    """Sent again, it would have what follows it sent again, where dead letters let their key go on."""
+    handler, all = Handler(only(2, 3, verdict=Reject("never"))), messages("a", "b", "c", "d")
+    hung = hung_call(handler, all)
+    handler.answer = lambda _: DONE
+    outcome = under(LEASES[2], handler, hung).run(all)
+
+    found = {message.id: parking.state for message, parking in outcome.parked}
+    assert (flat(handler.calls), found) == ([1], {2: "dead", 3: "dead"})
+
+
+@pytest.mark.parametrize("verdict", [Retry("no"), Unavailable("away")])
 def test_under_the_next_lease_only_what_was_accepted_is_known(verdict):
     """Of what failed no row tells; it is sent again."""
     handler, all = Handler(only(2, 3, verdict=verdict)), messages("a", "b", "c", "d")
@@ -607,7 +618,7 @@ def test_a_call_that_hangs_while_the_other_relay_looks_at_the_calls_stays_held()
     hung._calls = calls = Calls()
     hung.add(Call(all[:1]))
     calls.interrupted = Interrupted(lambda: hung.add(Call(all[1:])))
-    hung.come_back(LEASE)
+    hung.come_back(LEASE, HandlerPolicy())
     calls.interrupted.end()
 
     assert hung.held(ordered=True).keys == {"a", "b"}

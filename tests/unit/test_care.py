@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox.model.lease import Lease, Partition
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Progress
@@ -22,18 +21,16 @@ def settled(epoch: int, n: int) -> Settled:
 @pytest.mark.parametrize(
     ("newest", "earlier", "needs"),
     [
-        (settled(6, 1), None, True),
-        (settled(6, 1), 5, True),
-        (settled(6, 1), 6, False),
-        (settled(6, 2), None, False),
-        (settled(0, 0), None, False),
+        (settled(6, 1), set(), True),
+        (settled(6, 1), {5}, True),
+        (settled(6, 1), {6, 7}, False),
+        (settled(6, 2), set(), False),
+        (settled(0, 0), set(), False),
     ],
     ids=["nothing but its beginning", "after one of ours", "ours", "some", "a new partition"],
 )
 def test_care_is_taken_after_another_process_that_began_and_settled_nothing(newest, earlier, needs):
-    lease = None if earlier is None else Lease(Partition("relay"), earlier, "host:1")
-
-    assert needs_care(newest, lease) == needs
+    assert needs_care(newest, earlier) == needs
 
 
 def test_under_the_third_end_of_a_process_a_message_is_a_dead_letter():

@@ -18,8 +18,8 @@ from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.progress import ProgressLog
+from outbox.worker import partition
 from outbox.worker import settle as settlement
-from outbox.worker import subscription
 from outbox.worker.settle import Settlement
 from tests.scenarios.exactness import relays, twins
 from tests.scenarios.exactness.business import Aggregate, note, set_up
@@ -81,7 +81,7 @@ def test_order_by_the_transactions_number_reorders_a_key(
     script: Script, monkeypatch: pytest.MonkeyPatch, log: type[Log], found: set[str]
 ) -> None:
     """It was drawn by an early write, long before the wait for the row that orders the key."""
-    monkeypatch.setattr(subscription, "Log", log)
+    monkeypatch.setattr(partition, "Log", log)
     second, first = script.begin_early(), script.begin_early()
     script.change(first, "first")
     first.commit()
