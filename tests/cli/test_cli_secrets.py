@@ -275,7 +275,9 @@ def test_the_secrets_of_an_endpoint_are_shown_nowhere(parameters, waiting, caplo
     assert traces_in(said) == []
 
 
-@pytest.mark.parametrize("option", ["to", "database", "config", "secret"])
+@pytest.mark.parametrize(
+    "option", ["to", *(pytest.param(each, marks=pytest.mark.storm) for each in ("database", "config")), "secret"]
+)
 def test_a_file_with_a_secret_that_others_may_read_is_warned_of(option, waiting, tmp_path):
     """Once, with the command that mends it; not where the file holds no secret, or only its owner may read it."""
     file = tmp_path / "file of a secret"
@@ -313,7 +315,13 @@ SCHEMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+#: One that goes through each way of reading a URL; the others follow in a storm.
+AT_ONCE = ("nats", "amqp", "redis+sentinel", "https", "postgresql")
+
+
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(each, marks=[pytest.mark.storm] if each not in AT_ONCE else []) for each in SCHEMES]
+)
 def test_the_secrets_of_a_destination_that_is_away_are_shown_nowhere(scheme, waiting, caplog):
     said, [verdict] = said_of(f"{scheme}://ann:{ENCODED}@127.0.0.1:1{SCHEMES[scheme]}", waiting, caplog)
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from datetime import timedelta
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -231,8 +232,7 @@ def test_every_error_is_on_its_page():
 
 def test_the_texts_that_people_ask_about_are_those_of_the_product():
     """A number, and what stands for a name, may be anything."""
-    said = {each.value for tree in product() for each in ast.walk(tree) if isinstance(each, ast.Constant)}
-    texts = [" ".join(each.split()) for each in said if isinstance(each, str)]
+    texts = [" ".join(each.split()) for each in texts_of_the_product()]
     asked = [
         text
         for bold in re.findall(r"\*\*(.*?)\*\*", page("errors").replace("\n", " "))
@@ -247,15 +247,17 @@ def test_the_texts_that_people_ask_about_are_those_of_the_product():
 def test_no_text_of_the_product_leads_to_a_page_that_is_not_there():
     """A user has the site, and no folder `docs`."""
     site = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
-    texts = [each.value for tree in product() for each in ast.walk(tree) if isinstance(each, ast.Constant)]
-    said = "\n".join(each for each in texts if isinstance(each, str))
+    said = "\n".join(texts_of_the_product())
 
     pages = re.findall(rf"{re.escape(site)}([\w-]+)\.html|\bdocs/[\w-]+\.md", said)
     assert set(pages) - {path.stem for path in DOCS.glob("*.md")} == set()
 
 
-def product() -> list[ast.Module]:
-    return [ast.parse(file.read_text()) for file in (TOP / "outbox").rglob("*.py")]
+@cache
+def texts_of_the_product() -> set[str]:
+    trees = (ast.parse(file.read_text()) for file in (TOP / "outbox").rglob("*.py"))
+    values = (each.value for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Constant))
+    return {each for each in values if isinstance(each, str)}
 
 
 def test_the_queries_of_a_monitor_run(pg_engine):

@@ -338,7 +338,10 @@ def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, lo
     ("topics", "partition"),
     [(None, None), (("rare",), None), (("ra*", "!*x"), None), (None, Partition("relay", 1, 5, 8))],
 )
-@pytest.mark.parametrize("first", [0, 1, 20, 200])
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(0, marks=pytest.mark.storm), 1, *(pytest.param(rows, marks=pytest.mark.storm) for rows in (20, 200))],
+)
 def test_reading_on_beside_an_open_writer_stays_bounded_when_it_was_planned_on_a_small_log(
     pg_engine, topics, partition, first
 ):

@@ -115,7 +115,7 @@ def require_same(found: Sequence[Message], given: Sequence[Message]) -> None:
     }
 
 
-@pytest.mark.parametrize("handle", [a_connection, a_psycopg_connection])
+@pytest.mark.parametrize("handle", [pytest.param(a_connection, marks=pytest.mark.storm), a_psycopg_connection])
 @pytest.mark.parametrize("case", CASES)
 def test_no_setting_changes_a_message(pg_engine, case, handle):
     """Delayed messages go by the parked ones, and so do those that fail first."""

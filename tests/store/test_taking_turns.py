@@ -138,7 +138,13 @@ def test_a_relay_is_not_given_topics_with_which_a_route_begins_at_the_same_momen
     assert (len(errors), sent_twice(engine)) == (1, [])
 
 
-@pytest.mark.parametrize("name", ["relay", "billing"], ids=["one from the migration", "a new one"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("relay", id="one from the migration", marks=pytest.mark.storm),
+        pytest.param("billing", id="a new one"),
+    ],
+)
 @pytest.mark.parametrize("differing", [{"topics": ("a",)}, {"destination": "nats://h:4222"}, {"kind": "check"}])
 def test_of_two_workers_that_declare_different_things_at_once_one_is_refused(engine, name, differing):
     one = declared(name=name)

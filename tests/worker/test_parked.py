@@ -116,7 +116,7 @@ def test_the_room_for_waiting_messages_is_shared_by_all_batches(engine, little_r
     assert states(engine) == {}
 
 
-@pytest.mark.smoke("the pauses of a refused topic grow to seconds")
+@pytest.mark.storm
 def test_a_message_that_is_never_accepted_does_not_hold_up_what_is_parked_behind_it(engine):
     """Its destination says that it takes nothing at all, whenever it gets this message."""
     failed: set[bytes] = set()

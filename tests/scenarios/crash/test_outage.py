@@ -38,9 +38,9 @@ def heal(destination: Destination) -> None:
     destination.hanging = lambda _messages: False
 
 
-@pytest.mark.smoke("the pauses of a refused topic grow to seconds")
 @pytest.mark.parametrize("outage", [
-    pytest.param(refuse, id="refused"),
+    # The pauses of a refused topic grow to seconds.
+    pytest.param(refuse, id="refused", marks=pytest.mark.storm),
     pytest.param(raise_always, id="raising"),
     pytest.param(swallow, id="black-holed", marks=pytest.mark.storm),
 ])  # fmt: skip
