@@ -13,7 +13,7 @@ class MessageExt:
     """A message in the hands of a consumer, with RocketMQ's names for its parts. `message`: as the outbox has it.
 
     `msg_id`: the same at every delivery. `queue_offset`: the log id, by which all queues count. `reconsume_times`: how
-    often the message was delivered before.
+    often the message was delivered before. `receipt_handle`: names this delivery to a `SimpleConsumer`; else None.
     """
 
     message: Message
@@ -24,9 +24,10 @@ class MessageExt:
     msg_id: str
     queue_offset: int
     reconsume_times: int
+    receipt_handle: str | None = None
 
     @classmethod
-    def of(cls, message: Message) -> Self:
+    def of(cls, message: Message, receipt_handle: str | None = None) -> Self:
         """Return a message of the outbox by RocketMQ's names."""
         return cls(
             message=message,
@@ -37,6 +38,7 @@ class MessageExt:
             msg_id=message.id_text,
             queue_offset=message.id or 0,
             reconsume_times=message.attempt - 1,
+            receipt_handle=receipt_handle,
         )
 
     @property

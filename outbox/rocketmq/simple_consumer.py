@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -32,7 +33,6 @@ from outbox.writing.bare import BareOutbox
 MAX_MESSAGES = 32
 #: A look ends after it has set so many messages aside behind keys that are in other hands, because it copies each.
 MAX_ASIDE = 10 * MAX_MESSAGES
-_HANDED_OUT = "handed out"
 #: For messages that are not handed out; nothing is counted.
 _LEFT = Retry("left for the next call", after=timedelta(0), counts=False)
 _POLL_SECONDS = (0.05, 1.0)
@@ -143,7 +143,7 @@ class SimpleConsumer:
                 self._known = self._known or worker.known
                 left = until - clock()
                 if receiving.taken or receiving.over or left <= 0:
-                    return [MessageExt.of(message) for message in receiving.taken]
+                    return [MessageExt.of(message, receiving.receipt) for message in receiving.taken]
                 receiving.look_again()
                 worker.wake.wait(min(left, polling.pause()))
         finally:
@@ -178,7 +178,8 @@ class SimpleConsumer:
         self.close()
 
     def _use(self, message: MessageExt, use: Callable[..., bool], *more: timedelta) -> None:
-        if not self._connections.call(lambda channel: use(Receipts(channel, self.group), message.message, *more)):
+        receipt = message.message, message.receipt_handle
+        if not self._connections.call(lambda channel: use(Receipts(channel, self.group), *receipt, *more)):
             raise MQClientError("receipt handle is expired")
 
 
@@ -191,6 +192,8 @@ class _Receiving:
         #: Ends a look.
         self.stop = Stop(self.time_over)
         self.taken: list[Message] = []
+        #: Stored as the error of what is handed out. Errors that differ in numbers are shown as one.
+        self.receipt = f"handed out under receipt {secrets.randbits(64)}"
         self._room = self._most = most
         self._aside = 0
         self._invisible = invisible
@@ -231,7 +234,7 @@ class _Receiving:
         if self._room <= 0:
             return _LEFT
         self._room -= 1
-        return Retry(_HANDED_OUT, after=self._invisible)
+        return Retry(self.receipt, after=self._invisible)
 
     def told(self, event: Event) -> None:
         """Take note of messages that are stored as handed out; without that, another consumer may get them.
@@ -239,7 +242,7 @@ class _Receiving:
         Messages that are stored behind a key in other hands end the look when there are many.
         """
         if isinstance(event, Parked):
-            self.taken += [each for each, parking in event.messages if parking.error == _HANDED_OUT]
+            self.taken += [each for each, parking in event.messages if parking.error == self.receipt]
             self._aside += sum(parking is BEHIND for _, parking in event.messages)
             if self._aside >= MAX_ASIDE:
                 self.stop.ask()

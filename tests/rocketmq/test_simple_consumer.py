@@ -6,10 +6,9 @@ import signal
 import threading
 import time
 from contextlib import closing
-from copy import copy
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, text
@@ -89,15 +88,29 @@ def test_what_is_not_acknowledged_comes_again_and_the_old_receipt_is_worth_nothi
 
 def test_a_receipt_is_for_its_own_message_and_no_other_of_the_same_id(engine, outbox):
     """The log ids of two outboxes are the same, and those of a log that was truncated come again."""
+    send(outbox, "1", "2")
+    consumer = consumer_of(outbox)
+    (first,), (second,) = consumer.receive(1, HOUR), consumer.receive(1, HOUR)
+    other = replace(first, receipt_handle=second.receipt_handle)
+
+    answers = [refused(lambda: consumer.ack(other)), refused(lambda: consumer.change_invisible_duration(other, NOW))]
+
+    assert (answers, states(engine)) == ([EXPIRED] * 2, {"retry": 2})
+
+
+def test_a_receipt_of_before_a_replay_takes_no_message_from_the_next_holder(engine, outbox):
+    """The attempts begin at 0 again, so the next delivery has the same number."""
     send(outbox, "1")
-    (message,) = consumer_of(outbox).receive(1, HOUR)
-    another = copy(message.message)
-    object.__setattr__(another, "message_id", uuid4())
-    other, use = MessageExt.of(another), consumer_of(outbox)
+    mine, yours = consumer_of(outbox), consumer_of(outbox)
+    (first,) = mine.receive(1, HOUR)
+    outbox.admin.replay(all=True, state="retry", by="ann")
+    (second,) = yours.receive(1, HOUR)
 
-    answers = [refused(lambda: use.ack(other)), refused(lambda: use.change_invisible_duration(other, NOW))]
+    stale = [refused(lambda: mine.ack(first)), refused(lambda: mine.change_invisible_duration(first, NOW))]
+    left = states(engine)
+    yours.ack(second)
 
-    assert (answers, states(engine)) == ([EXPIRED] * 2, {"retry": 1})
+    assert (stale, left, states(engine)) == ([EXPIRED] * 2, {"retry": 1}, {})
 
 
 def test_a_group_that_was_dropped_is_not_created_again_by_a_consumer_that_knew_it(engine, outbox):
