@@ -37,7 +37,7 @@ from outbox.store.dialects.native import Native
 
 #: Stored with the tables, and raised by a revision after which older code must not use the tables. A revision that only
 #: adds tables, indexes and columns with a default leaves the version, and older code goes on beside such tables.
-VERSION = 5
+VERSION = 6
 PREFIX = "outbox_"
 _KINDS = "relay, check, extract, consumer, broadcast or backfill"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
@@ -240,6 +240,8 @@ def _lease(metadata: MetaData) -> Table:
         Column("length_ms", BigInteger, comment="for how long the holder takes the lease each time"),
         Column("notice", Text, comment="why a worker does not work, as it says itself"),
         Column("noticed_at", _Moment),
+        Column("version", Text, comment="of the holder's library"),
+        Column("since", _Moment, comment="when the holder took the partition"),
         comment="a row per partition; shrinks with the subscription",
     )
 
@@ -285,6 +287,8 @@ def _parked(metadata: MetaData, native: Native) -> Table:
         Column("error", Text),
         Column("parked_at", _Moment, nullable=False),
         _body(),
+        # Behind the body, because SQLite adds a column there. So it is read from its index alone.
+        Column("dead_at", _Moment, comment="since when the message is a dead letter; null: it is none"),
         CheckConstraint(
             "coalesce(state IN ('delayed', 'waiting', 'retry', 'dead'), unit IS NOT NULL)",
             name="outbox_parked_state",
@@ -292,6 +296,7 @@ def _parked(metadata: MetaData, native: Native) -> Table:
         _partial(native, "outbox_parked_due", "state IN ('delayed', 'waiting', 'retry')", "subscription", "due_at"),
         _partial(native, "outbox_parked_unit", "unit IS NOT NULL", "subscription", "unit", "place"),
         _one_head_a_unit(native),
+        _partial(native, "outbox_parked_dead", "dead_at IS NOT NULL", "subscription", "dead_at", "id"),
         Index("outbox_parked_state", "subscription", "state", "id"),
         comment="copies of parked messages; shrinks by the lease holder",
     )
@@ -407,6 +412,11 @@ def _meta(metadata: MetaData) -> Table:
         Column("purged_at", _Moment, comment="end of the last purge"),
         Column("keep_ms", BigInteger, comment="messages older than this went with the last purge"),
         Column("installation", Text, comment="random id of the outbox, drawn with the tables"),
+        Column(
+            "keep_dead_ms",
+            BigInteger,
+            comment="dead letters older than this went with the last purge; null: all were kept",
+        ),
         CheckConstraint("one = 1", name="outbox_meta_one"),
         comment="a single row, written by migrations, CLI and purge",
     )

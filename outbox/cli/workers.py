@@ -12,7 +12,10 @@ from outbox.cli.output import moment, say, show_json, show_table
 if TYPE_CHECKING:
     from outbox.model.status import WorkerStatus
 
-_HEADERS = ("SUBSCRIPTION", "HOST", "PROCESS", "PARTITIONS", "LAST SETTLE (UTC)", "LEASE UNTIL (UTC)", "NOTICE")
+_HEADERS = (
+    *("SUBSCRIPTION", "HOST", "PROCESS", "VERSION", "SINCE (UTC)"),
+    *("PARTITIONS", "LAST SETTLE (UTC)", "LEASE UNTIL (UTC)", "NOTICE"),
+)
 
 
 @click.command()
@@ -37,8 +40,10 @@ def workers(*, target: Target, name: str | None, json: bool) -> None:
 
 
 def _row(worker: WorkerStatus) -> tuple[object, ...]:
-    settled, until = (
-        None if each is None else moment(each, zone=False) for each in (worker.last_settle_at, worker.lease_until)
+    since, settled, until = (
+        None if each is None else moment(each, zone=False)
+        for each in (worker.since, worker.last_settle_at, worker.lease_until)
     )
     partitions = f"{','.join(map(str, worker.partitions)) or 'none'} of {worker.partitions_in_all}"
-    return (worker.subscription, worker.host or worker.name, worker.process, partitions, settled, until, worker.notice)
+    who = (worker.subscription, worker.host or worker.name, worker.process, worker.version, since)
+    return (*who, partitions, settled, until, worker.notice)

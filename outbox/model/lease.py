@@ -56,7 +56,8 @@ class Holder:
 
     `length`: for how long the holder takes the lease each time; None where no length is stored. `notice`: the reason,
     written at `noticed_at`, why a worker that wants to work does not; the next working worker removes the notice.
-    `wanted`: a command waits for the lease: the holder gives the lease back, and no other worker takes it.
+    `wanted`: a command waits for the lease: the holder gives the lease back, and no other worker takes it. `version`:
+    of the holder's library. `since`: when the holder took the lease first; None for both: the lease was given back.
     """
 
     owner: str | None
@@ -68,6 +69,8 @@ class Holder:
     notice: str | None = None
     noticed_at: datetime | None = None
     wanted: bool = False
+    version: str | None = None
+    since: datetime | None = None
 
     def leaves_to(self, owner: str) -> bool:
         """Return whether the lease was given back, or is this owner's."""

@@ -209,6 +209,8 @@ class WorkerStatus:
         name: as in the leases: host, process and a random part.
         host: None: the name was given by an application.
         process: the number that the host gives the process.
+        version: of its library; None: the worker stands by.
+        since: when the worker took the first of these partitions; None: the worker stands by.
         subscription: the name.
         partitions: the numbers of the partitions whose leases the worker holds; empty: the worker stands by.
         partitions_in_all: of the subscription.
@@ -220,6 +222,8 @@ class WorkerStatus:
     name: str
     host: str | None
     process: int | None
+    version: str | None
+    since: datetime | None
     subscription: str
     partitions: tuple[int, ...]
     partitions_in_all: int

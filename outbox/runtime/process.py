@@ -6,6 +6,7 @@ import getpass
 import os
 import secrets
 import socket
+from functools import cache
 
 
 def unique_name() -> str:
@@ -31,3 +32,15 @@ def parts_of_name(name: str) -> tuple[str | None, int | None]:
     """Return host and process of a name of `unique_name`; None for both of any other name."""
     host, _, process = host_and_pid(name).rpartition(":")
     return (host, int(process)) if host and process.isdecimal() else (None, None)
+
+
+@cache
+def library_version() -> str:
+    """Return the version of the installed library; "unknown" where it runs without being installed."""
+    # Imported here, because a writer does not need the module, which is slow to import.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("outbox-log")
+    except PackageNotFoundError:
+        return "unknown"

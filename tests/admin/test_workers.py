@@ -2,7 +2,8 @@
 
 import asyncio
 from contextlib import closing
-from datetime import timedelta
+from datetime import datetime, timedelta
+from importlib.metadata import version
 
 import pytest
 
@@ -41,9 +42,34 @@ def test_a_worker_is_shown_with_its_process_its_partitions_and_its_last_settle(w
     assert (holder.host, holder.process, holder.partitions, holder.partitions_in_all) == ("web-1", 4711, (0, 2), 3)
     assert holder.last_settle_at == settled.settled_at
     assert holder.lease_until is not None
+    assert (holder.version, holder.since is not None) == (version("outbox-log"), True)
     assert (waiting.host, waiting.process, waiting.partitions, waiting.lease_until, waiting.last_settle_at) == (
         "web-2", 99, (), None, None,
     )  # fmt: skip
+    assert (waiting.version, waiting.since) == (None, None)
+
+
+def test_a_worker_that_takes_its_lease_back_goes_on_since_then_and_one_after_it_begins_anew(working, channel):
+    leases, partition = Leases(channel), Subscriptions(channel).get("other").partition(0)
+
+    def since() -> datetime | None:
+        found = leases.look(partition)
+        return None if found is None else found.since
+
+    first = since()
+    again = leases.acquire(partition, "web-1:4711:ab12", MINUTE)
+    assert again is not None
+    kept = since()
+    leases.release(again)
+    free = leases.look(partition)
+    leases.acquire(partition, "web-2:99:cd34", MINUTE)
+
+    after = since()
+    assert free is not None
+    assert (kept, free.version, free.since) == (first, None, None)
+    assert first is not None
+    assert after is not None
+    assert after > first
 
 
 def test_a_worker_that_has_not_settled_under_its_lease_has_no_last_settle(working, channel):
@@ -66,8 +92,9 @@ def test_a_command_that_borrows_a_lease_and_a_worker_that_ended_are_no_workers(e
 
 def test_the_awaited_form_and_the_command_line_show_the_same(working, engine):
     assert asyncio.run(working.admin.aworkers()) == working.admin.workers()
-    lines = [line.split()[:6] for line in run(engine, "workers").out.splitlines()[1:]]
-    assert lines[0][:6] == ["other", "web-1", "4711", "0,2", "of", "3"]
+    lines = [line.split() for line in run(engine, "workers").out.splitlines()[1:]]
+    assert lines[0][:4] == ["other", "web-1", "4711", version("outbox-log")]
+    assert lines[0][6:9] == ["0,2", "of", "3"]
     assert lines[1] == ["other", "web-2", "99", "none", "of", "3"]
 
 

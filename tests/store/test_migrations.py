@@ -438,6 +438,17 @@ def test_an_upgrade_makes_each_held_key_a_queue_with_one_head(empty):
     assert {(row[0], row[1]): tuple(row[2:]) for row in found} == PARKED_NOW
 
 
+def test_what_is_dead_before_an_upgrade_counts_as_dead_from_then_on(empty):
+    """Its moment is unknown, and a retention of dead letters is not to end too early."""
+    park_earlier(empty)
+
+    migrate.upgrade(empty)
+
+    with empty.connect() as connection:
+        dead = connection.execute(text("SELECT subscription, id FROM outbox_parked WHERE dead_at > parked_at")).all()
+    assert sorted(map(tuple, dead)) == sorted(name for name, (state, *_) in PARKED_NOW.items() if state == "dead")
+
+
 def test_an_upgrade_of_parked_messages_makes_the_tables_of_the_library(empty):
     metadata = schema.metadata(dialect=empty.dialect.name)
     metadata.create_all(empty)

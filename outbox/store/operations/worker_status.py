@@ -44,6 +44,8 @@ def _worker(
         name=name,
         host=host,
         process=process,
+        version=next((holder.version for _, holder in held if holder.version is not None), None),
+        since=min((holder.since for _, holder in held if holder.since is not None), default=None),
         subscription=subscription.name,
         partitions=tuple(sorted(partition.partition for partition, _ in held)),
         partitions_in_all=subscription.partitions,

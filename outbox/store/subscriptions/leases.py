@@ -8,6 +8,7 @@ from typing import Any
 
 from outbox.model.lease import Holder, Lease, Partition, Sight
 from outbox.runtime.clock import clock
+from outbox.runtime.process import library_version
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Statement
 
@@ -18,7 +19,8 @@ _BID = -1
 BID_SECONDS = 5.0
 
 _ACQUIRE = """
-    UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {later}, length_ms = :length
+    UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {later}, length_ms = :length,
+           version = :version, since = CASE WHEN owner = :owner AND since IS NOT NULL THEN since ELSE {now} END
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
       AND (lease_until IS NULL OR owner = :owner OR (epoch = :seen_epoch AND renewals = :seen_renewals))
 """
@@ -39,13 +41,14 @@ _STILL_OURS = """
     WHERE (subscription, generation, partition, epoch, owner) IN ({these})
 """
 _RELEASE = """
-    UPDATE {lease} SET lease_until = NULL, owner = NULL
+    UPDATE {lease} SET lease_until = NULL, owner = NULL, version = NULL, since = NULL
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition AND epoch = :epoch
       AND owner = :owner
 """
 _LOOK = """
     SELECT subscription, generation, partition, owner, epoch, renewals, lease_until,
-           CASE WHEN lease_until > {now} THEN 1 ELSE 0 END, length_ms, notice, noticed_at, (
+           CASE WHEN lease_until > {now} THEN 1 ELSE 0 END, length_ms, notice, noticed_at, version,
+           since, (
                SELECT count(*) FROM {lease} AS bid
                WHERE bid.subscription = looked.subscription AND bid.generation = looked.generation
                  AND bid.partition = {bid} AND bid.lease_until > {now} AND bid.lease_until <= {longest})
@@ -124,6 +127,7 @@ class Leases:
             "owner": owner,
             "seconds": length.total_seconds(),
             "length": length // timedelta(milliseconds=1),
+            "version": library_version(),
             "seen_epoch": epoch,
             "seen_renewals": renewals,
         }
@@ -167,7 +171,7 @@ class Leases:
     def _holder(
         self, owner: str | None, epoch: int, renewals: int, until: Any, live: int, length: int | None, *rest: Any
     ) -> Holder:
-        notice, noticed, bids = rest
+        notice, noticed, version, since, bids = rest
         moment = self._database.dialect.clock.read
         return Holder(
             owner,
@@ -179,6 +183,8 @@ class Leases:
             notice,
             moment(noticed),
             bool(bids),
+            version,
+            moment(since),
         )
 
     def ask(self, partition: Partition, command: str) -> None:

@@ -51,10 +51,11 @@ _PLACE = """
 #: Messages are copied inside the database, so bodies do not travel to the worker and back.
 _PARK = f"""
     {{insert_once}} {{parked}}
-        (subscription, id, {_ENVELOPE}, state, unit, place, attempts, due_at, error, parked_at)
+        (subscription, id, {_ENVELOPE}, state, unit, place, attempts, due_at, error, parked_at, dead_at)
     SELECT CAST(:subscription AS {{text}}), m.id, {_ENVELOPE}, {_STATE_OF_NEW}, CASE WHEN r.holds = 1 THEN m.key END,
            {_PLACE}, r.tries, CASE WHEN r.parked_as = 'delayed' THEN m.deliver_at WHEN r.timed = 1 THEN {{due}} END,
-           nullif(r.why, ''), {{now}}
+           nullif(r.why, ''), {{now}},
+           CASE WHEN r.parked_as <> 'dead' THEN NULL WHEN {_STATE_OF_NEW} = 'dead' THEN {{now}} END
     FROM {{rows}} AS r JOIN {{message}} AS m ON m.id = r.parked_id WHERE TRUE {{unless_there}}
 """
 #: The first message that could not be inserted: another one is parked under its id, or none. By both primary keys.
@@ -65,7 +66,8 @@ _OTHER = """
 #: A message that stands for itself goes on to do so, whatever comes of it.
 _CHANGED = {
     "changes": f"state = {_STATE}, unit = CASE WHEN r.holds = 1 THEN unit END, attempts = r.tries,"
-    " due_at = CASE WHEN r.timed = 1 THEN {due} END, error = nullif(r.why, '')",
+    " due_at = CASE WHEN r.timed = 1 THEN {due} END, error = nullif(r.why, ''),"
+    " dead_at = CASE WHEN r.parked_as = 'dead' THEN {now} END",
     # The list of ids keeps the planner on the primary key.
     "joined": "subscription = :subscription AND id = r.parked_id AND {id_in_ids}",
 }
@@ -193,12 +195,12 @@ _STILL_PARKED = """
 #: due, and joins the unit of its key; one that has joined it meanwhile stays in its place.
 _REPLAY = """
     UPDATE {parked} SET state = CASE WHEN {joins} THEN 'delayed' WHEN state IS NOT NULL THEN 'retry' END, attempts = 0,
-           due_at = CASE WHEN state IS NOT NULL THEN {now} END, expires_at = NULL
+           due_at = CASE WHEN state IS NOT NULL THEN {now} END, expires_at = NULL, dead_at = NULL
     WHERE subscription = :subscription AND {id_in_ids}
 """
 #: The head of a key may go on to hold the key. What stood behind the head, or for itself, holds nothing.
 _SET_ASIDE = """
-    UPDATE {parked} SET state = 'dead', due_at = NULL, error = :error,
+    UPDATE {parked} SET state = 'dead', due_at = NULL, error = :error, dead_at = {now},
            unit = CASE WHEN state IS NOT NULL AND :holds = 1 THEN unit END
     WHERE subscription = :subscription AND {id_in_ids} AND coalesce(state, 'behind') <> 'dead'
 """
@@ -272,7 +274,8 @@ class Parked:
         """Give parked messages another state."""
         rows = [_row(id, parking) for id, parking in parkings]
         if rows:
-            changes, joined = _CHANGED["changes"].format(due=self._parts["due"]), _CHANGED["joined"]
+            now, joined = self._database.dialect.clock.now, _CHANGED["joined"]
+            changes = _CHANGED["changes"].format(due=self._parts["due"], now=now)
             source = f"{self._parts['rows']} AS r"
             joined = joined.format(id_in_ids=self._database.names["id_in_ids"])
             parts = {"table": self._database.names["parked"], "source": source, "changes": changes, "joined": joined}
