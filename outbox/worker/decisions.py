@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -58,19 +58,24 @@ class OpenDecisions:
         return open
 
     def carry_out(
-        self, open: Sequence[int], progress: Progress | None = None, *, waits: bool = True
+        self,
+        open: Sequence[int],
+        progress: Progress | None = None,
+        *,
+        waits: bool = True,
+        under_way: Container[int | None] = (),
     ) -> list[CarriedOut]:
         """Carry out open decisions on at most `MOST` parked messages, inside a transaction with the lease held.
 
         Decisions without any message left are stamped. Messages not parked any more do not count. `progress`: as
-        stored of the partition. `waits`: as in `Parked.discard`.
+        stored of the partition. `waits`: as in `Parked.discard`. `under_way`: messages that are left for later.
         """
         found, room, waiting = list[CarriedOut](), MOST, {**self._waiting}
         for decision in filter(None, map(self._decisions.take, open)):
             unread = self._decisions.unread(decision, progress, self._partition)
             there = self._parked.still(decision.left)
             unread.difference_update(there)
-            mine = [id for id in decision.left if id in there and there[id][1]][:room]
+            mine = [id for id in decision.left if id in there and there[id][1] and id not in under_way][:room]
             kept = self._carry_out(decision, mine, waits=waits)
             done = {id: there[id][0] for id in mine if id not in kept}
             left = [id for id in decision.left if (id in there or id in unread) and id not in done]

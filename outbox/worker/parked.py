@@ -86,6 +86,8 @@ class _Round:
     """From `begin` to `end`: outcomes for the next settle, and topics that were accepted or not."""
 
     worked: bool = False
+    #: Log ids of messages that are being handled.
+    under_way: set[int | None] = field(default_factory=set)
     done: list[Message] = field(default_factory=list)
     changed: Parkings = field(default_factory=list)
     accepted: set[str] = field(default_factory=set)
@@ -184,7 +186,7 @@ class ParkedQueue:
         self._round, self.awaits_turn = _Round(), False
         for outcome in late:
             self.settle(outcome)
-        self._round.worked |= self._carry_out_decisions(progress) + self._remove_done() + self._fall_due() > 0
+        self._round.worked |= self.decide(progress) + self._remove_done() + self._fall_due() > 0
         probed, most = self._refusals.probed(), self._limits
         paused, held, retries = self._refusals.paused(), self.holds.untried, self.suspended
         bytes = 0 if self.alone else most.bytes
@@ -192,7 +194,9 @@ class ParkedQueue:
         missed = set(probed).difference(each.message.topic for each in ready)
         self._refusals.missed(missed, nothing_due=not ready)
         ready = self._one_by_one(ready)
-        return self._sorted_out(ready) if ready else None
+        to_send = self._sorted_out(ready) if ready else None
+        self._round.under_way = {message.id for message in to_send or ()}
+        return to_send
 
     def handle_alone(self, number: int) -> None:
         """Handle so many messages more one by one: only heads keep the mark that they wait for that."""
@@ -283,6 +287,7 @@ class ParkedQueue:
     def end(self) -> bool:
         """Note when to look again; return whether there was anything to do."""
         ALONE.give_back(self)
+        self._round.under_way.clear()
         self._refusals.note(self._round.refused, self._round.accepted)
         self._renew_errors()
         soon = time.monotonic() + (_TURN_SECONDS if self.awaits_turn else 0.0)
@@ -311,6 +316,10 @@ class ParkedQueue:
         now, due = time.monotonic(), self._parked.next_due()
         moments = [now + _LOOK_SECONDS, self._refusals.next(), None if due is None else now + max(0.02, due)]
         return min(each for each in moments if each is not None)
+
+    def some_decided(self, messages: Iterable[Message]) -> bool:
+        """Return whether a person has decided on one of these messages of the log."""
+        return self._decisions.some_unread and any(self._decisions.on(message) is not None for message in messages)
 
     def without_decided(self, messages: list[Message], held: Container[str | None]) -> tuple[list[Message], Parkings]:
         """Separate the messages to handle from messages that a person has decided on, and from what is behind these.
@@ -347,16 +356,21 @@ class ParkedQueue:
         log_carried_out(carried_out)
         self.holds.reconsider({key for each in carried_out for key in each.messages.values() if key is not None})
 
-    def _carry_out_decisions(self, progress: Progress | None) -> bool:
+    def decide(self, progress: Progress | None) -> bool:
+        """Carry out decisions of people, also between `begin` and `end`; return whether there may be more to do.
+
+        Decisions on messages that are being handled wait for the `end`. `progress`: as it is stored.
+        """
         open = self._decisions.open()
         if not open:
             return False
         with self._settlement.held():
             # A writer must not hold up the partition for as long as its transaction takes.
-            carried_out = self._decisions.carry_out(open, progress, waits=False)
+            carried_out = self._decisions.carry_out(open, progress, waits=False, under_way=self._round.under_way)
             # Before the commit, because the answer to the commit may be lost as well.
             self._hung.known.forget({id for each in carried_out for id in each.messages})
         self._note(carried_out)
+        self._look_at = 0.0 if carried_out else self._look_at
         # A later decision may have replaced an open decision meanwhile.
         return bool(carried_out) or not {*self._decisions.open()} <= {*open}
 

@@ -173,7 +173,7 @@ class PartitionWorker:
         self._compact, self._waits_for_grace = policy.compact, reading.grace is not None
         self._teller = teller
         self._stored, self._stop, self._ends = _Stored(newest.progress, since), reading.stop, reading.ends
-        self._handled = _Handled()
+        self._handled, self._decide_at = _Handled(), 0.0
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
         self._settings = settings
@@ -254,12 +254,22 @@ class PartitionWorker:
         return self._parked_queue.end()
 
     def _waited(self, wait: Wait) -> Generator[Wait, None, None]:
-        """Wait. Handled messages are settled in a long wait, because an outage may take hours."""
+        """Wait. Handled messages are settled in a long wait, because an outage may take hours.
+
+        For the same reason decisions of people are carried out.
+        """
         if wait.calls:
             yield wait.at_most(SOON_SECONDS)
         if not wait.over:
             self.settle_handled()
+            if not wait.calls and time.monotonic() >= self._decide_at:
+                self.decide()
             yield wait
+
+    def decide(self) -> None:
+        """Carry out decisions of people, at any point but within a call."""
+        self._parked_queue.decide(self._stored.progress)
+        self._decide_at = time.monotonic() + upkeep.DECISIONS
 
     def settle_handled(self) -> None:
         """Settle the handled messages that are not settled yet."""
@@ -271,6 +281,9 @@ class PartitionWorker:
         for outcome in self._batch_handler.late():
             self._parked_queue.settle(outcome)
         self.settle_handled()
+        if not self._batch_handler.policy.momentary:
+            # Perhaps people have paused the subscription since, and nobody will work before the resume.
+            self.decide()
         if self._stored.passed is not None:
             self._store(self._stored.passed)
         elif self._settlement.only_begun and not self._batch_handler.policy.momentary:
@@ -340,6 +353,8 @@ class PartitionWorker:
             for each in handling:
                 if isinstance(each, Wait):
                     yield from self._waited(each)
+                    if not each.calls and (left := self._left_by_people(to_send)):
+                        return Outcome(open=left)
                 elif isinstance(each, Look):
                     each.others = self._more_available()
                 else:
@@ -350,6 +365,12 @@ class PartitionWorker:
                     if outcome.next is not None:
                         self._settle_before(outcome.next, batch)
         return outcome
+
+    def _left_by_people(self, to_send: Sequence[Message]) -> list[Message]:
+        """Return the messages of a batch without an outcome, if people have decided on one: the batch is read again."""
+        settled = {message.id for message in self._outcome.done} | {message.id for message, _ in self._outcome.parked}
+        left = [message for message in to_send if message.id not in settled]
+        return left if self._parked_queue.some_decided(left) else []
 
     def _left(self, messages: list[Message]) -> list[Message]:
         """Return the messages that are not done already; called late, because messages become done at any moment."""
@@ -408,7 +429,7 @@ class PartitionWorker:
             self._outcome = left
 
     def _settle_partly(self, batch: Batch, open: list[Message], aside: Container[int | None]) -> None:
-        """After a stop within a batch, settle up to the last handled message; park the open messages before.
+        """Settle a batch that ends early up to the last handled message; park the open messages before.
 
         `aside`: messages that the handler did not get.
         """
@@ -417,7 +438,7 @@ class PartitionWorker:
         handled = [m.id or 0 for m in (*self._outcome.done, *tried)]
         if handled:
             last = max(handled)
-            why = "the worker stopped before it was sent"
+            why = "left unsent when later messages were settled"
             waiting = [(m, self._batch_handler.policy.waiting(m, why)) for m in open if (m.id or 0) < last]
             self._outcome.parked += with_one_head(waiting)
             self._store(batch.upto(last), _split(self._outcome, last)[0])

@@ -24,6 +24,7 @@ from outbox.store.failure import in_one_line
 from outbox.store.operations.ensure import ensure_outbox, of_other_tables
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.operations.purge import Purge
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
@@ -90,6 +91,8 @@ class SubscriptionWorker:
         self._paces = Paces()
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
+        #: The open decisions at the last look during a pause, with on how many messages each was carried out.
+        self._decided: dict[int, int] = {}
         #: True when the subscription was not there when it was last declared on this connection.
         self._awaited = False
 
@@ -125,7 +128,7 @@ class SubscriptionWorker:
                 self._failures.tries().finished = True
                 self.look_at = time.monotonic() + upkeep.FIND_BACKFILL
                 return
-            if self._stored.is_paused:
+            if self._stored.is_paused and not self._some_decided(connection, self._stored):
                 self._stand_still(connection, self._stored)
                 return
             taken = self._take_leases(connection, self._stored)
@@ -167,6 +170,11 @@ class SubscriptionWorker:
         for partition in stored.all_partitions():
             self._failures.tries(partition).finished = connection.until == "once"
         self.look_at = self._pauses_at
+
+    def _some_decided(self, connection: Connection, stored: Subscription) -> bool:
+        """Return whether people have decided since the last look; then the leases are taken for that alone."""
+        before, self._decided = self._decided, Decisions(connection.channel, stored.name).counts()
+        return not self._decided.items() <= before.items()
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
         """Take the free leases of this worker's share; return each with a moment before."""
@@ -322,6 +330,9 @@ class SubscriptionWorker:
             assigned = self._assign(connection, held, hung, subscription)
             keep = None if lease.partition.partition else self.job.keep
             tasks = _other_tasks(connection.channel, subscription, keep)
+            if subscription.is_paused:
+                # The turn ends as it begins, which carries out decisions of people.
+                stop.ask()
             return Turn.of(assigned, PartitionWorker.of(assigned, BatchHandler.of(assigned), tasks))
         except BaseException:
             self._give_back(connection, held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Generator
 from typing import Protocol
@@ -12,6 +11,7 @@ from outbox.model.pausing import Pauses
 from outbox.model.subscription import Subscription
 from outbox.runtime.stop import Stop
 from outbox.store.dialects.dialect import Hint
+from outbox.worker import upkeep
 from outbox.worker.assigned import Assigned
 from outbox.worker.calls import HeldLease
 from outbox.worker.hung import HungCalls
@@ -42,6 +42,9 @@ class Steps(Protocol):
 
     def step(self, *, postpone: bool) -> Generator[Wait, None, int]:
         """Handle what is due, and the next batch; return how much was seen."""
+
+    def decide(self) -> None:
+        """Carry out decisions of people, also in the midst of a step."""
 
     def settle_all(self) -> None:
         """Store everything that was handled or passed, and is not stored yet."""
@@ -76,8 +79,8 @@ class Turn:
         self.wait = _NOW
         #: True between two steps. `pauses`: the step under way waits for its destination, and not for a call alone.
         self.between, self.pauses = True, False
-        #: True while no step is taken, although there may be work to do.
-        self._stands = False
+        #: While no step is taken, although there may be work to do: ends the turn.
+        self._stands: Stop | None = None
         #: True at the end, if `until` is reached.
         self.finished = False
         self._work = work
@@ -103,6 +106,10 @@ class Turn:
 
     def step(self) -> bool:
         """Go on until the next wait; return False at the end, when all handled messages are settled."""
+        if self._stands is not None and not self._stands.asked:
+            self._work.decide()
+            self.wait = Wait(time.monotonic() + upkeep.DECISIONS, stop=self._stands)
+            return True
         try:
             self.wait = next(self._steps)
         except StopIteration:
@@ -128,7 +135,7 @@ class Turn:
     @property
     def idle(self) -> bool:
         """True while nothing has come, and a hint would cause a look."""
-        return self.between and self._hears and not self._stands and not self.wait.over
+        return self.between and self._hears and self._stands is None and not self.wait.over
 
     def hinted(self, hint: Hint) -> None:
         """Look for more at once, because messages may have come."""
@@ -140,13 +147,12 @@ class Turn:
 
         So a turn never has to ask whether a message may be handed over. While a call hangs, the turn keeps the lease,
         because another worker would send the messages beside the call; if all is paused, the turn takes no step until
-        the end of the pause, or until the worker is asked to `stop`.
+        the end of the pause, or until the worker is asked to `stop`, but carries out decisions of people.
         """
         hangs = bool(self._hung.unfinished)
-        if hangs and stored.is_paused:
-            self._stands, self.wait = True, Wait(math.inf, stop=stop)
-        elif self._stands:
-            self._stands, self.wait = False, _NOW
+        stands = stop if hangs and stored.is_paused else None
+        if stands is not self._stands:
+            self._stands, self.wait = stands, _NOW
         if not hangs and (stored.is_paused or self.began_under != stored.pauses):
             self.held.stop.ask()
 

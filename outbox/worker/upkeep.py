@@ -14,6 +14,8 @@ PRUNE_EXPIRED = 600.0
 #: The error of the waiting messages of a refused topic is brought up to date so often. A destination may alternate
 #: between errors, and there may be thousands of messages.
 RENEW_ERRORS = 60.0
+#: Decisions of people are looked for so often while nothing is handed over.
+DECISIONS = 1.0
 #: Messages past their retention are looked for so often.
 PURGE = 60.0
 #: After a portion when there is more to delete, so that messages are handled between the portions.

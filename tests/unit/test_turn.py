@@ -46,6 +46,10 @@ class Script:
         self.graces -= 1
         return self.graces >= 0
 
+    def decide(self) -> None:
+        """Note it."""
+        self.done.append("decide")
+
     def settle_all(self) -> None:
         """Note it."""
         self.done.append("settle")

@@ -46,7 +46,7 @@ _LIST = f"""
 _ALL = f"SELECT {_COLUMNS} FROM {{decision}} WHERE id > :after ORDER BY id LIMIT :limit"
 _FORGET = "UPDATE {decision} SET choice = :choice, reason = :reason WHERE id = :id"
 #: By the partial index of open decisions.
-_OPEN = "SELECT id FROM {decision} WHERE subscription = :subscription AND done_at IS NULL ORDER BY id"
+_OPEN = "SELECT id, count FROM {decision} WHERE subscription = :subscription AND done_at IS NULL ORDER BY id"
 _OPEN_ROWS = f"SELECT {_COLUMNS} FROM {{decision}} WHERE subscription = :subscription AND done_at IS NULL ORDER BY id"
 #: Carried out since the message was written, by the index on done_at; the text of the choice holds the id and others.
 _ABOUT = f"""
@@ -118,7 +118,11 @@ class Decisions:
 
     def open(self) -> list[int]:
         """Return the ids of the decisions that are not carried out yet."""
-        return [id for (id,) in self._channel.rows(_OPEN, subscription=self._subscription)]
+        return [*self.counts()]
+
+    def counts(self) -> dict[int, int]:
+        """Return the ids of the open decisions, with on how many messages each was carried out."""
+        return {id: count or 0 for id, count in self._channel.rows(_OPEN, subscription=self._subscription)}
 
     def of_messages(self) -> dict[int, Decision]:
         """Return the open decisions by the log ids of their messages."""

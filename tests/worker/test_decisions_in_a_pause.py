@@ -1,0 +1,130 @@
+"""Decisions of people are carried out while nothing is handed over: the destination is away, or people have paused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import Engine
+from tenacity import wait_fixed
+
+from outbox import Message, Outbox, Reject, Unavailable
+from outbox.model.verdict import DONE, Verdict
+from outbox.telemetry.events import BatchRead
+from tests.support.deadlines import overdue
+from tests.support.destination import Destination, relay_to
+from tests.support.parked import decide, decisions, states
+from tests.support.waiting import eventually
+from tests.worker.test_pausing import looks_pass, pause, resume
+
+
+@pytest.fixture
+def outbox(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Outbox:
+    """An outbox whose workers pause for half a second when a destination is away."""
+    monkeypatch.setattr("outbox.worker.handle.PAUSE", wait_fixed(0.5))
+    return Outbox(engine)
+
+
+@contextmanager
+def running(destination: Destination, outbox: Outbox) -> Iterator[None]:
+    """A relay works meanwhile."""
+    relay = relay_to(destination, outbox)
+    relay.start()
+    try:
+        yield
+    finally:
+        relay.stop()
+        relay.join(60)
+
+
+def send(outbox: Outbox, *bodies: str, key: str | None = None) -> None:
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", body, key=key or body) for body in bodies])
+
+
+def all_done(engine: Engine) -> bool:
+    return all(done for *_, done in decisions(engine))
+
+
+#: So many messages are tried in turn, with a pause after each, for longer than a test waits.
+BATCH = list(map(str, range(200)))
+
+
+class Unreliable(Destination):
+    """A destination that rejects the body `bad`, and accepts nothing while it is away."""
+
+    def __init__(self) -> None:
+        super().__init__(self._verdict)
+        self.away = False
+
+    def _verdict(self, message: Message) -> Verdict:
+        if self.away:
+            return Unavailable("away", everything=True)
+        return Reject("never") if message.body == b"bad" else DONE
+
+
+def test_a_discard_does_not_wait_for_a_destination_that_is_away(engine, outbox):
+    """Each message of the batch is tried alone, after a pause, before the batch makes way."""
+    destination = Unreliable()
+    send(outbox, "bad")
+    send(outbox, "behind", key="bad")
+    with running(destination, outbox):
+        assert eventually(lambda: states(engine) == {"dead": 1, "behind": 1})
+        destination.away = True
+        send(outbox, *BATCH)
+        calls = destination.calls
+        assert eventually(lambda: destination.calls > calls)
+        (decided,) = outbox.admin.discard(all=True, reason="late", by="ann")
+        assert eventually(lambda: all_done(engine))
+        meanwhile = (destination.bodies, states(engine))
+        destination.away = False
+        assert eventually(lambda: len(destination.bodies) == len(BATCH) + 1)
+
+    assert (decided.worker is not None, meanwhile, states(engine)) == (True, ([], {"retry": 1}), {})
+
+
+@pytest.mark.parametrize(("verb", "left"), [("discard", {}), ("set_aside", {"dead": 1})])
+def test_a_decision_reaches_a_message_that_waits_for_a_destination_that_is_away(engine, outbox, verb, left):
+    """The message is in the hands of the worker, and neither sent nor parked: the worker reads the message again."""
+    destination, reads = Unreliable(), list[BatchRead]()
+    outbox.listen(lambda event: reads.append(event) if isinstance(event, BatchRead) else None)
+    destination.away = True
+    send(outbox, *BATCH)
+    with running(destination, outbox):
+        assert eventually(lambda: destination.calls > 1)
+        if verb == "discard":
+            outbox.admin.discard(len(BATCH), unread=True, reason="late")
+        else:
+            outbox.admin.set_aside(len(BATCH), reason="late")
+        assert eventually(lambda: len(reads) > 1)
+        destination.away = False
+        assert eventually(lambda: all_done(engine))
+
+    assert (sorted(destination.bodies), states(engine)) == (sorted(map(str.encode, BATCH[:-1])), left)
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["nobody has the lease", "a call that hangs keeps the lease"])
+def test_a_decision_that_a_pause_follows_at_once_is_carried_out_before_the_resume(engine, outbox, hangs):
+    destination, is_hanging = Unreliable(), threading.Event()
+    destination.hanging = lambda messages: is_hanging.is_set() and any(each.body == b"slow" for each in messages)
+    send(outbox, "bad")
+    with overdue(destination.hanging), running(destination, outbox):
+        assert eventually(lambda: states(engine) == {"dead": 1})
+        if hangs:
+            is_hanging.set()
+            send(outbox, "slow")
+            assert eventually(lambda: "waiting" in states(engine))
+        pause(outbox)
+        assert looks_pass()
+        send(outbox, "later")
+        decide(engine, "discard")
+        assert eventually(lambda: all_done(engine))
+        meanwhile = destination.bodies
+        is_hanging.clear()
+        resume(outbox)
+        assert eventually(lambda: len(destination.bodies) == 1 + hangs)
+
+    assert meanwhile == []
+    assert (sorted(destination.bodies), states(engine)) == ([b"later", b"slow"][: 1 + hangs], {})
