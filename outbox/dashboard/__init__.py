@@ -1,0 +1,1 @@
+"""The dashboard: pages about an outbox for people without a shell."""
