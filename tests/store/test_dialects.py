@@ -66,7 +66,7 @@ def test_the_plain_database_refuses_what_it_does_not_have(tmp_path):
     ):
         channel.rows("DELETE FROM {inbox} RETURNING consumer")
     indexes = inspect(engine).get_indexes("outbox_parked")
-    assert [(each["dialect_options"], each["unique"]) for each in indexes] == [({}, 0)] * 4
+    assert [(each["dialect_options"], each["unique"]) for each in indexes] == [({}, 0)] * 5
 
 
 def windows(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
