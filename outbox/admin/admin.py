@@ -37,6 +37,7 @@ from outbox.admin.split import split
 from outbox.admin.subscriptions import Properties
 from outbox.admin.trace import trace
 from outbox.errors import SubscriptionError
+from outbox.model.command import Commands
 from outbox.model.decision import Decision
 from outbox.model.limits import checked_key, require_flags, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
@@ -45,6 +46,7 @@ from outbox.model.subscription import Start, Subscription, require_start, subscr
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding as Defect
+from outbox.store.failure import in_one_line
 from outbox.store.half_messages.pending import HalfTransaction, HalfTransactions
 from outbox.store.operations import tail
 from outbox.store.operations.check import findings
@@ -117,6 +119,19 @@ class Admin:
             return
         with closing(KeptConnection(self._where, deadline)) as kept:
             yield Admin(kept)
+
+    @property
+    def commands(self) -> Commands:
+        """Writes commands about this outbox, for texts that advise one."""
+        return self._database.commands
+
+    def explain(self, error: Exception) -> tuple[str, bool]:
+        """Return an error of a call in one line, without parameters of statements, and whether the line says enough."""
+        return in_one_line(error, self.commands)
+
+    @property
+    def _database(self) -> Database:
+        return self._where if isinstance(self._where, Database) else self._where.database
 
     # Looking
 
@@ -212,6 +227,27 @@ class Admin:
         with self._channel() as channel:
             return decisions.detail(channel, id, name)
 
+    def read_body(self, id: int, *, name: str | None = None, by: str | None = None) -> Message:
+        """Return a message with its body, and keep who read the body, as a decision `read` of the same transaction.
+
+        Args:
+            id: in the log; also of a purged message that is still parked.
+            name: of the subscription with the parked copy; None: the message of the log.
+            by: the person; None: user and host of the process.
+
+        Raises:
+            SubscriptionError: there is no such message, or no such subscription.
+            ValueError: no message can have this id.
+        """
+        require_numbers(id=id)
+        require_notes(by=by)
+        with self._channel() as channel, channel.transaction():
+            found = tail.message(channel, id) if name is None else decisions.detail(channel, id, name).message
+            if found is None:
+                raise SubscriptionError(f"no message {id} is in the log; perhaps it was purged")
+            note(channel, "read", by=by, subscription=name, choice={"message": id}, count=1)
+            return found
+
     def held(self, *, top: int = 50, name: str | None = None) -> tuple[HeldKey, ...]:
         """Return the held keys with the most messages behind, the most first.
 
@@ -254,6 +290,7 @@ class Admin:
     adead_letters = awaited(dead_letters)
     aunread = awaited(unread)
     aparked_message = awaited(parked_message)
+    aread_body = awaited(read_body)
     aheld = awaited(held)
     akey = awaited(key)
 

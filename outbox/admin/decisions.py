@@ -45,7 +45,8 @@ class Choice(TypedDict, total=False):
     """A choice of parked messages. What is left out chooses nothing.
 
     `name`: of the subscription. `state`: one state, or several. `topic`, `key`: of the message. `error_like`: a part of
-    the error, in capitals or not. `before`: a moment with a zone; messages that were parked earlier.
+    the error, in capitals or not. `same_error`: an error; texts that differ from it in numbers alone are meant, too.
+    `before`: a moment with a zone; messages that were parked earlier.
     """
 
     name: str | None
@@ -53,6 +54,7 @@ class Choice(TypedDict, total=False):
     topic: str | None
     key: str | None
     error_like: str | None
+    same_error: str | None
     before: datetime | None
 
 
@@ -209,7 +211,7 @@ def _unread(
         return {}
     if verb == "replay":
         raise SubscriptionError("unread: what no worker has read yet is delivered without a replay; leave unread out")
-    given = {name: order.get(name) for name in ("state", "error_like", "before")}
+    given = {name: order.get(name) for name in ("state", "error_like", "same_error", "before")}
     if some := [name for name, value in given.items() if value]:
         raise SubscriptionError(f"unread: a choice by {some[0]} means parked messages; leave {some[0]} or unread out")
     ids = sorted(missing) if missing else None
@@ -230,7 +232,8 @@ def _unread(
 def _filter(choice: Choice, ids: Sequence[int] = (), *, default: Sequence[State] | None = None) -> ParkedFilter:
     """Return a checked choice; `default`: the states that are meant without another."""
     state, before = choice.get("state") or default, choice.get("before")
-    require_notes(topic=choice.get("topic"), key=choice.get("key"), error_like=choice.get("error_like"))
+    require_notes(topic=choice.get("topic"), key=choice.get("key"))
+    require_notes(error_like=choice.get("error_like"), same_error=choice.get("same_error"))
     states = (state,) if isinstance(state, str) else state
     if unknown := [each for each in states or () if each not in STATES]:
         raise SubscriptionError(f"state: {', '.join(unknown)} is no state; the states are {', '.join(STATES)}")
@@ -242,6 +245,7 @@ def _filter(choice: Choice, ids: Sequence[int] = (), *, default: Sequence[State]
         topic=choice.get("topic"),
         key=choice.get("key"),
         error_like=choice.get("error_like"),
+        same_error=choice.get("same_error"),
         before=before,
     )
 

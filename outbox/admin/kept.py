@@ -21,7 +21,7 @@ class KeptConnection:
 
     def __init__(self, database: Database, deadline: timedelta) -> None:
         """`deadline`: for so long a call waits for the calls before."""
-        self._database = database
+        self.database = database
         self._deadline = deadline.total_seconds()
         self._channel: Channel | None = None
         self._reset()
@@ -41,7 +41,7 @@ class KeptConnection:
                 " with connections of their own (outbox.admin)"
             )
         try:
-            with self._database.explained():
+            with self.database.explained():
                 self._channel = channel = self._living()
                 try:
                     yield channel
@@ -64,7 +64,7 @@ class KeptConnection:
                 self._channel.rows("SELECT 1")
                 return self._channel
             self._close()
-        return self._channel or self._database.open()
+        return self._channel or self.database.open()
 
     def _close(self) -> None:
         channel, self._channel = self._channel, None

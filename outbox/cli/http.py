@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 import click
 
 from outbox.admin.gauges import Looks
-from outbox.cli.output import json_text, printable, say, scrubbed
+from outbox.cli.output import printable, say, scrubbed
 from outbox.errors import MissingExtraError
 from outbox.relay.supervisor import Supervisor
+from outbox.runtime.document import json_text
 from outbox.store.failure import in_one_line
 from outbox.telemetry.events import EVERYWHERE
 from outbox.telemetry.metrics import OF_STATE, Metrics

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime
 
 import click
 
 from outbox.cli.tables import Alarm, table_lines
 from outbox.runtime import secret, text
+from outbox.runtime.document import json_text
 from outbox.runtime.secret import Secret, forms_of
 
 age, counted = text.age, text.counted
-
-#: The version of the JSON that docs/json.md describes. A new field does not change the number; a field that goes, or
-#: means something else, does.
-JSON_VERSION = 1
 
 #: The form of `say` and `warn`; None: plain.
 _form: logging.Formatter | None = None
@@ -91,12 +85,6 @@ def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
     click.echo(json_text(value, more=more))
 
 
-def json_text(value: Mapping[str, object], *, more: bool = False) -> str:
-    """Return the line of `show_json`."""
-    document = {"version": JSON_VERSION, "more": more, **value}
-    return json.dumps(document, default=_plain, separators=(",", ":"))
-
-
 def say_the_end(found: Sequence[object], limit: int, none: str, options: str) -> None:
     """Say that nothing was found, or that there is more than `limit`, and by which options to choose."""
     if not found:
@@ -119,13 +107,3 @@ def moment(value: datetime, *, zone: bool = True) -> str:
 def terminal_width() -> int | None:
     """Return the number of columns of the terminal; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return str(value)

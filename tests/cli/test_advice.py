@@ -17,12 +17,12 @@ from sqlalchemy import Engine, create_engine, make_url, text
 
 from outbox import Done, Outbox, Reject, Relay, Relays, Retry, migrate, routes
 from outbox.cli.options import Target, about_databases
-from outbox.cli.output import json_text
 from outbox.cli.relaying import looks_at
 from outbox.errors import SubscriptionError
 from outbox.model.command import Commands
 from outbox.rocketmq import TransactionMQProducer, TransactionResolution
 from outbox.rocketmq.checker import CheckPolicy
+from outbox.runtime.document import json_text
 from outbox.store.database import Database
 from outbox.store.failure import in_one_line
 from outbox.store.label import option_of

@@ -27,7 +27,7 @@ MOST_IDS = 10_000
 #: The reason of the discards by an erase.
 ERASED = "outbox erase"
 #: The parts of a choice that may be about somebody.
-_TEXTS = ("key", "error_like")
+_TEXTS = ("key", "error_like", "same_error")
 
 _COLUMNS = "id, at, by, verb, subscription, choice, reason, count, done_at"
 _WRITE = """

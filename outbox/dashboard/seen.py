@@ -1,0 +1,196 @@
+"""The outbox for a visitor: only the visitor's subscriptions, without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from outbox.admin.results import Look, ParkedCount, Trace
+from outbox.dashboard.access import Access, NotSeenError
+from outbox.dashboard.filters import PAGE, Chosen, group_of
+from outbox.dashboard.port import Admin
+from outbox.dashboard.redaction import Keys, Redact, clean
+from outbox.dashboard.tokens import Tokens
+from outbox.model.decision import Decision
+from outbox.model.message import Message
+from outbox.model.status import WorkerStatus
+from outbox.model.subscription import check_of
+
+#: One more than a page tells whether there is another page.
+_ONE_MORE = PAGE + 1
+
+
+class _OfSubscription(Protocol):
+    @property
+    def subscription(self) -> str | None: ...
+
+
+T = TypeVar("T", bound=_OfSubscription)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The numbers of the overview, for every visitor."""
+
+    look: Look
+    workers: tuple[WorkerStatus, ...]
+
+
+def ask(admin: Admin) -> Answer:
+    """Ask for the numbers of the overview."""
+    with admin.connected() as shared:
+        return Answer(look=shared.look(), workers=shared.workers())
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Answers the questions of a visitor. Pages show values from here, and from nowhere else."""
+
+    admin: Admin
+    access: Access
+    redact: Redact
+    keys: Keys
+    tokens: Tokens
+
+    # The subscriptions of the visitor
+
+    def require(self, name: str | None) -> None:
+        """Raise unless the visitor sees a subscription; None: all subscriptions.
+
+        Raises:
+            NotSeenError: the visitor does not.
+        """
+        if self.access.subscriptions is not None and (name is None or not self.access.sees(name)):
+            raise NotSeenError(f"there is no subscription {name} that you may see" if name else "you do not see all")
+
+    def own(self, found: Iterable[T]) -> tuple[T, ...]:
+        """Return rows about the visitor's subscriptions, or about none."""
+        return tuple(each for each in found if self.access.sees(each.subscription))
+
+    def answer(self, answer: Answer) -> Answer:
+        """Return the numbers of the overview for the visitor."""
+        look = replace(
+            answer.look,
+            findings=self.own(answer.look.findings),
+            subscriptions=tuple(each for each in answer.look.subscriptions if self.access.sees(each.name)),
+            transactions=tuple(each for each in answer.look.transactions if self.access.sees(check_of(each.group))),
+        )
+        return Answer(look=look, workers=self.own(answer.workers))
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the visitor's subscriptions, sorted."""
+        return tuple(each.name for each in self.admin.subscriptions() if self.access.sees(each.name))
+
+    def meant(self, chosen: Chosen) -> Chosen:
+        """Return a choice within the visitor's subscriptions: the first one, if the visitor does not see all."""
+        if self.access.subscriptions is not None and chosen.name is None:
+            names = self.names()
+            if not names:
+                raise NotSeenError("there is no subscription that you may see")
+            return replace(chosen, name=names[0])
+        self.require(chosen.name)
+        return chosen
+
+    # Messages
+
+    def choice(self, chosen: Chosen) -> dict[str, Any]:
+        """Return a choice as arguments of `Outbox.admin`."""
+        self.require(chosen.name)
+        if chosen.group is None:
+            return chosen.choice
+        errors = (each.error for each in self.admin.parked_count(**chosen.choice).errors)
+        found = next((each for each in errors if group_of(each) == chosen.group), None)
+        if found is None:
+            raise NotSeenError("no parked message has this error any more; somebody may have decided first")
+        return {**chosen.choice, "same_error": found}
+
+    def parked(self, chosen: Chosen, after: tuple[str, int] | None) -> tuple[Sequence[Any], bool]:
+        """Return a page of parked messages, and whether there is another page."""
+        found = self.admin.parked(limit=_ONE_MORE, after=after, **self.choice(chosen))
+        return found[:PAGE], len(found) > PAGE
+
+    def parked_count(self, chosen: Chosen) -> ParkedCount:
+        """Count the parked messages of a choice by state and error."""
+        return self.admin.parked_count(**self.choice(chosen))
+
+    def trace(self, id: int | UUID) -> Trace:
+        """Return the trace of a message, as far as the visitor's subscriptions have to do with the message."""
+        found = self.admin.trace(id)
+        ways = () if found is None else self.own(found.subscriptions)
+        if self.access.subscriptions is not None:
+            ways = tuple(each for each in ways if each.state not in ("unselected", "before"))
+        if found is None or (self.access.subscriptions is not None and not ways):
+            raise NotSeenError(
+                f"nothing of message {id} is stored now: it was purged after each subscription had passed it, or no"
+                " message has this id"
+            )
+        return replace(found, subscriptions=ways)
+
+    def contents(self, trace: Trace) -> Message | None:
+        """Return the message of a trace, from the log or from a parked copy; None: both went meanwhile."""
+        if trace.in_log:
+            return self.admin.message(trace.id)
+        copy = next((each.copy for each in trace.subscriptions if each.copy is not None), None)
+        return None if copy is None else self.admin.parked_message(trace.id, name=copy.subscription).message
+
+    def headers(self, message: Message) -> Mapping[str, str]:
+        """Return the headers, redacted."""
+        return self.redact(message)[0]
+
+    def body(self, id: int | UUID, name: str | None) -> tuple[Message, bytes]:
+        """Return a message and the body, redacted, and keep the reading as a decision."""
+        trace = self.trace(id)
+        copies = [each.copy.subscription for each in trace.subscriptions if each.copy is not None]
+        copy = None if trace.in_log else name or next(iter(copies), None)
+        message = self.admin.read_body(trace.id, name=copy, by=self.access.user)
+        return message, self.redact(message)[1]
+
+    def key(self, key: str | None) -> str | None:
+        """Return a key, perhaps hashed."""
+        return key if key is None or self.keys == "shown" else f"#{self.tokens.short(key)}"
+
+    def without_key(self, text: str, key: str | None) -> str:
+        """Return a text with a key in it, perhaps hashed."""
+        return text if key is None else text.replace(key, str(self.key(key)))
+
+    def shown(self, trace: Trace) -> Trace:
+        """Return a trace without secrets in errors, and with the key perhaps hashed."""
+        ways = [
+            replace(each, what=clean(self.without_key(each.what, trace.key)), copy=self._shown_copy(each.copy))
+            for each in trace.subscriptions
+        ]
+        return replace(trace, key=self.key(trace.key), subscriptions=tuple(ways))
+
+    def _shown_copy(self, copy: Any) -> Any:
+        """Return a parked message without the key, and without secrets in the error."""
+        return copy and replace(copy, key=None, error=None if copy.error is None else clean(copy.error))
+
+    # Decisions and transactions
+
+    def decisions(self, name: str | None, since: datetime | None) -> tuple[Decision, ...]:
+        """Return the newest decisions about the visitor's subscriptions; those about none are for visitors of all."""
+        found = self.own(self.admin.decisions(subscription=name, since=since, limit=_ONE_MORE))
+        sees_all = self.access.subscriptions is None
+        return tuple(
+            replace(each, choice=self._shown_choice(each.choice))
+            for each in found
+            if sees_all or each.subscription is not None
+        )
+
+    def _shown_choice(self, choice: Mapping[str, Any]) -> Mapping[str, Any]:
+        key = choice.get("key")
+        return {**choice, "key": self.key(key)} if isinstance(key, str) else choice
+
+    def half_transactions(self, group: str | None, *, given_up: bool) -> tuple[Any, ...]:
+        """Return the oldest transactions without a verdict."""
+        found = self.admin.half_transactions(group=group, given_up=given_up, limit=PAGE)
+        return tuple(each for each in found if self.access.sees(check_of(each.group)))
+
+    def half_transaction(self, id: str) -> Any:
+        """Return a transaction; without a group left, for visitors of all subscriptions."""
+        found = self.admin.half_transaction(id)
+        self.require(None if found.transaction is None else check_of(found.transaction.group))
+        return found

@@ -1,0 +1,70 @@
+"""The dashboard on SQLite and PostgreSQL: a person without a shell finds a dead letter, and decides."""
+
+import pytest
+
+from outbox import Outbox, Reject, Relay, dashboard
+from tests.support.dashboards import form, form_of, headline, read, send, visitor
+
+
+class Poison:
+    """A destination that refuses every message until it is mended."""
+
+    destination = "nats://h:4222"
+
+    def __init__(self):
+        self.bodies: list[bytes] = []
+        self.mended = False
+
+    def send(self, messages):
+        """Accept or refuse all."""
+        if not self.mended:
+            return [Reject("HTTP 422 order 17 is poison")] * len(messages)
+        from outbox import Done
+
+        self.bodies += [each.body for each in messages]
+        return [Done()] * len(messages)
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def poison() -> Poison:
+    """The destination."""
+    return Poison()
+
+
+@pytest.fixture
+def dead(engine, poison) -> Outbox:
+    """An outbox with two dead letters."""
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        for number in (1, 2):
+            outbox.send(session, "orders", f"body {number}".encode(), key=f"order-{number}", headers={"token": "t0p"})
+    Relay(outbox, poison).until_empty()
+    return outbox
+
+
+@pytest.mark.every_database
+def test_from_a_dead_letter_to_replay_and_delivered_by_a_user_who_may_not_discard(dead, poison):
+    browser = visitor(dead, {"see", "replay"}, user="ines")
+    poison.mended = True
+
+    overview = browser.get("/")
+    assert ("2 dead letters" in read(overview.text).text, headline(overview)) == (True, "Overview")
+    first = form(browser, "/m/1", "Replay")
+    asked = send(browser, first)
+    assert headline(asked) == "Replay 1 message?"
+    done = send(browser, form_of(asked, "Replay"), reason="mended")
+    Relay(dead, poison).until_empty()
+
+    assert (headline(done), poison.bodies) == ("Decided", [b"body 1"])
+    refused = send(browser, first, verb="discard")
+    assert (refused.status_code, "ines has not the right discard" in refused.text) == (403, True)
+    decided = [(each.by, each.verb, each.reason, each.count) for each in dead.admin.decisions()]
+    assert decided == [("ines", "replay", "mended", 1)]
+
+
+def test_a_dashboard_without_access_says_how_to_give_it(dead):
+    with pytest.raises(ValueError, match=r"access is missing: pass a function .* access=outbox\.dashboard\.LOCAL"):
+        dashboard.app(dead)

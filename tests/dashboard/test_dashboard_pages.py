@@ -1,0 +1,261 @@
+"""Pages: under any prefix, with hostile texts, with parameters that ask for too much, and with nothing to show."""
+
+import re
+from urllib.parse import urljoin, urlsplit
+
+import pytest
+from sqlalchemy import create_engine
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from outbox import Outbox, Reject, Relay, dashboard
+from outbox.dashboard import Access
+from tests.support.dashboards import EVERYTHING, form, form_of, headline, read, send, visitor
+
+HOSTILE = "<script>alert(1)</script>\u202e\"'&javascript:"
+HOSTILE_BODY = f'{{"n": 9007199254740993, "x": "{"</pre><script>"}"}}'.encode()
+
+
+class Refusing:
+    """A destination whose errors are hostile, too."""
+
+    destination = "nats://h:4222"
+
+    def send(self, messages):
+        """Refuse all."""
+        return [Reject(f"{HOSTILE} at https://user:hunter2@h/ password=hunter2")] * len(messages)
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def outbox(sqlite_engine) -> Outbox:
+    """An outbox with a hostile dead letter, and a key with one behind another one."""
+    outbox = Outbox(sqlite_engine)
+    with outbox.begin() as session:
+        headers = {
+            "note": HOSTILE.encode("ascii", "ignore").decode(),
+            "api-token": "hunter2",
+            "authorization": "hunter2",
+        }
+        for _ in range(2):
+            outbox.send(session, "orders", HOSTILE_BODY, key=HOSTILE, headers=headers, content_type="application/json")
+    Relay(outbox, Refusing()).until_empty()
+    outbox.admin.pause("relay", key="a/b?..", by=HOSTILE, reason=HOSTILE)
+    return outbox
+
+
+PAGES = (
+    "/", "/s/relay", "/s/relay?hours=24", "/parked", "/parked?state=dead&topic=orders", "/m/1", "/k?key=a/b?..",
+    "/half", "/workers", "/decisions", "/doctor",
+)  # fmt: skip
+
+
+def test_hostile_texts_are_shown_as_text_and_no_secret_is_shown(outbox):
+    browser = visitor(outbox)
+    texts = {path: browser.get(path) for path in PAGES}
+    texts["body"] = send(browser, form(browser, "/m/1", "Show the body"))
+    texts["asked"] = send(browser, form(browser, "/m/1", "Discard"))
+    texts["wrong"] = browser.get("/parked", params={"state": HOSTILE})
+
+    assert {path: answer.status_code for path, answer in texts.items()} == {
+        **dict.fromkeys([*PAGES, "body", "asked"], 200),
+        "wrong": 400,
+    }
+    for path, answer in texts.items():
+        found = [each for each in ("<script>", "\u202e", "hunter2", "javascript:alert") if each in answer.text]
+        assert (path, found) == (path, [])
+        assert not re.search(r"\son\w+=|style=|<script(?! type=\"module\" src=)|href=\"(?!\.|#|\")", answer.text), path
+    assert "9007199254740993" in texts["body"].text
+    assert [(each.verb, each.by, dict(each.choice)) for each in outbox.admin.decisions(limit=1)] == [
+        ("read", "eve", {"message": 1})
+    ]
+
+
+def test_each_answer_has_the_headers_of_security(outbox):
+    browser = visitor(outbox)
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
+        " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    )
+    wanted = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-store",
+    }
+
+    for answer in (browser.get("/"), browser.get("/none"), browser.post("/decide"), visitor(outbox, ()).get("/")):
+        assert {name: answer.headers.get(name) for name in wanted} == wanted
+
+
+def mounted(app: Starlette) -> TestClient:
+    """The dashboard below a path of another application."""
+    return TestClient(Starlette(routes=[Mount("/ops/outbox", app)]), follow_redirects=False)
+
+
+def behind_a_proxy(app: Starlette) -> TestClient:
+    """A proxy takes the prefix away, and the server knows the prefix."""
+
+    async def proxy(scope, receive, send):
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix("/ops/outbox")
+            scope = {**scope, "path": path, "root_path": "/ops/outbox", "raw_path": path.encode()}
+        await app(scope, receive, send)
+
+    return TestClient(proxy, follow_redirects=False)
+
+
+def behind_a_silent_proxy(app: Starlette) -> TestClient:
+    """A proxy takes the prefix away, and nobody tells the server."""
+
+    async def proxy(scope, receive, send):
+        if scope["type"] == "http":
+            scope = {**scope, "path": scope["path"].removeprefix("/ops/outbox")}
+        await app(scope, receive, send)
+
+    return TestClient(proxy, follow_redirects=False)
+
+
+@pytest.mark.parametrize(
+    ("placed", "several"),
+    [(None, False), (None, True), (mounted, True), (behind_a_proxy, False), (behind_a_silent_proxy, True)],
+)
+def test_every_link_leads_to_a_page_under_any_prefix(outbox, placed, several):
+    app = dashboard.app({"shop-1": outbox} if several else outbox, access=lambda _: Access(user="eve", may=EVERYTHING))
+    browser = TestClient(app, follow_redirects=False) if placed is None else placed(app)
+    root = "http://testserver/" if placed is None else "http://testserver/ops/outbox/"
+    todo, seen = [root], dict[str, int]()
+    while todo:
+        at = todo.pop()
+        answer = browser.get(at)
+        seen[at] = answer.status_code
+        if "text/html" not in answer.headers["content-type"]:
+            continue
+        for link in read(answer.text).links:
+            to = urljoin(at, link).partition("#")[0]
+            assert to.startswith(root), (at, link)
+            if (
+                to not in seen
+                and to not in todo
+                and not re.search(r"/(decide|confirm|body|live|static)", urlsplit(to).path)
+            ):
+                todo.append(to)
+
+    missing = {at for at, status in seen.items() if status != 200}
+    # Forms that ask for what is not given yet.
+    assert {urlsplit(at).path.rpartition("/")[2] for at in missing} <= {"k", "m"}
+    assert len(seen) > 15
+    first = form_of(browser.get(urljoin(root, "db/shop-1/m/1" if several else "m/1")), "Replay")
+    done = send(browser, form_of(send(browser, first), "Replay"))
+    assert headline(done) == "Decided"
+
+
+def test_the_root_without_its_slash_leads_to_the_root(outbox):
+    app = dashboard.app(outbox, access=lambda _: Access(user="eve", may=EVERYTHING))
+    scopes = [{"path": "/ops/outbox", "root_path": "/ops/outbox"}]
+
+    async def root(scope, receive, send):
+        await app({**scope, **scopes[0]} if scope["type"] == "http" else scope, receive, send)
+
+    answer = TestClient(root, follow_redirects=False).get("/ops/outbox")
+
+    assert (answer.status_code, answer.headers["location"]) == (307, "outbox/")
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "text"),
+    [
+        ("/parked?state=all", 400, "state must be one of"),
+        ("/parked?before=yesterday", 400, "before must be a moment"),
+        ("/parked?before=2026-01-31T12:00:00", 400, "has no time zone"),
+        (f"/parked?error={'x' * 2001}", 400, "at most 2000 characters"),
+        ("/parked?topic=%00", 400, "without NUL"),
+        ("/parked?after=x", 400, "a number from 1 on"),
+        ("/parked?limit=1000000", 200, "at least|2 parked"),
+        ("/parked?name=none", 404, "none"),
+        ("/s/relay?hours=100000", 400, "hours must be one of 1, 6, 24"),
+        ("/s/none", 404, "none"),
+        ("/m/0", 400, "a number from 1 on"),
+        ("/m/99999999999999999999", 400, "a number from 1 on"),
+        ("/m/77", 404, "nothing of message 77 is stored now"),
+        ("/m/0190b2f0-0000-7000-8000-000000000000", 404, "nothing of message"),
+        ("/k?key=" + "x" * 2000, 400, "key"),
+        ("/half/none", 404, "there is no transaction none"),
+        ("/db/x/", 404, "no page"),
+    ],
+)
+def test_a_parameter_is_a_page_or_a_mistake_and_never_sizes_the_work(outbox, address, status, text):
+    answer = visitor(outbox).get(address)
+
+    assert (answer.status_code, bool(re.search(text, read(answer.text).text))) == (status, True)
+
+
+def test_a_page_of_a_list_leads_to_the_next_one(sqlite_engine):
+    outbox = Outbox(sqlite_engine)
+    with outbox.begin() as session:
+        for _ in range(120):
+            outbox.send(session, "orders", b"1")
+    Relay(outbox, Refusing()).until_empty()
+    browser, path, found = visitor(outbox), "/parked?state=dead", list[str]()
+
+    while path:
+        answer = browser.get(path)
+        found += re.findall(r'name="id" value="(\d+) relay"', answer.text)
+        path = next((urljoin(path, each) for each in read(answer.text).links if "after=" in each), "")
+
+    assert found == [str(number) for number in range(1, 121)]
+
+
+def test_without_messages_subscriptions_or_tables_each_page_says_so(sqlite_engine, tmp_path):
+    outbox = Outbox(sqlite_engine)
+    outbox.admin.drop("relay")
+    empty = visitor(outbox)
+    bare = visitor(Outbox(create_engine(f"sqlite:///{tmp_path / 'bare.db'}")))
+    gone = visitor(Outbox(create_engine("sqlite:////none/at/all.db")))
+
+    said = {path: read(empty.get(path).text).text for path in ("/", "/parked", "/half", "/workers", "/decisions?name=none")}
+    assert [
+        "No subscription reads this log" in said["/"],
+        "Nothing is parked." in said["/parked"],
+        "No transaction waits" in said["/half"],
+        "No process works" in said["/workers"],
+        "Nobody has decided anything" in said["/decisions?name=none"],
+    ] == [True] * 5
+    answers = [browser.get("/") for browser in (bare, gone)]
+    assert [(each.status_code, headline(each)) for each in answers] == [
+        (503, "The tables are not there"),
+        (503, "The database does not answer"),
+    ]
+    assert "outbox db upgrade" in answers[0].text
+
+
+def test_machines_read_the_status_by_a_rule_of_their_own(outbox):
+    def probe(request):
+        return Access(user="probe", may={"see"}) if request.headers.get("x-probe") == "1" else None
+
+    browser = visitor(outbox, machines=probe)
+    answers = [browser.get(path, headers={"x-probe": told}) for path in ("/status.json", "/healthz") for told in "01"]
+
+    assert [each.status_code for each in answers] == [401, 200, 401, 200]
+    assert (answers[1].json()["subscriptions"][0]["parked"]["dead"], answers[3].text) == (1, "ok\n")
+
+
+def test_hashed_keys_are_shown_on_no_page_and_still_lead_to_theirs(sqlite_engine):
+    outbox = Outbox(sqlite_engine)
+    with outbox.begin() as session:
+        for _ in range(2):
+            outbox.send(session, "orders", b"1", key="anna@example.org")
+    Relay(outbox, Refusing()).until_empty()
+    browser = visitor(outbox, keys="hashed")
+
+    link = next(each for each in read(browser.get("/parked").text).links if "of=1" in each)
+    page = browser.get(urljoin("/parked", link))
+    send(browser, form_of(send(browser, form_of(page, "Pause the key")), "Pause"))
+
+    assert "lets 1 message go on" in read(page.text).text
+    assert [each.key for each in outbox.admin.subscriptions()[0].pauses] == ["anna@example.org"]
+    shown = [browser.get(path).text for path in ("/", "/parked", "/m/1", "/m/2", "/s/relay", "/decisions")]
+    assert [("anna" in each) for each in (*shown, page.text)] == [False] * 7
