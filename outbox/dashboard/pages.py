@@ -10,8 +10,8 @@ from outbox.dashboard import filters
 from outbox.dashboard.access import NotSeenError
 from outbox.dashboard.bodies import shown
 from outbox.dashboard.filters import PAGE, BadAddressError, Chosen
+from outbox.dashboard.numbers import Answer
 from outbox.dashboard.pictures import sparkline, timeline
-from outbox.dashboard.seen import Answer, ask
 from outbox.dashboard.visit import Page, Visit
 from outbox.model.parking import STATES
 from outbox.model.status import History, TroubleStatus
@@ -24,14 +24,24 @@ _TOP = 10
 
 def overview(visit: Visit) -> Page:
     """Findings first, then subscriptions, log and workers."""
-    answer = visit.seen.answer(ask(visit.seen.admin))
-    return Page("overview.html", numbers(visit, answer), live=True)
+    values = numbers(visit, visit.numbers.ask(visit.seen.admin))
+    return Page("overview.html", values | {"stale": None}, live=True)
 
 
-def numbers(visit: Visit, answer: Answer) -> dict[str, Any]:
-    """Return the values of the live sections of the overview. `answer`: as the visitor sees the numbers."""
+def last_overview(visit: Visit, error: Page) -> Page:
+    """Return the last overview with an error, or the error alone."""
+    if visit.numbers.last is None or error.status not in (503, 504):
+        return error
+    values = numbers(visit, visit.numbers.last)
+    return Page("overview.html", values | {"stale": error.values["text"]}, error.status, live=True)
+
+
+def numbers(visit: Visit, given: Answer) -> dict[str, Any]:
+    """Return the values of the live sections of the overview."""
+    answer = given.of(visit.seen.access)
     return {
         "look": answer.look,
+        "lags": {name: sparkline(points, title=f"Lag of {name}", unit="s") for name, points in answer.lags.items()},
         "findings": [(each, _offers(visit, each)) for each in answer.look.findings],
         "workers": answer.workers,
         "states": STATES,

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
-from outbox.admin.results import Look, ParkedCount, Trace
+from outbox.admin.results import ParkedCount, Trace
 from outbox.dashboard.access import Access, NotSeenError
 from outbox.dashboard.filters import PAGE, Chosen, group_of
 from outbox.dashboard.port import Admin
@@ -16,7 +16,6 @@ from outbox.dashboard.redaction import Keys, Redact, clean
 from outbox.dashboard.tokens import Tokens
 from outbox.model.decision import Decision
 from outbox.model.message import Message
-from outbox.model.status import WorkerStatus
 from outbox.model.subscription import check_of
 
 #: One more than a page tells whether there is another page.
@@ -29,20 +28,6 @@ class _OfSubscription(Protocol):
 
 
 T = TypeVar("T", bound=_OfSubscription)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The numbers of the overview, for every visitor."""
-
-    look: Look
-    workers: tuple[WorkerStatus, ...]
-
-
-def ask(admin: Admin) -> Answer:
-    """Ask for the numbers of the overview."""
-    with admin.connected() as shared:
-        return Answer(look=shared.look(), workers=shared.workers())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +54,6 @@ class Seen:
     def own(self, found: Iterable[T]) -> tuple[T, ...]:
         """Return rows about the visitor's subscriptions, or about none."""
         return tuple(each for each in found if self.access.sees(each.subscription))
-
-    def answer(self, answer: Answer) -> Answer:
-        """Return the numbers of the overview for the visitor."""
-        look = replace(
-            answer.look,
-            findings=self.own(answer.look.findings),
-            subscriptions=tuple(each for each in answer.look.subscriptions if self.access.sees(each.name)),
-            transactions=tuple(each for each in answer.look.transactions if self.access.sees(check_of(each.group))),
-        )
-        return Answer(look=look, workers=self.own(answer.workers))
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the visitor's subscriptions, sorted."""

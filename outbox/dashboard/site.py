@@ -9,6 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -18,7 +19,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -26,6 +34,8 @@ from outbox.dashboard import deciding, pages
 from outbox.dashboard.access import Access, Hook, NotSeenError, RefusedError, StrangerError
 from outbox.dashboard.failures import PATIENCE_SECONDS, failed, page_of
 from outbox.dashboard.filters import BadAddressError
+from outbox.dashboard.live import Live, stream
+from outbox.dashboard.numbers import Answer, Numbers
 from outbox.dashboard.port import Admin, Outbox
 from outbox.dashboard.redaction import Keys, Redact, scrub
 from outbox.dashboard.rendering import Renderer
@@ -33,7 +43,7 @@ from outbox.dashboard.security import SecurityHeaders, is_own_form
 from outbox.dashboard.seen import Seen
 from outbox.dashboard.tokens import TokenError, Tokens
 from outbox.dashboard.visit import Page, Visit, own_path, path_of
-from outbox.errors import SubscriptionError
+from outbox.errors import SchemaError, SubscriptionError
 from outbox.runtime.document import json_text
 
 T = TypeVar("T")
@@ -162,6 +172,8 @@ class Site:
         self._access, self._machines = access, machines
         self._redact, self._keys, self._read_only = redact, keys, read_only
         self.tokens, self._renderer = tokens, renderer
+        self._numbers = {name: Numbers() for name in admins}
+        self._live = {name: Live(partial(self._numbers[name].ask, admin)) for name, admin in admins.items()}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outbox-dashboard")
 
     # Routes
@@ -178,6 +190,7 @@ class Site:
             Route("/static/{name}", self._file),
             Route("/healthz", self._health),
             Route(f"{place}status.json", self._status),
+            Route(f"{place}live", self._events),
             *found,
         ]
 
@@ -196,17 +209,21 @@ class Site:
             except HTTPException:
                 raise
             except Exception as error:
-                return await self._failure(request, visit, admin, error)
+                page = self._failed(request, admin, error)
+                if visit is not None and way.page is pages.overview and not isinstance(error, SchemaError):
+                    page = await run_in_threadpool(pages.last_overview, visit, page)
+                return await self._answer(request, visit, page)
 
         return endpoint
 
-    async def _failure(self, request: Request, visit: Visit | None, admin: Admin | None, error: Exception) -> Response:
+    @staticmethod
+    def _failed(request: Request, admin: Admin | None, error: Exception) -> Page:
         if isinstance(error, SubscriptionError) and request.method == "GET":
             error = NotSeenError(str(error))
         page = page_of(error, admin)
         if page.status == 500:
             logger.error("%s failed", request.url.path, exc_info=error)
-        return await self._answer(request, visit, page)
+        return page
 
     async def _answer(self, request: Request, visit: Visit | None, page: Page) -> Response:
         html = await run_in_threadpool(self._renderer.page, own_path(request), page, visit)
@@ -251,6 +268,7 @@ class Site:
             database=request.path_params.get("database"),
             form=form,
             read_only=self._read_only,
+            numbers=self._numbers.get(request.path_params.get("database")) or Numbers(),
         )
 
     @staticmethod
@@ -282,8 +300,28 @@ class Site:
             if not visit.may("see"):
                 raise RefusedError(f"{visit.user} has not the right see")
         except (StrangerError, RefusedError) as error:
-            return await self._failure(request, None, None, error)
+            return await self._answer(request, None, page_of(error))
         return await self._answer(request, visit, Page("databases.html"))
+
+    async def _events(self, request: Request) -> Response:
+        """Answer with the numbers of the overview whenever new numbers come."""
+        try:
+            visit = await self._visit(request, self._admin(request))
+            if not visit.may("see"):
+                raise RefusedError(f"{visit.user} has not the right see")
+        except (StrangerError, RefusedError, NotSeenError) as error:
+            return await self._answer(request, None, page_of(error))
+        overview = path_of(request).removesuffix("live")
+
+        def render(answer: Answer) -> dict[str, str]:
+            values = pages.numbers(visit, answer)
+            return {name: self._renderer.section(overview, name, visit, values) for name in pages.SECTIONS}
+
+        return StreamingResponse(
+            stream(self._live[visit.database], render),
+            media_type="text/event-stream",
+            headers={"x-accel-buffering": "no"},
+        )
 
     async def _file(self, request: Request) -> Response:
         """Answer with a file of the library; the file holds no data."""

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 
+from outbox.dashboard.numbers import Numbers
 from outbox.dashboard.seen import Seen
 
 
@@ -22,6 +23,7 @@ class Visit:
         database: the name of the outbox; None: the dashboard has no other.
         form: the fields of a form, each with all values.
         read_only: without decisions.
+        numbers: of the overview of the database.
     """
 
     request: Request
@@ -29,6 +31,7 @@ class Visit:
     database: str | None
     form: Mapping[str, list[str]]
     read_only: bool
+    numbers: Numbers
 
     @property
     def query(self) -> Mapping[str, str]:

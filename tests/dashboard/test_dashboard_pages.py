@@ -1,10 +1,16 @@
 """Pages: under any prefix, with hostile texts, with parameters that ask for too much, and with nothing to show."""
 
+import asyncio
+import contextlib
+import json
 import re
+import sqlite3
+import threading
 from urllib.parse import urljoin, urlsplit
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -216,7 +222,9 @@ def test_without_messages_subscriptions_or_tables_each_page_says_so(sqlite_engin
     bare = visitor(Outbox(create_engine(f"sqlite:///{tmp_path / 'bare.db'}")))
     gone = visitor(Outbox(create_engine("sqlite:////none/at/all.db")))
 
-    said = {path: read(empty.get(path).text).text for path in ("/", "/parked", "/half", "/workers", "/decisions?name=none")}
+    said = {
+        path: read(empty.get(path).text).text for path in ("/", "/parked", "/half", "/workers", "/decisions?name=none")
+    }
     assert [
         "No subscription reads this log" in said["/"],
         "Nothing is parked." in said["/parked"],
@@ -259,3 +267,83 @@ def test_hashed_keys_are_shown_on_no_page_and_still_lead_to_theirs(sqlite_engine
     assert [each.key for each in outbox.admin.subscriptions()[0].pauses] == ["anna@example.org"]
     shown = [browser.get(path).text for path in ("/", "/parked", "/m/1", "/m/2", "/s/relay", "/decisions")]
     assert [("anna" in each) for each in (*shown, page.text)] == [False] * 7
+
+
+class Away:
+    """An admin whose database goes away, and comes back."""
+
+    def __init__(self, admin):
+        self._admin, self.is_away = admin, False
+
+    def __getattr__(self, name):
+        return getattr(self._admin, name)
+
+    def connected(self, **options):
+        """Raise as a driver does."""
+        if self.is_away:
+            raise OperationalError("SELECT secret", {}, sqlite3.OperationalError("unable to open database file"))
+        return self._admin.connected(**options)
+
+
+def test_the_last_overview_stays_with_its_time_while_the_database_is_away(outbox):
+    admin = Away(outbox.admin)
+    browser = visitor(admin)
+    before = browser.get("/")
+    admin.is_away = True
+
+    away, other = browser.get("/"), browser.get("/parked")
+
+    assert (away.status_code, '<body data-events="./live" class="stale">' in away.text) == (503, True)
+    assert "No answer: OperationalError: unable to open database file. The numbers are those of" in read(away.text).text
+    assert read(before.text).text.count("dead letter") == read(away.text).text.count("dead letter")
+    assert (other.status_code, headline(other)) == (503, "The database does not answer")
+    admin.is_away = False
+    assert browser.get("/").status_code == 200
+
+
+def test_a_page_that_takes_too_long_says_so(outbox, monkeypatch):
+    monkeypatch.setattr("outbox.dashboard.site.PATIENCE_SECONDS", 0.05)
+    admin, answered = Away(outbox.admin), threading.Event()
+    admin.check = lambda: answered.wait(60)
+    admin.connected = lambda: contextlib.nullcontext(admin)
+
+    answer = visitor(admin).get("/doctor")
+    answered.set()
+
+    assert (answer.status_code, headline(answer)) == (504, "The database is slow")
+
+
+def test_a_viewer_gets_the_sections_of_the_overview_as_events(outbox):
+    async def first_answer(app):
+        """Read events until the first answer, then leave."""
+        left, text = asyncio.Event(), ""
+
+        async def receive():
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            nonlocal text
+            text += message.get("body", b"").decode()
+            if "event: answer" in text:
+                left.set()
+
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/live",
+            "query_string": b"",
+            "headers": [],
+            "http_version": "1.1",
+        }
+        await app({**scope, "asgi": {"version": "3.0", "spec_version": "2.4"}}, receive, send)
+        return text
+
+    app = dashboard.app(outbox, access=lambda _: Access(user="eve", may={"see"}))
+    text = asyncio.run(first_answer(app))
+
+    told = json.loads(text.partition("event: answer\ndata: ")[2].partition("\n")[0])
+    assert list(told["sections"]) == ["findings", "subscriptions", "log", "workers"]
+    assert "1 dead letter" in told["sections"]["findings"]
+    assert '<a href="./s/relay">' in told["sections"]["subscriptions"]
+    assert visitor(outbox, ()).get("/live").status_code == 401
