@@ -336,7 +336,7 @@ def test_a_viewer_gets_the_sections_of_the_overview_as_events(outbox):
             "headers": [],
             "http_version": "1.1",
         }
-        await app({**scope, "asgi": {"version": "3.0", "spec_version": "2.4"}}, receive, send)
+        await app({**scope, "asgi": {"version": "3.0", "spec_version": "2.3"}}, receive, send)
         return text
 
     app = dashboard.app(outbox, access=lambda _: Access(user="eve", may={"see"}))
