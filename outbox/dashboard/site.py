@@ -149,7 +149,6 @@ def app(
     )
     # The redirect of the router names the server, which a proxy may have hidden.
     made.router.redirect_slashes = False
-    made.state.tokens = site.tokens
     return made
 
 
@@ -171,7 +170,7 @@ class Site:
         self._admins = admins
         self._access, self._machines = access, machines
         self._redact, self._keys, self._read_only = redact, keys, read_only
-        self.tokens, self._renderer = tokens, renderer
+        self._tokens, self._renderer = tokens, renderer
         self._numbers = {name: Numbers() for name in admins}
         self._live = {name: Live(partial(self._numbers[name].ask, admin)) for name, admin in admins.items()}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outbox-dashboard")
@@ -261,7 +260,7 @@ class Site:
         if access is None:
             raise StrangerError("the access function of the dashboard gives no access to the request")
         form = await _form(request) if request.method == "POST" else {}
-        seen = Seen(admin, access, self._redact, self._keys, self.tokens)
+        seen = Seen(admin, access, self._redact, self._keys, self._tokens)
         return Visit(
             request=request,
             seen=seen,
@@ -282,7 +281,7 @@ class Site:
         if not is_own_form(visit.request):
             raise TokenError("the form comes from another site")
         if first:
-            self.tokens.require_form(visit.field("token"), visit.user)
+            self._tokens.require_form(visit.field("token"), visit.user)
 
     # What has no page of its own
 

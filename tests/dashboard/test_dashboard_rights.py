@@ -39,6 +39,7 @@ def outbox(sqlite_engine) -> Outbox:
     return outbox
 
 
+SECRET = "0123456789abcdef"
 #: An address of each page.
 ADDRESSES = {
     "": "/",
@@ -53,13 +54,13 @@ ADDRESSES = {
 
 
 def test_every_page_asks_for_its_right_and_for_see(outbox):
-    form_token = form(visitor(outbox), "/m/1", "Replay").fields["token"][0]
+    form_token = Tokens(SECRET).of_form("eve")
     answers = {}
     for way in WAYS:
         address = ADDRESSES.get(way.path, f"/{way.path}")
         data = {"token": form_token, "verb": "replay", "id": "1 mail"}
         for may in ((), ("see",), *((right,) for right in EVERYTHING[1:]), EVERYTHING):
-            browser = visitor(outbox, may, secret="s" * 16) if may == () else visitor(outbox, may)
+            browser = visitor(outbox, may, secret=SECRET)
             answer = browser.request(way.method, address, data=data if way.method == "POST" else None)
             answers[(way.path, may)] = answer.status_code
 
@@ -76,9 +77,8 @@ def test_every_decision_asks_for_the_right_of_its_verb(outbox):
     fields = {"id": "1 mail", "transaction": "t", "name": "mail"}
     for verb, right in RIGHT_OF.items():
         for given in EVERYTHING[1:]:
-            browser = visitor(outbox, ("see", given))
-            token = {"token": browser.app.state.tokens.of_form("eve")}
-            answer = browser.post("/decide", data={**fields, **token, "verb": verb})
+            browser = visitor(outbox, ("see", given), secret=SECRET)
+            answer = browser.post("/decide", data={**fields, "token": Tokens(SECRET).of_form("eve"), "verb": verb})
             refused = f"eve has not the right {right}" in answer.text
             assert (verb, given, refused) == (verb, given, given != right)
 
@@ -125,8 +125,8 @@ def test_a_form_comes_from_a_page_of_the_dashboard(outbox, headers, status):
 
 
 def test_a_form_counts_with_its_token_for_its_user_and_once(outbox):
-    browser = visitor(outbox, secret="0123456789abcdef")
-    other = visitor(outbox, secret="0123456789abcdef", user="mallory")
+    browser = visitor(outbox, secret=SECRET)
+    other = visitor(outbox, secret=SECRET, user="mallory")
     first = form(browser, "/m/1", "Discard")
     second = form_of(send(browser, first), "Discard")
 
