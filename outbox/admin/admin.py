@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
@@ -695,26 +696,40 @@ class Admin:
             found = tail.id_of(channel, id) if isinstance(id, UUID) else id
             return None if found is None else trace(channel, found)
 
-    def purge(self, older_than: timedelta, *, by: str | None = None, rehearsal: bool = False) -> Purged:
+    def purge(
+        self,
+        older_than: timedelta,
+        *,
+        keep_dead: timedelta | None = None,
+        by: str | None = None,
+        rehearsal: bool = False,
+    ) -> Purged:
         """Delete old messages that every subscription has passed, in small batches; see `outbox purge`.
 
         Args:
             older_than: the age by the database's clock.
+            keep_dead: discard what has been a dead letter for longer, by a live worker or here; None: dead letters
+                stay.
             by: the person; None: user and host of the process.
             rehearsal: delete nothing, and count.
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell which messages are needed.
-            ValueError: the age is below 0, or above 100 years.
+            ValueError: an age is below 0, or above 100 years.
+            LeaseLostError: a worker took the lease of a subscription while its dead letters were discarded.
         """
         require_wait("older_than", older_than)
+        if keep_dead is not None:
+            require_wait("keep_dead", keep_dead)
         require_flags(rehearsal=rehearsal)
         require_notes(by=by)
         with self._channel() as channel:
             if not rehearsal:
                 with channel.transaction():
-                    note(channel, "purge", by=by, choice={"older_than": older_than})
-            return Purge(channel).run(older_than, rehearsal=rehearsal)
+                    note(channel, "purge", by=by, choice={"older_than": older_than, "keep_dead": keep_dead})
+            purged = Purge(channel).run(older_than, rehearsal=rehearsal)
+            dead, behind = decisions.purge_dead(channel, keep_dead, by=by, rehearsal=rehearsal)
+            return replace(purged, dead_letters=dead, behind=behind)
 
     def erase(
         self,

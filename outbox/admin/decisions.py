@@ -21,11 +21,12 @@ from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.runtime.keywords import require_known
 from outbox.runtime.process import user_and_host
-from outbox.runtime.text import counted, without_numbers
+from outbox.runtime.text import age, counted, without_numbers
 from outbox.store.database import Channel
 from outbox.store.operations import tail
+from outbox.store.operations.purge import moment_before, note_dead
 from outbox.store.operations.status import unread_by, unread_messages
-from outbox.store.subscriptions.decisions import Decisions
+from outbox.store.subscriptions.decisions import MOST_IDS, Decisions
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -200,6 +201,31 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str 
             number, worker = carry_out_without_worker(channel, name, write)
         decided.append(Decided(name=name, messages=number, behind=behind, worker=worker, unread=len(fresh)))
     return decided
+
+
+def purge_dead(channel: Channel, keep: timedelta | None, *, by: str | None, rehearsal: bool = False) -> tuple[int, int]:
+    """Discard the dead letters that are older than `keep`, as decisions of record; None: none.
+
+    A transaction that was given up needs a verdict, and stays. Return how many dead letters there were, and how many
+    messages behind them go on.
+    """
+    if not rehearsal:
+        note_dead(channel, keep)
+    if keep is None:
+        return 0, 0
+    before, number, behind = moment_before(channel, keep), 0, 0
+    for each in _without_checks(channel, Subscriptions(channel).all(), asked=False):
+        parked = ParkedMessages(channel, each.name)
+        if not (ids := parked.dead_before(before)):
+            continue
+        for first in range(0, len(ids), MOST_IDS):
+            behind += parked.behind(ParkedFilter(ids=ids[first : first + MOST_IDS]))
+        if not rehearsal:
+            reason = f"a dead letter for longer than {age(keep.total_seconds())}"
+            write = partial(parked.give_up_dead, before, by, reason)
+            ids = ids[: carry_out_without_worker(channel, each.name, write)[0]]
+        number += len(ids)
+    return number, behind
 
 
 def _unread(

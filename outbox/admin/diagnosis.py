@@ -200,7 +200,7 @@ class Diagnosis:
             if is_check
             else counted(number, "dead letter"),
             since=since,
-            evidence=_errors(troubles),
+            evidence=_errors(troubles) + ("" if is_check else self._of_retention()),
             advice="do not replay yet, mend the common cause first; to look, run"
             if common and number.number >= _MANY and not is_check
             else "to decide, run",
@@ -208,6 +208,11 @@ class Diagnosis:
             if is_check
             else self._list_of(status.name, "dead"),
         )
+
+    def _of_retention(self) -> str:
+        """Return for how long a purge keeps dead letters, in words; empty: for ever."""
+        keep = self.log.keep_dead_seconds
+        return "" if keep is None else f"; a purge discards them after {age(keep)}"
 
     def _of_behind_head(self, status: Status) -> Iterator[Finding]:
         """Yield how many more messages a trouble holds back; the trouble counts the first of each key."""

@@ -273,6 +273,7 @@ class LogStatus:
         oldest: when the first message was written.
         purged_at: the end of the last purge.
         keep_seconds: the retention of the last purge.
+        keep_dead_seconds: so long the last purge by a person has kept dead letters; None: for ever.
         held_back: about how many messages past this retention are kept for a subscription, by name.
     """
 
@@ -281,4 +282,5 @@ class LogStatus:
     oldest: datetime | None
     purged_at: datetime | None
     keep_seconds: float | None
+    keep_dead_seconds: float | None
     held_back: Mapping[str, int] = field(default_factory=dict)

@@ -14,13 +14,13 @@ from outbox.store.log.log import ids_before, last_id
 from outbox.store.operations.purge import first_unread, stored_bases
 
 _OLDEST = "SELECT id, created_at FROM {message} ORDER BY id LIMIT 1"
-_PURGED = "SELECT purged_at, keep_ms FROM {meta}"
+_PURGED = "SELECT purged_at, keep_ms, keep_dead_ms FROM {meta}"
 
 
 def log_status(channel: Channel, now: datetime) -> LogStatus:
     """Return the status of the log; `now`: by the database's clock."""
     read = channel.database.dialect.clock.read
-    oldest, last, (purged_at, keep) = channel.rows(_OLDEST), last_id(channel), first_row(channel, _PURGED)
+    oldest, last, (purged_at, keep, dead) = channel.rows(_OLDEST), last_id(channel), first_row(channel, _PURGED)
     first, written = (oldest[0][0], read(oldest[0][1])) if oldest else (1, None)
     name = channel.database.names["message"].replace("'", "''")
     size = channel.database.sql("SELECT {size}", size=channel.database.dialect.home.size.format(log=f"'{name}'"))
@@ -31,6 +31,7 @@ def log_status(channel: Channel, now: datetime) -> LogStatus:
         oldest=written,
         purged_at=read(purged_at),
         keep_seconds=None if keep is None else keep / 1000,
+        keep_dead_seconds=None if dead is None else dead / 1000,
         held_back={} if before is None or written is None or written >= before else _held_back(channel, before),
     )
 

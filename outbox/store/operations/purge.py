@@ -69,18 +69,22 @@ _NOTE = "UPDATE {meta} SET purged_at = {now}, keep_ms = :keep"
 #: The first row that a position does not see; by the index on the number.
 _UNREAD = "SELECT id FROM {message} WHERE {number} >= :head ORDER BY {number}, id LIMIT 1"
 _PURGED_ID = "SELECT purged_id FROM {meta}"
+_NOTE_DEAD = "UPDATE {meta} SET keep_dead_ms = :keep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
     """The result of a purge: the number of deleted rows, which were written `before` a moment.
 
-    `held_by`: the subscriptions that hold other old rows back.
+    `held_by`: the subscriptions that hold other old rows back. `dead_letters`: so many of them were discarded; `behind`
+    them so many messages go on, counted up to 10 000 of a subscription.
     """
 
     rows: int
     before: datetime
     held_by: tuple[str, ...]
+    dead_letters: int = 0
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +146,16 @@ def first_unread(channel: Channel, position: Position) -> int | None:
     return next((id for (id,) in channel.rows(_UNREAD, head=position.head)), None)
 
 
+def moment_before(channel: Channel, age: timedelta) -> datetime:
+    """Return the moment so long ago, by the database's clock."""
+    return channel.database.moment(channel.rows(_CUTOFF, seconds=-age.total_seconds())[0][0])
+
+
+def note_dead(channel: Channel, keep: timedelta | None) -> None:
+    """Note how long the last purge has kept dead letters; None: it has kept all."""
+    channel.run(_NOTE_DEAD, keep=None if keep is None else keep // timedelta(milliseconds=1))
+
+
 class Purge:
     """Deletes in small batches, each a short transaction that also records the progress."""
 
@@ -160,7 +174,7 @@ class Purge:
     def run(self, older_than: timedelta, *, kept: Kept | None = None, rehearsal: bool = False) -> Purged:
         """Delete all old rows that nobody needs; with `kept`, only rows that are kept elsewhere. A rehearsal counts."""
         identity.verify(self._channel)
-        before = self._moment_before(older_than) if kept is None else kept.before
+        before = moment_before(self._channel, older_than) if kept is None else kept.before
         self._passed_by_all()
         first, last = ids_before(self._channel, before)
         last = last if kept is None else min(last, kept.last_id)
@@ -177,7 +191,7 @@ class Purge:
         not grow with the rows that are held back.
         """
         identity.verify(self._channel)
-        before, passed = self._moment_before(keep), self._passed_by_all()
+        before, passed = moment_before(self._channel, keep), self._passed_by_all()
         first, last = ids_before(self._channel, before)
         unread = first_unread(self._channel, passed)
         for bounds in self._spans(first, last if unread is None else min(last, unread), before):
@@ -187,7 +201,7 @@ class Purge:
     def kept(self, older_than: timedelta, position: Position) -> Kept:
         """Return the old messages that `position` sees and every subscription has passed; raise without any."""
         identity.verify(self._channel)
-        before, passed = self._moment_before(older_than), self._passed_by_all(position)
+        before, passed = moment_before(self._channel, older_than), self._passed_by_all(position)
         return Kept(before=before, last_id=ids_before(self._channel, before)[1], position=passed)
 
     def held(self, kept: Kept) -> Held | None:
@@ -263,6 +277,3 @@ class Purge:
         return tuple(
             sorted({name for name, base in stored_bases(self._channel) for (n,) in numbers if not base.sees(n)})
         )
-
-    def _moment_before(self, age: timedelta) -> datetime:
-        return self._database.moment(self._channel.rows(_CUTOFF, seconds=-age.total_seconds())[0][0])

@@ -6,13 +6,14 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from outbox.model.decision import Decision, Verb
 from outbox.model.message import Message, stored_uuid
 from outbox.model.parking import State
 from outbox.runtime.clock import clock
+from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
@@ -115,6 +116,12 @@ _IDS = """
     WHERE subscription = :subscription AND id > :after AND {chosen} ORDER BY id LIMIT :limit
 """
 _COUNT = "SELECT count(*) FROM {parked} AS p WHERE subscription = :subscription AND {chosen}"
+#: From the index of dead letters alone, the first that died first.
+_DEAD_BEFORE = """
+    SELECT dead_at, id FROM {parked}
+    WHERE subscription = :subscription AND dead_at IS NOT NULL AND dead_at < :before AND (dead_at, id) > (:at, :id)
+    ORDER BY dead_at, id LIMIT :limit
+"""
 #: A portion of the rows of `_LIST`, chosen or not, so that each statement has an end: its last id, and how many rows.
 _PORTION = """
     SELECT max(id), count(*) FROM (
@@ -245,6 +252,23 @@ class ParkedMessages:
             ids += [id for (id,) in page]
         if ids:
             self._decisions.write(verb, ids, by=by, reason=reason, choice=chosen.words)
+        return len(ids)
+
+    def dead_before(self, moment: datetime) -> list[int]:
+        """Return the log ids of what has been a dead letter since before a moment, and has no open decision."""
+        clock, decided = self._database.dialect.clock, self._decisions.of_messages()
+        at, id, found = clock.bind(datetime.fromtimestamp(0, UTC)), -1, list[int]()
+        bound = {**self._common, "before": clock.bind(moment), "limit": MOST_IDS}
+        while page := self._channel.rows(_DEAD_BEFORE, **bound, at=at, id=id):
+            at, id = clock.bind(self._database.moment(page[-1][0])), page[-1][1]
+            found += [each for _, each in page if each not in decided]
+        return sorted(found)
+
+    def give_up_dead(self, moment: datetime, by: str | None, reason: str) -> int:
+        """Write the decision to discard what `dead_before` returns, inside a transaction; return on how many."""
+        ids, choice = self.dead_before(moment), {"dead_before": moment.isoformat()}
+        if ids:
+            self._decisions.write("discard", ids, by=by or user_and_host(), reason=reason, choice=choice)
         return len(ids)
 
     def _rows(self, statement: str, chosen: ParkedFilter, **more: Any) -> Sequence[Row]:
