@@ -15,7 +15,7 @@ from outbox.admin import commands, decisions, half, pausing, subscriptions
 from outbox.admin.backfill import backfill
 from outbox.admin.borrowing import NO_WAIT, WAIT
 from outbox.admin.decisions import Choice, Order
-from outbox.admin.diagnosis import Diagnosis
+from outbox.admin.diagnosis import STALLED_SECONDS, Diagnosis
 from outbox.admin.erase import erase
 from outbox.admin.half import HalfVerdict, Resumed, TransactionDetail
 from outbox.admin.kept import KeptConnection
@@ -58,7 +58,7 @@ from outbox.store.operations.log_status import log_status
 from outbox.store.operations.purge import Purge, Purged
 from outbox.store.operations.status import statuses, unread
 from outbox.store.operations.worker_status import workers
-from outbox.store.subscriptions.decisions import listed, note
+from outbox.store.subscriptions.decisions import listed, note, stalled
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.parked_messages import ParkedMessage
@@ -337,7 +337,12 @@ class Admin:
             return tuple(decisions.decide(channel, "set_aside", ids, reason, order))
 
     def decisions(
-        self, *, subscription: str | None = None, since: datetime | None = None, limit: int = 100
+        self,
+        *,
+        subscription: str | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+        after: int | None = None,
     ) -> tuple[Decision, ...]:
         """Return at most `limit` decisions of people, the newest first; each is kept for 90 days.
 
@@ -345,28 +350,30 @@ class Admin:
             subscription: only those about this subscription, which may be dropped by now.
             since: only those from this moment on, with a zone.
             limit: at most so many.
+            after: the id of the last decision of the page before; None: from the newest on.
 
         Raises:
             SubscriptionError: the moment has no zone.
-            ValueError: the limit is no whole number from 1 on.
+            ValueError: the limit, or the id, is no whole number from 1 on.
         """
-        require_numbers(limit=limit)
+        require_numbers(limit=limit, **({} if after is None else {"after": after}))
         if since is not None and since.tzinfo is None:
             raise SubscriptionError(f"since: {since} has no time zone; pass a datetime with tzinfo")
         with self._channel() as channel:
-            return tuple(listed(channel, limit, subscription=subscription, since=since))
+            return tuple(listed(channel, limit, subscription=subscription, since=since, after=after))
 
     adecisions = awaited(decisions)
 
     def half_transactions(
-        self, *, group: str | None = None, given_up: bool = False, limit: int = 100
+        self, *, group: str | None = None, given_up: bool = False, limit: int = 100, after: str | None = None
     ) -> tuple[HalfTransaction, ...]:
-        """Return at most `limit` transactions without a verdict, the oldest first.
+        """Return at most `limit` transactions without a verdict, the oldest first, in the order of their ids.
 
         Args:
             group: of the producer; None: all.
             given_up: only transactions that wait for a person.
             limit: at most so many.
+            after: the id of the last transaction of the page before; None: from the oldest on.
 
         Raises:
             ValueError: the limit is no whole number from 1 on.
@@ -374,7 +381,7 @@ class Admin:
         require_numbers(limit=limit)
         require_flags(given_up=given_up)
         with self._channel() as channel:
-            return tuple(HalfTransactions(channel).pending(group=group, given_up=given_up, limit=limit))
+            return tuple(HalfTransactions(channel).pending(group=group, given_up=given_up, limit=limit, after=after))
 
     def half_transaction(self, id: str) -> TransactionDetail:
         """Return a transaction, its verdict, and its messages as a commit delivers them.
@@ -818,6 +825,7 @@ def _look(channel: Channel, thresholds: Thresholds) -> Look:
         now=now,
         statuses=found,
         refused=refused_workers(channel),
+        stalled=stalled(channel, STALLED_SECONDS),
         unread=unread(channel, found),
         log=log_status(channel, now),
         commands=channel.database.commands,

@@ -14,10 +14,13 @@ from outbox.model.parking import State
 from outbox.model.status import Count, LogStatus, Status, TroubleStatus
 from outbox.model.subscription import base_of, check_of, place_of
 from outbox.runtime.text import age, counted, without_server
+from outbox.store.subscriptions.decisions import Stalled
 from outbox.store.subscriptions.notices import Refused
 
 #: A subscription that nobody runs, and messages that fail, cause a finding after so many seconds; less is a restart.
 _IDLE_SECONDS = 60.0
+#: So long a worker that gets on leaves no decision open.
+STALLED_SECONDS = 60.0
 #: A log with messages of this age is to be purged, at the latest in the second night.
 _UNPURGED, _NIGHTS = timedelta(days=7), timedelta(days=2)
 #: Dead letters have a common cause if there are so many, and one error has such a share.
@@ -37,13 +40,15 @@ _DECISIONS: dict[Kind, tuple[tuple[str, dict[str, object]], ...]] = {
 class Diagnosis:
     """Reasons from a look at a database to findings.
 
-    `now`: by the database's clock. `refused`: workers that cannot begin. `unread`: the messages, if no subscription
+    `now`: by the database's clock. `refused`: workers that cannot begin. `stalled`: decisions that are open for
+    too long. `unread`: the messages, if no subscription
     reads the log. `commands`: about this outbox.
     """
 
     now: datetime
     statuses: Sequence[Status]
     refused: Sequence[Refused]
+    stalled: Sequence[Stalled]
     unread: Count
     log: LogStatus
     commands: Commands
@@ -100,6 +105,7 @@ class Diagnosis:
             *self._of_unsent(status, "waiting"),
             *self._of_unsent(status, "retry"),
             *self._of_dead(status),
+            *self._of_decisions(status),
         ]
         has_cause = any(each.kind in ("waiting", "failing", "dead", "given_up") for each in told)
         told += self._of_behind_head(status) if has_cause else ()
@@ -109,7 +115,7 @@ class Diagnosis:
         is_known = has_cause or any(each.key is not None for each in status.pauses)
         if is_known and status.all_held:
             return
-        if all(each.kind in ("dead", "given_up", "behind_head") for each in told):
+        if all(each.kind in ("dead", "given_up", "behind_head", "undone") for each in told):
             yield from self._of_limits(status)
 
     def _finding(
@@ -213,6 +219,21 @@ class Diagnosis:
         """Return for how long a purge keeps dead letters, in words; empty: for ever."""
         keep = self.log.keep_dead_seconds
         return "" if keep is None else f"; a purge discards them after {age(keep)}"
+
+    def _of_decisions(self, status: Status) -> Iterator[Finding]:
+        """Yield that decisions of people are open for longer than a worker needs."""
+        why = "the worker does not come to it" if status.live else "a worker has to do so, and none runs"
+        for each in self.stalled:
+            if each.name == status.name:
+                yield self._finding(
+                    kind="undone",
+                    subscription=each.name,
+                    what=f"{counted(each.number, 'decision', ('is', 'are'))} not carried out",
+                    since=each.since,
+                    evidence=why,
+                    advice="to see who decided what, run",
+                    next_command=self._command("decisions", "--name", each.name),
+                )
 
     def _of_behind_head(self, status: Status) -> Iterator[Finding]:
         """Yield how many more messages a trouble holds back; the trouble counts the first of each key."""

@@ -18,7 +18,7 @@ from outbox.store.subscriptions.parked_messages import ParkedMessage
 
 Kind = Literal[
     "unread", "refused", "stuck", "waiting", "failing", "dead", "given_up", "behind_head", "not_run", "behind", "held",
-    "released", "unpurged", "held_back",
+    "released", "unpurged", "held_back", "undone",
 ]  # fmt: skip
 
 PassageState = Literal[
@@ -73,7 +73,8 @@ class Finding:
             `behind_head`: messages wait behind the head of their key. `not_run`: a subscription has no worker.
             `behind`: a limit of `Thresholds` is exceeded. `held`: an extract makes no progress; `released`: retention
             no longer waits for the extract. `unpurged`: old messages are kept, and nothing purges the log. `held_back`:
-            a purge keeps messages past their retention for a subscription.
+            a purge keeps messages past their retention for a subscription. `undone`: decisions of people that nobody
+            carries out.
         subscription: the name; None: the log as a whole.
         what: the fact in words.
         since: the moment of the database's clock when the problem began; None: unknown.

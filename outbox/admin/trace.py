@@ -33,6 +33,7 @@ def trace(channel: Channel, id: int) -> Trace | None:
         return None
     withdrawn = None if message.deliver_at is None else withdrawn_at(channel, message.message_id)
     decisions = {each.name: _decisions(channel, each.name, message) for each in readers}
+    resets = {each.name: _skipped_by(channel, each, message) for each in readers}
     waiting = {each.name: _waiting(channel, each.name, id) for each in readers}
     return Trace(
         id=id,
@@ -46,7 +47,13 @@ def trace(channel: Channel, id: int) -> Trace | None:
         in_log=found is not None,
         subscriptions=tuple(
             _passage(
-                each, message, passings.get(each.name), copies[each.name], decisions[each.name], waiting[each.name]
+                each,
+                message,
+                passings.get(each.name),
+                copies[each.name],
+                decisions[each.name],
+                waiting[each.name],
+                resets[each.name],
             )
             if withdrawn is None or each.kind == "extract"
             else _of_withdrawn(each, withdrawn, copies[each.name])
@@ -73,6 +80,20 @@ def _decisions(channel: Channel, name: str, message: Message) -> tuple[Decision,
     return tuple(Decisions(channel, name).about(message.id, message.created_at))
 
 
+def _skipped_by(channel: Channel, subscription: Subscription, message: Message) -> str:
+    """Return by which reset a subscription may have skipped a message, in words; empty: by none.
+
+    Of an earlier generation nothing else is kept; it ended with another number of partitions, or with a reset.
+    """
+    ends = subscription.generation - 1
+    known = Decisions(channel, subscription.name).of_generations(subscription.created_at) if ends else []
+    after = [each for each in known if message.created_at is None or each.at >= message.created_at]
+    if reset := next((each for each in reversed(after) if each.choice.get("start", "earliest") != "earliest"), None):
+        return f", or skipped by the {_of_decision(reset)},"
+    # What ended before decisions were kept, or is forgotten by now, may have been a reset.
+    return ", or skipped by a reset," if len(known) < ends else ""
+
+
 def _waiting(channel: Channel, name: str, id: int) -> list[Decision]:
     found = Decisions(channel, name).of_messages().get(id)
     return [] if found is None else [found]
@@ -85,10 +106,11 @@ def _passage(
     copy: ParkedMessage | None,
     decisions: tuple[Decision, ...],
     waiting: Sequence[Decision] = (),
+    skipped: str = "",
 ) -> Passage:
     """Return the way of a message through a subscription; `passing`: None of a message that is not in the log.
 
-    `waiting`: decisions that are not carried out yet.
+    `waiting`: decisions that are not carried out yet. `skipped`: by which reset the message may have been skipped.
     """
     lacking = _lacking(subscription, message)
     state: PassageState
@@ -101,7 +123,7 @@ def _passage(
     elif passing is None:
         state, what = _of_purged(subscription, message)
     elif passing.passed:
-        state, what = _of_passed(subscription, message, passing)
+        state, what = _of_passed(subscription, message, passing, skipped)
     else:
         state, what = _of_unread(subscription, message, passing)
         what += "".join(f"; {_of_decision(each)}, not carried out yet" for each in waiting)
@@ -156,7 +178,9 @@ def _of_unread(subscription: Subscription, message: Message, passing: Passing) -
     return "unread", f"not yet{held}{': no worker runs' if nobody else ''}"
 
 
-def _of_passed(subscription: Subscription, message: Message, passing: Passing) -> tuple[PassageState, str]:
+def _of_passed(
+    subscription: Subscription, message: Message, passing: Passing, skipped: str
+) -> tuple[PassageState, str]:
     if passing.at_begin:
         return "before", "not for it, which began behind the message"
     if passing.at is None:
@@ -165,8 +189,6 @@ def _of_passed(subscription: Subscription, message: Message, passing: Passing) -
         return "passed", f"passed {_moment(passing.at)}"
     if _is_younger(subscription, message):
         return "unknown", "unknown: the message is older than the subscription, which may have begun behind it"
-    # Of an earlier generation nothing is kept; it ended with another number of partitions, or with a reset.
-    skipped = ", or skipped by a reset," if subscription.generation > 1 else ""
     return "passed", f"passed{skipped} before {_moment(passing.at)}"
 
 

@@ -13,7 +13,7 @@ from outbox.cli.output import counted, moment, say_the_end, show_json, show_tabl
 if TYPE_CHECKING:
     from outbox.model.decision import Decision
 
-_HEADERS = ("AT (UTC)", "BY", "DECISION", "SUBSCRIPTION", "WHAT", "MESSAGES", "DONE (UTC)", "REASON")
+_HEADERS = ("ID", "AT (UTC)", "BY", "DECISION", "SUBSCRIPTION", "WHAT", "MESSAGES", "DONE (UTC)", "REASON")
 
 
 @click.command()
@@ -21,8 +21,11 @@ _HEADERS = ("AT (UTC)", "BY", "DECISION", "SUBSCRIPTION", "WHAT", "MESSAGES", "D
 @option("--name", help="Only about this subscription, which may be dropped by now.")
 @option("--since", type=MOMENT, help="Only from this time on.")
 @at_most
+@option("--after", type=click.IntRange(1, 2**63 - 1), metavar="ID", help="Begin behind this decision.")
 @as_json
-def decisions(*, target: Target, name: str | None, since: datetime | None, limit: int, json: bool) -> None:
+def decisions(
+    *, target: Target, name: str | None, since: datetime | None, limit: int, after: int | None, json: bool
+) -> None:
     """List what people decided, the newest first. Decisions are kept for 90 days.
 
     A decision on messages is open until a worker has carried it out; MESSAGES is how many it was carried out on.
@@ -30,18 +33,19 @@ def decisions(*, target: Target, name: str | None, since: datetime | None, limit
     from outbox.admin.admin import Admin
 
     with target.open_outbox() as channel:
-        found = Admin(channel).decisions(subscription=name, since=since, limit=limit + 1)
+        found = Admin(channel).decisions(subscription=name, since=since, limit=limit + 1, after=after)
     if json:
         show_json({"decisions": found[:limit]}, more=len(found) > limit)
         return
     if found:
-        show_table(_HEADERS, map(_row, found[:limit]), numbers=("MESSAGES",))
-    say_the_end(found, limit, "no decisions", "--name or --since")
+        show_table(_HEADERS, map(_row, found[:limit]), numbers=("ID", "MESSAGES"))
+    say_the_end(found, limit, "no decisions", "--name or --since, go on by --after")
 
 
 def _row(decision: Decision) -> tuple[object, ...]:
     done = "open" if decision.done_at is None else moment(decision.done_at, zone=False)
     return (
+        decision.id,
         moment(decision.at, zone=False),
         decision.by,
         decision.verb.replace("_", " "),

@@ -65,8 +65,11 @@ half.add_command(check)
 @option("--group", help="Only of a producer group.")
 @option("--given-up", is_flag=True, help="Only transactions that were given up and wait for a person.")
 @at_most
+@option("--after", metavar="TRANSACTION", help="Begin behind this transaction.")
 @as_json
-def list_transactions(*, target: Target, group: str | None, given_up: bool, limit: int, json: bool) -> None:
+def list_transactions(
+    *, target: Target, group: str | None, given_up: bool, limit: int, after: str | None, json: bool
+) -> None:
     """List pending transactions, the oldest first.
 
     Transactions that were given up are shown under TRANS_CHECK_MAX_TIME_TOPIC, as in RocketMQ. CHECKS is the number of
@@ -75,7 +78,7 @@ def list_transactions(*, target: Target, group: str | None, given_up: bool, limi
     from outbox.store.half_messages.pending import HalfTransactions
 
     with target.open_outbox() as channel:
-        found = HalfTransactions(channel).pending(group=group, given_up=given_up, limit=limit + 1)
+        found = HalfTransactions(channel).pending(group=group, given_up=given_up, limit=limit + 1, after=after)
         shown = found[:limit]
         if json:
             show_json({"transactions": [_transaction_json(each) for each in shown]}, more=len(found) > limit)
@@ -86,7 +89,7 @@ def list_transactions(*, target: Target, group: str | None, given_up: bool, limi
         rows = [_transaction_row(each) for each in shown if each.topic == topic]
         show_table(_TRANSACTIONS, rows, numbers=("MESSAGES", "CHECKS"))
     none = f"no transactions are {'given up' if given_up else 'pending'}"
-    say_the_end(found, limit, none, "--group or --given-up")
+    say_the_end(found, limit, none, "--group or --given-up, go on by --after")
     for warning in warnings:
         warn(warning)
 

@@ -114,10 +114,11 @@ def list_(*, target: Target, chosen: Filter, limit: int, after: int | None, json
 
 def _row(message: ParkedMessage) -> tuple[object, ...]:
     since, due = (None if each is None else moment(each, zone=False) for each in (message.parked_at, message.due_at))
+    state = message.state if message.withdrawn_at is None else "withdrawn"
     return (
         message.subscription,
         message.id,
-        Alarm(message.state) if message.state == "dead" else message.state,
+        Alarm(message.state) if message.state == "dead" else state,
         message.topic,
         message.key,
         message.head,

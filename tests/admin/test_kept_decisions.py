@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
-from outbox import Message, Outbox, Reject, SubscriptionError
+from outbox import Finding, Message, Outbox, Reject, SubscriptionError
 from outbox.admin.split import split
 from outbox.store.database import Channel
 from outbox.store.operations.restore import accept
+from outbox.store.subscriptions.decisions import Decisions
 from tests.support.command_line import outbox as run
 from tests.support.destination import Destination, relay_to
+from tests.support.parked import decide
 
 NAME = "relay"
+AGO = {"postgresql": "now() - interval '2 minutes'", "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now', '-2 minutes')"}
 TO = "nats://h:4222"
 
 
@@ -105,6 +109,39 @@ def test_decisions_are_chosen_by_subscription_and_time(outbox):
         found(since=datetime(2026, 1, 1))  # noqa: DTZ001 - it is what is refused
 
 
+def test_decisions_come_page_by_page(engine, outbox):
+    for _ in range(3):
+        outbox.admin.pause(NAME, by="ann")
+
+    pages = [[each.id for each in outbox.admin.decisions(limit=2, after=after)] for after in (None, 2, 1)]
+    typed = [each["id"] for each in run(engine, "decisions", "--after", "3", "--json").json["decisions"]]
+
+    assert (pages, typed) == ([[3, 2], [1], []], [2, 1])
+
+
+def test_a_decision_that_nobody_carries_out_is_a_finding_after_a_minute(engine, outbox):
+    """One on messages that no worker has read waits for a worker that meets them."""
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", b"bad"), Message("t", b"unread")])
+    relay_to(Destination(lambda _message: Reject("no")), outbox, name="other").until_empty()
+    decide(engine, "replay", "bad")
+    with closing(outbox.database.open()) as channel, channel.transaction():
+        unread = {2: outbox.admin.parked()[1].message_id}
+        Decisions(channel, "other").write("discard", [2], by="ann", reason="x", unread=unread)
+
+    def found() -> list[Finding]:
+        return [each for each in outbox.admin.diagnosis() if each.kind == "undone"]
+
+    early = found()
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_decision SET at = {AGO[engine.dialect.name]}"))
+    (late,) = found()
+
+    assert (early, late.subscription, late.what) == ([], "other", "1 decision is not carried out")
+    assert late.evidence == "a worker has to do so, and none runs"
+    assert (late.seconds or 0) > 60
+
+
 def test_an_erase_clears_keys_and_reasons_of_decisions_on_the_messages(outbox, channel):
     """Decisions on the messages of others keep their texts."""
     with outbox.begin() as session:
@@ -134,7 +171,7 @@ def test_the_command_lists_decisions(engine: Engine, outbox: Outbox, channel: Ch
     listed, some = run(engine, "decisions"), run(engine, "decisions", "--name", NAME, "--json")
 
     words = [line.split() for line in listed.out.splitlines()[1:]]
-    assert [(each[2], each[3]) for each in words] == [("ben", "purge"), ("ann", "pause")]
+    assert [(each[0], each[3], each[4]) for each in words] == [("2", "ben", "purge"), ("1", "ann", "pause")]
     assert [(each["verb"], each["by"], each["choice"], each["reason"]) for each in some.json["decisions"]] == [
         ("pause", "ann", {"rate": 5.0}, "slowly")
     ]

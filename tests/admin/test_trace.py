@@ -1,6 +1,7 @@
 """The trace of a message: its way through each subscription, told from positions and parked copies."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -90,12 +91,14 @@ def test_a_message_that_its_writer_took_back_says_so_before_and_after_it_is_due(
     drained(outbox)
     with outbox.begin() as session:
         assert outbox.withdraw(session, id)
-    parked = told(outbox, log_id(outbox, id))
+    parked, listed = told(outbox, log_id(outbox, id)), outbox.admin.parked()
+    state = run(engine, "parked", "list").out.splitlines()[1].split()[2]
     step_clock(engine, timedelta(hours=2), "outbox_parked.due_at")
     drained(outbox)
 
     assert [state for state, _ in (parked, told(outbox, log_id(outbox, id)))] == ["withdrawn", "withdrawn"]
     assert parked[1] == "taken back by its writer #"
+    assert ([each.withdrawn_at is None for each in listed], state) == ([False], "withdrawn")
     assert states(engine) == {}
 
 
@@ -264,8 +267,25 @@ def test_of_an_earlier_generation_only_the_end_is_known(engine):
     drained(outbox)
     outbox.admin.alter("relay", partitions=2)
 
-    assert told(outbox, id) == ("passed", "passed, or skipped by a reset, before #")
+    assert told(outbox, id) == ("passed", "passed before #")
     assert passage(outbox, id).passed_at_is_latest
+
+
+def test_a_reset_that_may_have_skipped_a_message_is_told_with_the_person_while_the_decision_is_kept(engine):
+    outbox = Outbox(engine)
+    id = written(outbox)
+    drained(outbox)
+    outbox.admin.reset("relay", "latest", by="eve")
+    later = written(outbox)
+    drained(outbox)
+
+    known, of_later = told(outbox, id), told(outbox, later)
+    change(engine, "DELETE FROM outbox_decision")
+
+    moment = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC|#)"
+    assert re.fullmatch(f"passed, or skipped by the reset by eve {moment}, before #", known[1]), known
+    assert (known[0], of_later) == ("passed", ("passed", "passed #"))
+    assert told(outbox, id) == ("passed", "passed, or skipped by a reset, before #")
 
 
 def test_a_reset_to_the_beginning_makes_a_message_unread_again(engine):

@@ -26,6 +26,7 @@ from outbox.runtime.document import json_text
 from outbox.store.database import Database
 from outbox.store.failure import in_one_line
 from outbox.store.label import option_of
+from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.readers import Readers
 from tests.support.command_line import outbox as run
 from tests.support.command_line import the_tests_own_process
@@ -327,6 +328,15 @@ def _failing(tenant: Outbox, *_) -> str:
     return _of_status(tenant)
 
 
+def _undone(tenant: Outbox, *_) -> str:
+    write(tenant, "orders")
+    Relay(tenant, lambda _: Reject("odd")).once()
+    with closing(tenant.database.open()) as channel, channel.transaction():
+        Decisions(channel, "relay").write("replay", [1], by="ann", reason=None)
+    execute(tenant, "UPDATE {}.outbox_decision SET at = at - interval '1 hour'")
+    return _of_status(tenant)
+
+
 def _unanswered(tenant: Outbox, *_) -> str:
     begun(tenant)
     execute(tenant, "UPDATE {}.outbox_progress SET settled_at = settled_at - interval '10 hours'")
@@ -437,6 +447,7 @@ SITUATIONS = {
     _unpurged: ["purge --older-than", "relay --name"],
     _seeded_relay_beside_another: ["subscriptions drop"],
     _failing: ["parked list"],
+    _undone: ["parked list", "decisions --name"],
     _unanswered: ["half list", "relay --name"],
     _topics_left_out: ["subscriptions split"],
     _topics_of_a_route: ["relay --name"],

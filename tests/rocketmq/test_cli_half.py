@@ -112,7 +112,9 @@ def test_a_part_of_them_is_listed_the_oldest_first(engine):
     other, pending = begun(engine, group="depot"), begun(engine)
 
     found = [ids(listed(engine, *options)) for options in ([], ["--group", "depot"], ["--given-up"], ["--limit", "2"])]
+    after = [ids(listed(engine, *options, "--after", old.id)) for options in ([], ["--given-up"])]
 
+    assert after == [[new.id, other.id, pending.id], [new.id]]
     assert found == [
         [old.id, new.id, other.id, pending.id], [other.id], [old.id, new.id], [old.id, new.id],
     ]  # fmt: skip

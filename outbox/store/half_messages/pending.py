@@ -21,15 +21,16 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 #: transactions are found.
 _PENDING = f"""
     SELECT m.key FROM {{message}} AS m
-    WHERE m.topic = '{HALF_TOPIC}' AND m.key IS NOT NULL AND {{of_group}}
+    WHERE m.topic = '{HALF_TOPIC}' AND m.key IS NOT NULL AND m.key > :after AND {{of_group}}
       AND NOT EXISTS (SELECT 1 FROM {{op}} AS o WHERE o.transaction_id = m.key)
     GROUP BY m.key ORDER BY m.key LIMIT :limit
 """
 #: Transactions without a verdict that were given up, by (subscription, state, id).
 _GIVEN_UP = """
     SELECT p.key FROM {parked} AS p
-    WHERE {of_groups} AND p.state = 'dead' AND NOT EXISTS (SELECT 1 FROM {op} AS o WHERE o.transaction_id = p.key)
-    GROUP BY p.key ORDER BY min(p.id) LIMIT :limit
+    WHERE {of_groups} AND p.state = 'dead' AND p.key > :after
+      AND NOT EXISTS (SELECT 1 FROM {op} AS o WHERE o.transaction_id = p.key)
+    GROUP BY p.key ORDER BY p.key LIMIT :limit
 """
 #: The half messages of these transactions, by the partial index on their key.
 _MESSAGES = f"""
@@ -99,20 +100,24 @@ class HalfTransactions:
         self._channel = channel
         self._database = channel.database
 
-    def pending(self, *, group: str | None = None, given_up: bool = False, limit: int) -> list[HalfTransaction]:
+    def pending(
+        self, *, group: str | None = None, given_up: bool = False, limit: int, after: str | None = None
+    ) -> list[HalfTransaction]:
         """Return at most `limit` transactions without a verdict, the oldest first, in the order of their ids.
 
-        `group`: only this producer group. `given_up`: only transactions for a person, the oldest first.
+        `group`: only this producer group. `given_up`: only transactions for a person. `after`: the id of the last
+        transaction of the page before.
         """
+        page = {"after": after or "", "limit": limit}
         if given_up:
             checks = [each.name for each in self._checks() if group is None or each.name == check_of(group)]
             statement = self._database.sql(
                 _GIVEN_UP, of_groups=self._database.among("p.subscription", texts="subscriptions")
             )
-            keys = self._channel.rows(statement, subscriptions=self._database.bind(checks), limit=limit)
+            keys = self._channel.rows(statement, subscriptions=self._database.bind(checks), **page)
         else:
             statement = self._database.sql(_PENDING, of_group="TRUE" if group is None else "m.tags = :producer_group")
-            keys = self._channel.rows(statement, producer_group=group, limit=limit)
+            keys = self._channel.rows(statement, producer_group=group, **page)
         found = self._of([key for (key,) in keys])
         return [found[key] for (key,) in keys if key in found]
 

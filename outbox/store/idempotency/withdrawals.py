@@ -37,8 +37,10 @@ _EARLY = """
     {insert_once} {withdrawal} (message_id, withdrawn, at)
     SELECT CAST(t.id AS {uuid}), FALSE, {now} FROM {tried} AS t WHERE TRUE {unless_there}
 """
-
-
+#: By primary key.
+_AT_AMONG = """
+    SELECT t.id, w.at FROM {tried} AS t JOIN {withdrawal} AS w ON w.message_id = CAST(t.id AS {uuid}) WHERE w.withdrawn
+"""
 #: By primary key.
 _AT = "SELECT at FROM {withdrawal} WHERE message_id = :id AND withdrawn"
 
@@ -47,6 +49,15 @@ def withdrawn_at(channel: Channel, message_id: UUID) -> datetime | None:
     """Return the moment at which a message was taken back by its writer; None: the message was not."""
     rows = channel.rows(_AT, id=channel.database.dialect.values.bind_uuid(message_id))
     return channel.database.moment(rows[0][0]) if rows else None
+
+
+def withdrawals_among(channel: Channel, message_ids: Iterable[UUID]) -> dict[UUID, datetime]:
+    """Return the moments at which writers took messages back, of these, by message id."""
+    database = channel.database
+    given = {str(database.dialect.values.bind_uuid(each)): each for each in message_ids}
+    bound = database.bind_records("ids", [(name,) for name in sorted(given)], id="text")
+    rows = channel.rows(database.sql(_AT_AMONG, tried=database.records("ids", id="text")), **bound) if given else ()
+    return {given[name]: database.moment(at) for name, at in rows}
 
 
 class Withdrawing:

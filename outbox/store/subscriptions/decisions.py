@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -41,7 +42,7 @@ _NOTE = """
 #: By primary key, the newest first.
 _LIST = f"""
     SELECT {_COLUMNS} FROM {{decision}}
-    WHERE (:every = 1 OR subscription = :subscription) AND {{since}} ORDER BY id DESC LIMIT :limit
+    WHERE (:every = 1 OR subscription = :subscription) AND {{since}} AND {{page}} ORDER BY id DESC LIMIT :limit
 """
 _ALL = f"SELECT {_COLUMNS} FROM {{decision}} WHERE id > :after ORDER BY id LIMIT :limit"
 _FORGET = "UPDATE {decision} SET choice = :choice, reason = :reason WHERE id = :id"
@@ -52,6 +53,17 @@ _OPEN_ROWS = f"SELECT {_COLUMNS} FROM {{decision}} WHERE subscription = :subscri
 _ABOUT = f"""
     SELECT {_COLUMNS} FROM {{decision}}
     WHERE subscription = :subscription AND done_at >= :since AND choice LIKE :some_id ORDER BY id
+"""
+#: What began another generation of a subscription. Decisions are few; without an index.
+_GENERATIONS = f"""
+    SELECT {_COLUMNS} FROM {{decision}}
+    WHERE subscription = :subscription AND verb IN ('reset', 'partitions') AND at >= :since ORDER BY id
+"""
+#: Open for longer than a worker needs; those on unread messages wait for a worker to meet the messages.
+_STALLED = """
+    SELECT subscription, count(*), min(at) FROM {decision}
+    WHERE done_at IS NULL AND at < {later} AND choice NOT LIKE '%"message_ids"%'
+    GROUP BY subscription ORDER BY subscription
 """
 #: One that the holder of another partition carries out meanwhile is left for later.
 _TAKE = f"SELECT {_COLUMNS} FROM {{decision}} WHERE id = :id AND done_at IS NULL {{skip_locked}}"
@@ -134,6 +146,11 @@ class Decisions:
         found = self._read(_ABOUT, subscription=self._subscription, **bound)
         return [each.shown for each in found if id in each.choice.get("ids", ())]
 
+    def of_generations(self, since: datetime) -> list[Decision]:
+        """Return the resets and the changes of the number of partitions from a moment on, in their order."""
+        bound = {"since": self._channel.database.dialect.clock.bind(since)}
+        return self._read(_GENERATIONS, subscription=self._subscription, **bound)
+
     def take(self, id: int) -> Decision | None:
         """Return an open decision, and lock it until the transaction ends; None: it is closed, or another has it."""
         return next(iter(self._read(_TAKE, id=id)), None)
@@ -192,15 +209,38 @@ def note(
 
 
 def listed(
-    channel: Channel, limit: int, *, subscription: str | None = None, since: datetime | None = None
+    channel: Channel,
+    limit: int,
+    *,
+    subscription: str | None = None,
+    since: datetime | None = None,
+    after: int | None = None,
 ) -> list[Decision]:
-    """Return at most `limit` decisions, the newest first."""
+    """Return at most `limit` decisions, the newest first; `after`: the id of the last one of the page before."""
     database, bound = channel.database, {"every": int(subscription is None), "subscription": subscription or ""}
     if since is not None:
         bound["since"] = database.dialect.clock.bind(since)
-    statement = database.sql(_LIST, since="TRUE" if since is None else "at >= :since")
+    if after is not None:
+        bound["after"] = after
+    page, begin = "TRUE" if after is None else "id < :after", "TRUE" if since is None else "at >= :since"
+    statement = database.sql(_LIST, since=begin, page=page)
     found = (_of(row, database) for row in channel.rows(statement, **bound, limit=limit))
     return [each.shown for each in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """A subscription with decisions that nobody carries out: how many, and since when."""
+
+    name: str
+    number: int
+    since: datetime
+
+
+def stalled(channel: Channel, seconds: float) -> list[Stalled]:
+    """Return the subscriptions with decisions that are open for so many seconds, sorted by name."""
+    rows = channel.rows(_STALLED, seconds=-seconds)
+    return [Stalled(name, int(number), channel.database.moment(since)) for name, number, since in rows]
 
 
 def forget(channel: Channel, keys: Collection[str], message_ids: Collection[UUID], ids: Collection[int]) -> int:

@@ -17,6 +17,7 @@ from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
+from outbox.store.idempotency.withdrawals import withdrawals_among
 from outbox.store.subscriptions.decisions import MOST_IDS, Decisions
 
 #: Messages behind others are counted up to this number.
@@ -72,6 +73,7 @@ class ParkedMessage:
         error: of the last try.
         created_at: when the message was written, by the database's clock.
         due_at: the next try.
+        withdrawn_at: when the writer took a delayed message back, which goes without a delivery when it is due.
         decision: a `replay`, `discard` or `set_aside` that is not carried out yet.
         decided_by: the person.
     """
@@ -88,6 +90,7 @@ class ParkedMessage:
     created_at: datetime | None
     parked_at: datetime | None
     due_at: datetime | None
+    withdrawn_at: datetime | None = None
     decision: str | None = None
     decided_by: str | None = None
     decision_reason: str | None = None
@@ -211,9 +214,12 @@ class ParkedMessages:
         return {topic: int(number) for topic, number in rows}
 
     def _decided(self, found: Sequence[ParkedMessage]) -> Sequence[ParkedMessage]:
-        """Return messages with the open decisions on them."""
+        """Return messages with the open decisions on them, and those of their writers."""
         decided = self._decisions.of_messages() if found else {}
-        return [_with(each, decided[each.id]) if each.id in decided else each for each in found]
+        delayed = [each.message_id for each in found if each.state == "delayed"]
+        taken_back = withdrawals_among(self._channel, delayed) if delayed else {}
+        told = (replace(each, withdrawn_at=taken_back.get(each.message_id)) for each in found)
+        return [_with(each, decided[each.id]) if each.id in decided else each for each in told]
 
     def count(self, chosen: ParkedFilter) -> int:
         """Return how many of the chosen messages there are."""
