@@ -12,7 +12,12 @@ from outbox.cli.options import F, option, together
 #: Roles with longer names would be cut, and so be others.
 _LONGEST = 63
 #: By its option each kind of process, with the options for what else the process does.
-_TASKS = {"writer": ("dedup", "withdraw", "transactions"), "relay": ("purge", "inbox"), "reader": ("register",)}
+_TASKS = {
+    "writer": ("dedup", "withdraw", "transactions"),
+    "relay": ("purge", "inbox"),
+    "reader": ("register",),
+    "dashboard": ("decide",),
+}
 
 
 class _Role(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -51,4 +56,6 @@ def by_roles(function: F) -> F:
         option("--inbox", is_flag=True, help="The relay is a consumer with an inbox."),
         option("--reader", type=_Role(), help="The role of Spark, and of outbox extract."),
         option("--register", is_flag=True, help="The reader registers, so that a purge waits for the reader."),
+        option("--dashboard", type=_Role(), help="The role of a page or a bot that only looks."),
+        option("--decide", is_flag=True, help="The dashboard also decides: replay, discard, pause, verdicts."),
     )(command)  # type: ignore[return-value]

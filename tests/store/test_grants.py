@@ -3,7 +3,7 @@
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from datetime import timedelta
 
@@ -14,12 +14,14 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from outbox import Inbox, Message, Outbox, Reject, Relay, Retry, create_engine, migrate
+from outbox.admin.admin import Admin
 from outbox.rocketmq import TransactionMQProducer
 from outbox.store.idempotency import dedup, inbox
 from outbox.store.operations.purge import Purge
 from outbox.store.subscriptions.readers import Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker import upkeep
+from tests.rocketmq.halves import begun
 from tests.rocketmq.parts import COMMIT, GROUP, HALF_TOPIC, Listener, check_back
 from tests.support.command_line import outbox as typed
 from tests.support.destination import Destination, fill, relay_to
@@ -252,6 +254,84 @@ def test_a_relay_that_purges(roles, monkeypatch):
     assert (gone, rights_on_log(roles)) == (True, ["SELECT", "DELETE"])
 
 
+#: The questions of `Outbox.admin`, as a page asks them.
+QUESTIONS: tuple[Callable[[Admin], object], ...] = (
+    lambda admin: admin.look(),
+    lambda admin: admin.statuses("relay"),
+    lambda admin: admin.parked(state="dead"),
+    lambda admin: admin.parked_count(),
+    lambda admin: admin.unread(),
+    lambda admin: admin.parked_message(1),
+    lambda admin: admin.held(),
+    lambda admin: admin.key("a"),
+    lambda admin: admin.decisions(),
+    lambda admin: admin.half_transactions(),
+    lambda admin: admin.half_transactions(given_up=True),
+    lambda admin: admin.subscriptions(),
+    lambda admin: admin.workers(),
+    lambda admin: admin.history("relay"),
+    lambda admin: admin.newest(),
+    lambda admin: admin.message(1),
+    lambda admin: admin.trace(1),
+    lambda admin: admin.check(),
+)
+#: What a page decides, in an order in which each has something to decide on.
+DECISIONS: tuple[Callable[[Admin, str, str], object], ...] = (
+    lambda admin, *_: admin.pause("relay", rate=5.0),
+    lambda admin, *_: admin.resume("relay", key="b"),
+    lambda admin, *_: admin.replay(1),
+    lambda admin, *_: admin.set_aside(3, reason="no"),
+    lambda admin, *_: admin.discard(2, reason="no"),
+    lambda admin, one, _: admin.half_commit(one),
+    lambda admin, _, other: admin.half_rollback(other),
+)
+#: Never a page's.
+ORDERS: tuple[Callable[[Admin], object], ...] = (
+    lambda admin: admin.drop("relay"),
+    lambda admin: admin.reset("relay", "latest"),
+    lambda admin: admin.purge(timedelta(0)),
+    lambda admin: admin.erase(keys=["c"]),
+    lambda admin: admin.alter("relay", on_dead="continue"),
+    lambda admin: admin.create("other", destination="nats://h:4222"),
+)
+
+
+def answers(calls: Iterable[Callable[..., object]], admin: Admin, *given: str) -> list[str]:
+    """The calls that the database refuses."""
+    refused = []
+    for number, call in enumerate(calls):
+        try:
+            call(admin, *given)
+        except (psycopg.errors.InsufficientPrivilege, ProgrammingError) as error:
+            refused.append(f"{number}: {error}")
+    return refused
+
+
+def test_a_dashboard_sees_every_answer_and_decides_nothing_unless_it_may(roles):
+    owner, relay = Outbox(roles[0]), Destination(lambda _message: Reject("no"))
+    with owner.begin() as session:
+        for body, key in (("bad", "a"), ("worse", "c"), ("behind", "a")):
+            owner.send(session, "orders", body, key=key, dedup_key=body)
+    relay_to(relay, owner).until_empty()
+    owner.admin.pause("relay", key="b")
+    halves = [begun(roles[0]).id for _ in range(2)]
+    before = owner.admin.parked(), owner.admin.subscriptions()
+
+    seeing = granted(roles, "--dashboard", "ROLE").admin
+    unseen, refused = answers(QUESTIONS, seeing), answers(DECISIONS, seeing, *halves)
+    unchanged = owner.admin.parked(), owner.admin.subscriptions()
+    deciding = granted(roles, "--dashboard", "ROLE", "--decide").admin
+    forbidden = answers(DECISIONS, deciding, *halves)
+    decided = [(each.verb, each.done_at is None) for each in owner.admin.decisions()]
+    ordered = answers(ORDERS, deciding)
+
+    assert (unseen, len(refused), unchanged, owner.admin.check()) == ([], len(DECISIONS), before, ())
+    assert (forbidden, len(ordered)) == ([], len(ORDERS))
+    assert decided == [
+        (verb, False) for verb in ("rollback", "commit", "discard", "set_aside", "replay", "resume", "pause", "pause")
+    ]
+
+
 def test_an_inbox_of_a_consumer_and_a_monitor(roles):
     owner, guest = roles
     alone = [block for block in blocks(RIGHTS, "sql") if " TO consumer;" in block or " TO monitor;" in block]
@@ -290,7 +370,7 @@ def test_a_schema_and_a_role_with_odd_names(pg_engine):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "no role: give --writer, --relay or --reader"),
+        ([], "no role: give --writer, --relay, --reader or --dashboard"),
         (["--relay", "r", "--dedup"], "--dedup is a task of the writer: give --writer ROLE, too"),
         (["--writer", "é" * 32], "the name of a role has 1 to 63 bytes, not 64"),
         (["--writer", ""], "the name of a role has 1 to 63 bytes, not 0"),
@@ -305,5 +385,5 @@ def test_what_makes_no_sense_is_refused(options, told):
 def test_the_pages_show_what_the_command_prints():
     shown = re.findall(r"```sh\noutbox (db grants [^\n]*)\n```\n\n```sql\n(.*?)```", RIGHTS, re.DOTALL)
 
-    assert len(shown) == 8
+    assert len(shown) == 10
     assert {line: typed(None, *shlex.split(line)).out for line, _ in shown} == dict(shown)

@@ -22,6 +22,12 @@ _NOT_A_WRITERS = ("id", "xact_id", "created_at")
 _APPEND = f"INSERT ({', '.join(name for name in _COLUMNS if name not in _NOT_A_WRITERS)})"
 _ORDER = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
+#: By the name after the prefix, also the table of the revision and the sequence of the ids.
+_SEEN = (
+    *("message", "meta", "op", "subscription", "lease", "progress", "parked", "decision", "worker"),
+    *("withdrawal", "alembic_version", "message_id_seq"),
+)
+
 #: The rights by the name of a process or of its task, each by the name of the table.
 NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "writer": {"message": (_APPEND,)},
@@ -61,6 +67,18 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "meta": ("UPDATE",),
         "op": ("SELECT", "DELETE"),
         "withdrawal": ("SELECT", "DELETE"),
+    },
+    # Every question of `outbox.admin`, with the check of the tables.
+    "dashboard": dict.fromkeys(_SEEN, _READ),
+    # Replay, discard, set aside, pause and resume; verdicts on transactions. Without a worker, carried out at once.
+    "decide": {
+        "message": ("INSERT (created_at)", _APPEND),
+        "subscription": ("UPDATE (pauses)",),
+        "lease": ("INSERT", "UPDATE", "DELETE"),
+        "parked": ("UPDATE", "DELETE"),
+        "decision": ("INSERT", "UPDATE"),
+        "dedup": _EXPIRE,
+        "op": ("INSERT", "UPDATE"),
     },
     "reader": {"message": _READ, "meta": _READ},
     "register": {
