@@ -2,10 +2,10 @@
 
     export OUTBOX_DATABASE=postgresql+psycopg://localhost/shop
     outbox db upgrade
-    outbox relay --to nats://localhost:4222 &
+    outbox relay --to kafka://localhost:9092/shop &
     uvicorn --factory fastapi_orders:create_app
 
-Without a second process: `with outbox.running("nats://localhost:4222"):` around the `yield` of `lifespan`.
+Without a second process: `with outbox.running("kafka://localhost:9092/shop"):` around the `yield` of `lifespan`.
 """
 
 import os
