@@ -90,8 +90,8 @@ def purge(
     if keep_dead is not None:
         letters = f"{counted(done.dead_letters, 'dead letter')} of more than {age(keep_dead.total_seconds())}"
         goes = ("would go", "would go") if dry_run else ("goes", "go")
-        behind = f"{counted(done.behind, 'message', goes)} on behind these"
-        say(f"{letters} {'would be discarded' if dry_run else 'discarded'}{f'; {behind}' if done.behind else ''}")
+        on = f"{counted(done.behind, 'message', goes)} on behind these"
+        say(f"{letters} {'would be discarded' if dry_run else 'discarded'}{f'; {on}' if done.behind else ''}")
     for name in done.held_by:
         say(f"older messages stay for {name}, which has not passed them; see: {target.commands.line('status')}")
 

@@ -93,7 +93,7 @@ def test_the_command_says_how_many_dead_letters_go_and_the_status_for_how_long_t
 def test_a_message_has_a_moment_of_death_while_it_is_dead_however_it_died(engine):
     """Rejected at once, or at the second try; set aside by a person; or sent again."""
     outbox, later = Outbox(engine), Retry("not now", after=timedelta(hours=1))
-    answers = {
+    answers: dict[str, list[Verdict]] = {
         "first": [Reject("no")],
         "second": [Retry("not now", after=timedelta(0)), Reject("no")],
         "retry": [later],

@@ -260,7 +260,7 @@ class ParkedMessages:
             self._decisions.write(verb, ids, by=by, reason=reason, choice=chosen.words)
         return len(ids)
 
-    def dead_before(self, moment: datetime) -> list[int]:
+    def dead_before(self, moment: datetime) -> Sequence[int]:
         """Return the log ids of what has been a dead letter since before a moment, and has no open decision."""
         clock, decided = self._database.dialect.clock, self._decisions.of_messages()
         at, id, found = clock.bind(datetime.fromtimestamp(0, UTC)), -1, list[int]()
