@@ -144,7 +144,11 @@ def _steps(passage: Passage, trace: Trace) -> Iterator[_Step]:
             yield _Step(at=each.done_at, shape="round", what=f"{verb} carried out")
     if passage.passed_at is not None:
         latest = " at the latest" if passage.passed_at_is_latest else ""
-        yield _Step(at=passage.passed_at, shape="round", what=f"passed{latest}")
+        # The position passes a message also when a worker sets it aside, and people decide on nothing else.
+        if passage.decisions:
+            yield _Step(at=passage.passed_at, shape="square", what=f"set aside{latest}")
+        else:
+            yield _Step(at=passage.passed_at, shape="round", what=f"passed{latest}")
 
 
 def _row(way: _Way) -> Markup:

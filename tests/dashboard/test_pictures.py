@@ -111,6 +111,21 @@ def test_a_timeline_tells_each_way_as_picture_and_as_table():
     ]  # fmt: skip
 
 
+def test_a_message_that_was_decided_on_had_been_set_aside_when_the_position_passed():
+    way = Passage(
+        subscription="relay", kind="relay", state="passed", what="", passed_at=after(1), decisions=(decision(),)
+    )
+
+    found = parsed(timeline(trace(way)))
+
+    assert [each[3] for each in rows(found)] == [
+        steps(
+            ("12:00:00", "written"), ("12:01:00", "set aside"), ("12:03:00", "replay by ada"),
+            ("12:04:00", "replay carried out"),
+        ),
+    ]  # fmt: skip
+
+
 def test_a_timeline_without_any_moment_is_its_table():
     found = parsed(
         timeline(trace(Passage(subscription="relay", kind="relay", state="unknown", what=""), created_at=None))

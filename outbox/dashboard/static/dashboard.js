@@ -7,7 +7,7 @@ const events = document.body.dataset.events;
 
 /** Sections that wait until the person's hand is away, as HTML by name. */
 const waiting = new Map();
-const hand = { x: -1, y: -1 };
+let handY = null;
 let source = null;
 let paused = false;
 let lastAnswer = null;
@@ -61,7 +61,7 @@ function apply() {
     const html = waiting.get(section.dataset.live);
     if (html === undefined || isHeld(section)) continue;
     waiting.delete(section.dataset.live);
-    inPlace(section, () => {
+    inPlace(() => {
       section.innerHTML = html;
       equip(section);
     });
@@ -83,11 +83,10 @@ function isHeld(section) {
   );
 }
 
-/** Change a section, and keep what is under the pointer, or in the middle of a page that is scrolled, where it is. */
-function inPlace(section, change) {
-  const under = document.elementFromPoint(hand.x, hand.y);
-  const middle = scrollY > 0 ? document.elementFromPoint(innerWidth / 2, innerHeight / 2) : null;
-  const anchor = [under, middle].find((each) => each && main.contains(each) && !section.contains(each) && !each.contains(section));
+/** Change a section, and keep where it is what the pointer is at, or else the middle of a page that is scrolled. */
+function inPlace(change) {
+  const y = handY ?? (scrollY > 0 ? innerHeight / 2 : 0);
+  const anchor = [...main.children].findLast((each) => each.getBoundingClientRect().top <= y);
   const before = anchor?.getBoundingClientRect().top;
   change();
   if (anchor) scrollBy(0, anchor.getBoundingClientRect().top - before);
@@ -105,7 +104,8 @@ if (events) {
   pause.hidden = false;
   pause.addEventListener("click", () => setPaused(!paused));
   document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
-  document.addEventListener("pointermove", ({ x, y }) => Object.assign(hand, { x, y }), { passive: true });
+  document.addEventListener("pointermove", ({ clientY }) => (handY = clientY), { passive: true });
+  document.documentElement.addEventListener("pointerleave", () => (handY = null));
   for (const moved of ["pointerout", "focusout", "selectionchange", "toggle"]) {
     document.addEventListener(moved, () => waiting.size && !paused && setTimeout(apply), { capture: true, passive: true });
   }
