@@ -17,7 +17,7 @@ help:
 	@echo 'make demo       see transactions become messages, with a crash in the middle'
 	@echo 'make test       every room and every promise, in 6 minutes on 2 cores'
 	@echo 'make test-unit  what needs no server, and small worlds of the model, in a minute'
-	@echo 'make test-storm kills, faults, large matrices and Java, in 25 minutes; AREA=spark: one area of eight'
+	@echo 'make test-storm kills, faults, large matrices and Java, in 25 minutes; AREA=spark: one area of nine'
 	@echo 'make test-timed what asserts on real time, one test after the other'
 	@echo 'make test-full  every suite, at full scale; AREA=senders: one folder of tests/ or tests/scenarios/'
 	@echo 'make model      every interleaving of small worlds, and the twins that break'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ Shape = Literal["round", "square", "diamond", "triangle"]
 
 _WIDTH, _HEIGHT = 160, 32
 #: Places in a timeline, in pixels.
-_NAMES, _COLUMN, _HEAD, _ROW, _END = 190, 110, 44, 34, 60
+_NAMES, _COLUMN, _HEAD, _ROW, _END, _BESIDE = 190, 110, 44, 34, 60, 17
 _MOST_NAME = 22
 #: The states in which a subscription has finished with a message, and those in which the message is none of its own.
 _ENDS: tuple[PassageState, ...] = ("passed", "discarded", "withdrawn")
@@ -163,12 +164,14 @@ def _drawn(way: _Way, places: dict[datetime, int], y: int) -> Markup:
     """Return the line of one subscription; the way of a message that is not at its end is dashed."""
     passage, name = way.passage, way.passage.subscription
     short = name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 1]}…"
-    shapes = Markup("").join(
-        Markup('<g class="{}"><title>{}</title>{}</g>').format(
-            each.shape, plain(f"{each.what}, {_clock(each.at)}"), _SHAPES[each.shape].format(x=places[each.at], y=y)
+    shapes, beside = Markup(""), Counter[datetime]()
+    for each in way.steps:
+        # What happened at one moment, such as a decision that was carried out at once, stands side by side.
+        x = places[each.at] + _BESIDE * beside[each.at]
+        beside[each.at] += 1
+        shapes += Markup('<g class="{}"><title>{}</title>{}</g>').format(
+            each.shape, plain(f"{each.what}, {_clock(each.at)}"), _SHAPES[each.shape].format(x=x, y=y)
         )
-        for each in way.steps
-    )
     line = Markup("")
     if way.steps:
         ends = "whole" if passage.state in _ENDS else "open"

@@ -126,6 +126,16 @@ def test_a_message_that_was_decided_on_had_been_set_aside_when_the_position_pass
     ]  # fmt: skip
 
 
+def test_a_decision_that_was_carried_out_at_once_is_seen_beside_it():
+    way = Passage(subscription="relay", kind="relay", state="passed", what="", decisions=(decision(done_at=after(3)),))
+
+    found = parsed(timeline(trace(way)))
+
+    assert [(each.get("class"), each[1].get("cx") or each[1].get("d")) for each in found.iter("g")] == [
+        ("round", "240"), ("diamond", "M350 61m0 -8l8 8l-8 8l-8 -8z"), ("round", "367"),
+    ]  # fmt: skip
+
+
 def test_a_timeline_without_any_moment_is_its_table():
     found = parsed(
         timeline(trace(Passage(subscription="relay", kind="relay", state="unknown", what=""), created_at=None))

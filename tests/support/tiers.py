@@ -9,7 +9,7 @@ import pytest
 Tier = Literal["quick", "storm", "timed"]
 
 #: Rooms whose tests run on SQLite in a storm only, because the quick tier runs the same tests on PostgreSQL.
-TWINS = ("admin", "cli", "consumer", "docs", "relay", "rocketmq", "spark", "worker")
+TWINS = ("admin", "cli", "consumer", "dashboard", "docs", "relay", "rocketmq", "spark", "worker")
 
 #: The areas of a storm, with their folders below `tests/`. What no area names is in `rest`.
 AREAS = {
@@ -20,6 +20,7 @@ AREAS = {
     "rocketmq": ("rocketmq",),
     "worker": ("worker", "relay"),
     "model": ("model", "scenarios/matrix"),
+    "dashboard": ("dashboard",),
     "rest": (),
 }
 #: Tests of the contract for senders that wait for a call's deadline, or try many bodies. The quick tier runs these
