@@ -42,6 +42,7 @@ from outbox.model.command import Commands
 from outbox.model.decision import Decision
 from outbox.model.limits import checked_key, require_flags, require_notes, require_numbers, require_wait
 from outbox.model.message import Message
+from outbox.model.parking import States
 from outbox.model.status import History, Status, WorkerStatus
 from outbox.model.subscription import Start, Subscription, require_start, subscription_of
 from outbox.runtime.process import user_and_host
@@ -200,7 +201,7 @@ class Admin:
         self, *, limit: int = 100, after: tuple[str, int] | None = None, **choice: Unpack[Choice]
     ) -> tuple[ParkedMessage, ...]:
         """Do as `parked`, for dead letters."""
-        choice["state"] = "dead"
+        choice["state"] = States.DEAD
         return self.parked(limit=limit, after=after, **choice)
 
     def unread(self, *, name: str | None = None, topic: str | None = None, key: str | None = None) -> dict[str, int]:

@@ -15,7 +15,7 @@ from outbox.admin.results import Decided, ParkedCount, ParkedDetail
 from outbox.errors import SubscriptionError
 from outbox.model.decision import Verb
 from outbox.model.limits import require_flags, require_notes, require_numbers
-from outbox.model.parking import STATES, State
+from outbox.model.parking import STATES, State, States
 from outbox.model.status import Count, TroubleStatus
 from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
@@ -34,9 +34,9 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 _READERS = ("relay", "consumer", "backfill")
 #: The states that are meant without a state.
 _MEANT: Mapping[Verb, tuple[State, ...]] = {
-    "replay": ("dead",),
-    "discard": ("dead",),
-    "set_aside": ("delayed", "waiting", "retry", "behind"),
+    "replay": (States.DEAD,),
+    "discard": (States.DEAD,),
+    "set_aside": (States.DELAYED, States.WAITING, States.RETRY, States.BEHIND),
 }
 #: A decision on more messages that no worker has read is refused, because each worker keeps their ids in memory.
 MOST_UNREAD = 100_000
@@ -169,7 +169,7 @@ def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str 
         raise SubscriptionError(f"{verb}: give ids, or all=True with a choice; not both")
     ids, by = _log_ids(channel, ids), order.get("by") or user_and_host()
     chosen = _filter(order, ids, default=_MEANT[verb])
-    if verb == "replay" and "behind" in (chosen.states or STATES):
+    if verb == "replay" and States.BEHIND in (chosen.states or STATES):
         look = channel.database.commands.line("parked", "list")
         raise SubscriptionError(
             "state: a message behind another one goes on as soon as that one is done; decide on that one; to see its"

@@ -10,7 +10,7 @@ from typing import Literal
 from outbox.admin.results import Finding, Kind, Proposal, Thresholds
 from outbox.model.command import Commands
 from outbox.model.filter.tags import tag_expression
-from outbox.model.parking import State
+from outbox.model.parking import State, States
 from outbox.model.status import Count, LogStatus, Status, TroubleStatus
 from outbox.model.subscription import base_of, check_of, place_of
 from outbox.runtime.text import age, counted, without_server
@@ -29,9 +29,9 @@ _WAITS = ("waits", "wait")
 #: What a person can decide about a finding, with the arguments beside the subscription. A destination that is away may
 #: come back by itself, and messages that fail may need to wait for a new version of the handler.
 _DECISIONS: dict[Kind, tuple[tuple[str, dict[str, object]], ...]] = {
-    "waiting": (("replay", {"all": True, "state": "waiting"}), ("pause", {})),
-    "failing": (("pause", {}), ("replay", {"all": True, "state": "retry"})),
-    "dead": (("replay", {"all": True, "state": "dead"}), ("discard", {"all": True, "state": "dead"})),
+    "waiting": (("replay", {"all": True, "state": States.WAITING}), ("pause", {})),
+    "failing": (("pause", {}), ("replay", {"all": True, "state": States.RETRY})),
+    "dead": (("replay", {"all": True, "state": States.DEAD}), ("discard", {"all": True, "state": States.DEAD})),
     "behind": (("pause", {}),),
 }
 
@@ -102,8 +102,8 @@ class Diagnosis:
     def _of_subscription(self, status: Status) -> Iterator[Finding]:
         told = [
             *self._of_workers(status),
-            *self._of_unsent(status, "waiting"),
-            *self._of_unsent(status, "retry"),
+            *self._of_unsent(status, States.WAITING),
+            *self._of_unsent(status, States.RETRY),
             *self._of_dead(status),
             *self._of_decisions(status),
         ]
@@ -176,14 +176,14 @@ class Diagnosis:
         since = min(each.since for each in troubles)
         is_check, number = status.kind == "check", status.count(state)
         place = "an answer" if is_check else place_of(status, "their destination")
-        if state == "retry" and (is_check or self._seconds(since) < _IDLE_SECONDS):
+        if state == States.RETRY and (is_check or self._seconds(since) < _IDLE_SECONDS):
             return
         waits = f"{counted(number, 'message', _WAITS)} for {place}"
         yield self._finding(
-            kind="waiting" if state == "waiting" else "failing",
+            kind="waiting" if state == States.WAITING else "failing",
             subscription=status.name,
             what=waits
-            if state == "waiting"
+            if state == States.WAITING
             else counted(number, "message", ("failed and is", "failed and are")) + " tried again",
             since=since,
             evidence=_errors(troubles, place),
@@ -193,8 +193,8 @@ class Diagnosis:
 
     def _of_dead(self, status: Status) -> Iterator[Finding]:
         """Yield that there are dead letters; of each transaction the first half message alone is dead."""
-        troubles = [each for each in status.troubles if each.state == "dead"]
-        number = status.count("dead")
+        troubles = [each for each in status.troubles if each.state == States.DEAD]
+        number = status.count(States.DEAD)
         if not troubles or number.number <= self.limits.of(status.name).max_dead:
             return
         since, is_check = min(each.since for each in troubles), status.kind == "check"
@@ -212,7 +212,7 @@ class Diagnosis:
             else "to decide, run",
             next_command=self._command("half", "list", "--given-up", *_group_option(status))
             if is_check
-            else self._list_of(status.name, "dead"),
+            else self._list_of(status.name, States.DEAD),
         )
 
     def _of_retention(self) -> str:
@@ -237,14 +237,14 @@ class Diagnosis:
 
     def _of_behind_head(self, status: Status) -> Iterator[Finding]:
         """Yield how many more messages a trouble holds back; the trouble counts the first of each key."""
-        behind, name = status.count("behind"), status.name
+        behind, name = status.count(States.BEHIND), status.name
         if status.kind != "check" and behind.number:
             yield self._finding(
                 kind="behind_head",
                 subscription=name,
                 what=f"{counted(behind, 'message', ('is', 'are'))} behind an earlier message of the same key",
                 advice="to see the earlier messages, run",
-                next_command=self._list_of(name, "behind"),
+                next_command=self._list_of(name, States.BEHIND),
             )
 
     def _of_limits(self, status: Status) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from functools import partial
 from uuid import UUID
 
 from outbox.admin.commands import carry_out_without_worker
+from outbox.model.parking import States
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.operations.erasure import Erased, Erasure
@@ -42,13 +43,13 @@ def erase(
     checks = {each.name for each in Subscriptions(channel).all() if each.kind == "check"}
     dead: dict[str, list[int]] = defaultdict(list)
     for name, id, state in erasure.parked():
-        if state == "dead" and name not in checks:
+        if state == States.DEAD and name not in checks:
             dead[name].append(id)
     letters = sum(map(len, dead.values()))
     if not rehearsal:
         letters = 0
         for name, ids in dead.items():
-            chosen = ParkedFilter(ids=tuple(ids), states=("dead",))
+            chosen = ParkedFilter(ids=tuple(ids), states=(States.DEAD,))
             # Fewer than were found, if a worker has replayed a letter meanwhile.
             write = partial(ParkedMessages(channel, name).decide, chosen, "discard", by, ERASED)
             letters += carry_out_without_worker(channel, name, write)[0]

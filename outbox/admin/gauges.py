@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from outbox.admin.results import Look
 from outbox.errors import DatabaseError
+from outbox.model.parking import States
 from outbox.runtime.latest import Latest
 from outbox.telemetry.metrics import (
     DEAD,
@@ -58,7 +59,7 @@ class Looks:
 def _samples(database: str, look: Look) -> Iterator[Sample]:
     for each in look.subscriptions:
         waiting = {"log": each.backlog, **each.parked}
-        yield Sample(DEAD, waiting.pop("dead"), (database, each.name))
+        yield Sample(DEAD, waiting.pop(States.DEAD), (database, each.name))
         yield from (Sample(UNSENT, number, (database, each.name, state)) for state, number in waiting.items())
         yield Sample(UNSENT_AGE, each.lag_seconds, (database, each.name))
     kinds = Counter((each.subscription or "", each.kind) for each in look.findings)

@@ -10,6 +10,7 @@ from outbox.admin.commands import carry_out_without_worker
 from outbox.errors import OutboxError, SubscriptionError, VerdictStandsError
 from outbox.model.limits import require_notes
 from outbox.model.message import Message
+from outbox.model.parking import States
 from outbox.model.subscription import check_of
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel, on_channel
@@ -175,7 +176,7 @@ def resume(channel: Channel, id: str, *, by: str | None, reason: str | None) -> 
         when = "" if due is None else f", the next one at {_moment(due)}"
         raise OutboxError(f"transaction {id} was not given up; its checks go on{when}")
     name = check_of(transaction.group)
-    chosen = ParkedFilter(ids=transaction.given_up_ids, states=("dead",))
+    chosen = ParkedFilter(ids=transaction.given_up_ids, states=(States.DEAD,))
     write = partial(ParkedMessages(channel, name).decide, chosen, "replay", by or user_and_host(), reason)
     _, worker = carry_out_without_worker(channel, name, write)
     return Resumed(transaction_id=id, group=transaction.group, messages=transaction.messages, worker=worker)

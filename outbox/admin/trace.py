@@ -10,6 +10,7 @@ from outbox.admin.results import Passage, PassageState, Trace
 from outbox.model.decision import Decision
 from outbox.model.filter.sql92 import Filter
 from outbox.model.message import Message
+from outbox.model.parking import States
 from outbox.model.subscription import Subscription
 from outbox.model.topics import Topics
 from outbox.runtime.text import counted
@@ -157,11 +158,11 @@ def in_words(copy: ParkedMessage) -> str:
     tried = f" after {counted(copy.attempts, 'failed attempt')}" if copy.attempts else ""
     due = "" if copy.due_at is None else f", due {_moment(copy.due_at)}"
     said = {
-        "delayed": f"delayed{due}",
-        "waiting": f"waiting for its destination{due}",
-        "retry": f"waiting for the next try{tried}{due}",
-        "dead": f"dead letter{tried}",
-        "behind": f"behind message {copy.head} of its key",
+        States.DELAYED: f"delayed{due}",
+        States.WAITING: f"waiting for its destination{due}",
+        States.RETRY: f"waiting for the next try{tried}{due}",
+        States.DEAD: f"dead letter{tried}",
+        States.BEHIND: f"behind message {copy.head} of its key",
     }[copy.state]
     said += "" if copy.parked_at is None else f", set aside {_moment(copy.parked_at)}"
     said += "" if copy.error is None else f": {copy.error}"

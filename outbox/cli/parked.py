@@ -29,6 +29,7 @@ from outbox.cli.options import (
 from outbox.cli.output import counted, fail, moment, printable, say, say_the_end, show_json, show_table
 from outbox.cli.statuses import say_pauses
 from outbox.cli.tables import Alarm
+from outbox.model.parking import States
 from outbox.model.status import Count
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _row(message: ParkedMessage) -> tuple[object, ...]:
     return (
         message.subscription,
         message.id,
-        Alarm(message.state) if message.state == "dead" else state,
+        Alarm(message.state) if message.state == States.DEAD else state,
         message.topic,
         message.key,
         message.head,
@@ -195,7 +196,7 @@ def _of_key(held: HeldKey) -> tuple[object, ...]:
     if head is None:
         return (held.subscription, held.key, *[None] * 6)
     since = None if head.parked_at is None else moment(head.parked_at, zone=False)
-    state = Alarm(head.state) if head.state == "dead" else head.state
+    state = Alarm(head.state) if head.state == States.DEAD else head.state
     behind = Count(held.behind, about=held.behind_is_minimum)
     return (held.subscription, held.key, behind, head.id, state, head.attempts, since, head.error)
 
@@ -344,7 +345,7 @@ def _decide(
             number = counted(each.unread, "unread message")
             say(f"{words} of {number} of {each.name} asked for; carried out when a worker reads them")
     if not done:
-        states = " or ".join(chosen.state or ("dead",)) if verb != "set_aside" else "such"
+        states = " or ".join(chosen.state or (States.DEAD,)) if verb != "set_aside" else "such"
         say(f"no {states} messages of {chosen.name or 'any subscription'} match")
     if left:
         from outbox.admin.decisions import in_words

@@ -9,6 +9,7 @@ import click
 
 from outbox.cli.output import age, moment, say, show_table
 from outbox.cli.tables import Alarm
+from outbox.model.parking import States
 from outbox.runtime import text
 from outbox.runtime.process import host_and_pid
 
@@ -75,8 +76,8 @@ def _row(status: Status, before: Status | None, seconds: float) -> tuple[object,
         state: f"{status.count(state)}{changed(each, None if before is None else before.parked[state])}"
         for state, each in status.parked.items()
     }
-    if status.parked["dead"]:
-        parked["dead"] = Alarm(parked["dead"])
+    if status.parked[States.DEAD]:
+        parked[States.DEAD] = Alarm(parked[States.DEAD])
     return (
         status.name,
         f"{status.unsettled}{changed(status.backlog, None if before is None else before.backlog, seconds)}",

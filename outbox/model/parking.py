@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 State = Literal["delayed", "waiting", "retry", "dead", "behind"]
+
+
+class States:
+    """The names of the states."""
+
+    DELAYED: Final = "delayed"
+    WAITING: Final = "waiting"
+    RETRY: Final = "retry"
+    DEAD: Final = "dead"
+    BEHIND: Final = "behind"
+
+
 #: The states of the heads of units; what stands behind the head of its key has none, which is called `behind`.
 STATES: tuple[State, ...] = get_args(State)
 

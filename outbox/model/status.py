@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from outbox.model.parking import State
+from outbox.model.parking import State, States
 from outbox.model.subscription import Reader
 
 #: Rows are counted up to this number; more are estimated.
 MOST_COUNTED = 10_000
 #: States whose messages will be sent without a person, as soon as nothing holds them back.
-UNSENT: tuple[State, ...] = ("waiting", "retry", "behind")
+UNSENT: tuple[State, ...] = (States.WAITING, States.RETRY, States.BEHIND)
 
 
 @dataclass(frozen=True, slots=True)

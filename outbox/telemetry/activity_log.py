@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from outbox.model.message import Message
+from outbox.model.parking import States
 from outbox.runtime.clock import clock as monotonic
 from outbox.runtime.named import named
 from outbox.runtime.text import age, counted
@@ -21,7 +22,7 @@ activity_logger = logging.getLogger("outbox.activity")
 _STEPS = 10
 _SHORTEST = 0.001
 _SHARE = 0.99
-_WAITING = ("waiting", "retry", "behind")
+_WAITING = (States.WAITING, States.RETRY, States.BEHIND)
 
 
 class Activity:

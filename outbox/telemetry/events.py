@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import Parking, States
 from outbox.model.verdict import Verdict
 from outbox.store.database import Database
 
@@ -287,8 +287,8 @@ class Teller:
         if done:
             self.tell(Settled, messages=done, seconds=seconds)
         if parkings and self.listeners:
-            dead = [each for each in parkings if each[1].state == "dead"]
-            parked = [each for each in parkings if each[1].state != "dead"] if dead else parkings
+            dead = [each for each in parkings if each[1].state == States.DEAD]
+            parked = [each for each in parkings if each[1].state != States.DEAD] if dead else parkings
             if parked:
                 self.tell(Parked, messages=parked)
             if dead:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outbox.model.command import OF_ENVIRONMENT, Commands
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import Parking, States
 from outbox.model.subscription import Declaration, place_of
 from outbox.runtime.clock import clock as monotonic
 from outbox.runtime.named import named
@@ -63,7 +63,7 @@ class Words:
         if self.group is None:
             said = counted(len(messages), "more dead letter")
             first = f"message {messages[0].id} of topic {messages[0].topic}"
-            decide = self.commands.line("parked", "list", "--name", self.subscription, "--state", "dead")
+            decide = self.commands.line("parked", "list", "--name", self.subscription, "--state", States.DEAD)
         else:
             # A verdict is about a transaction, however many half messages.
             transactions = len({each.key for each in messages})
@@ -97,7 +97,7 @@ class FailureLog:
                 text = f"{self._words.accepted(outage.topic)} after {age(outage.seconds)}{self._waited(outage)}"
                 self._warn(text, "destination_back", topic=outage.topic, seconds=outage.seconds)
             case Parked(messages=messages) if self._logged and len(self._waiting) < _MOST_WAITING:
-                waiting = [m for m, parked in messages if parked.state in ("waiting", "behind")]
+                waiting = [m for m, parked in messages if parked.state in (States.WAITING, States.BEHIND)]
                 self._waiting.update((m.id, m.topic) for m in waiting if self._logged & {None, m.topic})
             case Dead(messages=messages):
                 self._dead(messages)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+from outbox.model.parking import States
 from outbox.model.verdict import DONE
 from outbox.telemetry.events import (
     BatchRead,
@@ -163,7 +164,7 @@ class Metrics:
             self._put[LAG](lag, *where)
 
     def _parked(self, event: Parked) -> None:
-        self._put[RETRIES](sum(parking.state == "retry" for _, parking in event.messages), *_where(event))
+        self._put[RETRIES](sum(parking.state == States.RETRY for _, parking in event.messages), *_where(event))
 
     def _taken(self, event: LeaseTaken) -> None:
         self._put[TAKEOVERS](1, *_where(event))

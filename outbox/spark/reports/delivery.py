@@ -8,6 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from outbox.model.limits import HALF_TOPIC
+from outbox.model.parking import States
 
 #: The columns that each function needs of its DataFrame; the option `columns` makes the source read only these.
 PER_HOUR_COLUMNS = "topic string, created_at timestamp"
@@ -37,7 +38,7 @@ def messages_per_hour(messages: DataFrame) -> DataFrame:
 
 def _state() -> Column:
     """Return the state of a parked message: what stands behind the head of its key has none."""
-    return sf.coalesce(sf.col("state"), sf.lit("behind"))
+    return sf.coalesce(sf.col("state"), sf.lit(States.BEHIND))
 
 
 def parked_by_age(parked: DataFrame, now: datetime) -> DataFrame:
@@ -61,7 +62,7 @@ def dead_letters(parked: DataFrame) -> DataFrame:
         subscription, topic, error, letters, oldest, newest (when the first and the last letter were parked).
     """
     return (
-        parked.where(sf.col("state") == "dead")
+        parked.where(sf.col("state") == States.DEAD)
         .groupBy("subscription", "topic", sf.substring("error", 1, _ERROR).alias("error"))
         .agg(sf.count("*").alias("letters"), sf.min("parked_at").alias("oldest"), sf.max("parked_at").alias("newest"))
         .orderBy(sf.desc("letters"), "subscription", "topic", "error")

@@ -14,6 +14,7 @@ from pyspark.sql import functions as sf
 
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import TRANSACTION_ID
+from outbox.model.parking import States
 from outbox.model.subscription import check_of
 from outbox.store.half_messages.half import REAL_TOPIC, WAY
 
@@ -176,7 +177,7 @@ def _restored(messages: DataFrame) -> DataFrame:
 def _given_up(parked: DataFrame) -> DataFrame:
     """Return the transactions that wait for a person, with a half message among the dead letters of the check-back."""
     prefix = check_of("")
-    is_given_up = sf.col("subscription").startswith(prefix) & (sf.col("state") == "dead")
+    is_given_up = sf.col("subscription").startswith(prefix) & (sf.col("state") == States.DEAD)
     return (
         parked.where(is_given_up)
         .select(

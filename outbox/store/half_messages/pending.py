@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
+from outbox.model.parking import States
 from outbox.model.subscription import Subscription, check_of
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import READ_COLUMNS
@@ -162,12 +163,12 @@ class HalfTransactions:
         key, group, _, way, _, created_at, _, _ = rows[0]
         created = self._database.moment(created_at)
         check = checks.get(check_of(group))
-        dead = tuple(id for _, id, state, _, _, _ in parked if state == "dead")
+        dead = tuple(id for _, id, state, _, _, _ in parked if state == States.DEAD)
         due = [self._database.moment(due_at) for *_, due_at in parked if due_at is not None]
         if not parked and check is not None:
             asked_for = timedelta(seconds=max(immunity or 0 for *_, immunity in rows))
             due = [created + max(check.grace, asked_for)]
-        said = max(parked, key=lambda row: (row[2] == "dead", row[3]), default=None)
+        said = max(parked, key=lambda row: (row[2] == States.DEAD, row[3]), default=None)
         return HalfTransaction(
             transaction_id=key,
             group=group,

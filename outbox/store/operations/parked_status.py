@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from outbox.model.parking import STATES, State
+from outbox.model.parking import STATES, State, States
 from outbox.model.status import MOST_COUNTED, UNSENT, Count, TroubleStatus
 from outbox.model.subscription import Subscription
 from outbox.runtime.text import without_numbers
@@ -13,7 +13,7 @@ from outbox.store.database import Channel
 from outbox.store.subscriptions.parked_messages import of_state
 
 #: The states whose messages have an error, in the order in which a person has to know about them.
-_FAILED: tuple[State, ...] = ("waiting", "retry", "dead")
+_FAILED: tuple[State, ...] = (States.WAITING, States.RETRY, States.DEAD)
 #: The most errors of one state that are listed, the most that are looked at, and the most characters of each.
 _MOST_TROUBLES, _MOST_ERRORS, _MOST_CHARACTERS = 5, 1_000, 500
 
@@ -75,14 +75,15 @@ def status_of_parked(channel: Channel, subscription: Subscription) -> ParkedStat
     looks = {state: _look(channel, name, state, meant) for state in STATES}
     some = {state for state, (count, _) in looks.items() if count.number}
     unsent, overdue = [looks[state][1] for state in UNSENT], None
-    if "delayed" in some:
+    if States.DELAYED in some:
         found = channel.rows(_OVERDUE, subscription=name, limit=MOST_COUNTED + 1)[0][0]
         overdue = channel.database.dialect.clock.read(found)
     return ParkedStatus(
         counts={state: count for state, (count, _) in looks.items()},
         unsent_since=min((each for each in (*unsent, overdue) if each is not None), default=None),
         troubles=tuple(each for state in _FAILED if state in some for each in _by_error(channel, name, state, meant)),
-        some_free=overdue is not None or (bool(some & {"waiting", "retry"}) and _some_are_free(channel, subscription)),
+        some_free=overdue is not None
+        or (bool(some & {States.WAITING, States.RETRY}) and _some_are_free(channel, subscription)),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from outbox.errors import DatabaseError
 from outbox.model.lease import Partition
 from outbox.model.message import Message
-from outbox.model.parking import NOTHING_HELD, STATES, Held, Parking
+from outbox.model.parking import NOTHING_HELD, STATES, Held, Parking, States
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
@@ -307,11 +307,11 @@ class Parked:
         seconds = self._database.seconds(since=self._database.dialect.clock.now, until="o.due_at")
         replaced = self._of_units(_REPLACED, keys, seconds=seconds)
         self.remove([id for id, *_ in replaced])
-        heads = {unit: rest for _, unit, *rest in replaced if rest[0] in ("waiting", "retry")}
+        heads = {unit: rest for _, unit, *rest in replaced if rest[0] in (States.WAITING, States.RETRY)}
         places = list[tuple[int, Parking]]()
         for unit, (state, due_in, error) in heads.items():
             ((first,),) = self._of_units(_FIRSTS, [unit])
-            why = error if state == "waiting" else None
+            why = error if state == States.WAITING else None
             places.append((first, Parking(state=state, holds=True, error=why, delay=timedelta(seconds=due_in))))
         self.change(places)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from outbox.model.decision import Decision, Verb
 from outbox.model.message import Message, stored_uuid
-from outbox.model.parking import State
+from outbox.model.parking import State, States
 from outbox.runtime.clock import clock
 from outbox.runtime.process import user_and_host
 from outbox.store.database import Channel
@@ -52,12 +52,12 @@ class ParkedFilter:
         return {name: value.isoformat() if name == "before" else value for name, value in given.items()}
 
 
-DEAD = ParkedFilter(states=("dead",))
+DEAD = ParkedFilter(states=(States.DEAD,))
 
 
 def of_state(state: State, column: str = "state") -> str:
     """Return the condition that a row has the state `:state`, by the index of states: what is behind has none."""
-    return f"{column} IS NULL" if state == "behind" else f"{column} = :state"
+    return f"{column} IS NULL" if state == States.BEHIND else f"{column} = :state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
