@@ -6,17 +6,23 @@ the next process under which message the last one ended.
 
 from __future__ import annotations
 
-from collections.abc import Container
+import logging
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from threading import Lock
 
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import Parking, States
 from outbox.runtime.fork import in_child
+from outbox.runtime.named import named
+from outbox.store.subscriptions.parked import Ready
 from outbox.store.subscriptions.progress import Settled
 from outbox.worker.policy import HandlerPolicy
 
+logger = logging.getLogger("outbox")
+
+#: The errors of messages that are to be handled alone.
 _MARKS = (
     "waits to be handled alone, because a process ended",
     "under way alone, because a process ended",
@@ -35,17 +41,81 @@ def needs_care(newest: Settled, earlier: Container[int]) -> bool:
     return newest.n == 1 and newest.epoch not in earlier
 
 
-def to_be_alone(policy: HandlerPolicy) -> Parking:
-    """Return the parking of a message of the log that is to be handled alone."""
-    return Parking(state="retry", holds=policy.ordered, error=_MARKS[0], delay=timedelta(0))
+class Care:
+    """The care of one partition: which messages are handled alone, and which is the next one.
+
+    Messages of the log are parked first, and then handled like those that were parked before.
+    """
+
+    def __init__(self, policy: HandlerPolicy, begun: set[int | None], most: int) -> None:
+        """`most`: so many messages of the log are handled alone; 0: the last process ended in order.
+
+        `begun`: over all leases, the messages that this process has begun to handle alone, by log id.
+        """
+        self._policy = policy
+        self._begun = begun
+        self._in_log = self._most = most
+        #: So many parked messages are handled alone, marked or not; None: all that are ready at first. What is parked
+        #: behind another message has no mark.
+        self._parked: int | None = None if most else 0
+        #: True while a parked message is handled alone. `awaits_turn`: another partition of this process does so now.
+        self.alone = self.awaits_turn = False
+
+    @property
+    def in_log(self) -> bool:
+        """True while messages of the log are parked to be handled alone."""
+        return self._in_log > 0
+
+    @property
+    def goes_on(self) -> bool:
+        """True while messages are handled alone, because a message may have ended a process."""
+        return self._in_log > 0 or self.alone
+
+    def park(self, messages: list[Message], subscription: str) -> list[tuple[Message, Parking]]:
+        """Return how messages of the log are parked: all, or the first where the others wait for the first."""
+        if self._in_log == self._most:
+            text = "%s: a process ended in the midst of its work; its messages are handled one by one"
+            logger.warning(text, subscription, extra=named("handled_alone", subscription=subscription))
+        first = messages[:1] if self._policy.suspend else messages
+        self._in_log = max(0, self._in_log - len(first))
+        self._parked = (self._parked or 0) + len(first)
+        parking = Parking(state=States.RETRY, holds=self._policy.ordered, error=_MARKS[0], delay=timedelta(0))
+        return [(message, parking) for message in first]
+
+    def log_ends(self) -> None:
+        """Note that the log has no more messages, so the last process had no more."""
+        self._in_log = 0
+
+    def next(self, ready: list[Ready]) -> list[Ready]:
+        """Return the ready messages; only the first, while messages are handled alone."""
+        number = len(ready) if self._parked is None else self._parked
+        self.alone = bool(ready) and (number > 0 or any(each.error in _MARKS for each in ready))
+        self._parked = max(0, number - 1) if self.alone else 0
+        return ready[:1] if self.alone else ready
+
+    def begin(self, message: Message, error: str | None) -> Parking | None:
+        """Return how a message is parked before its call, so that the next process knows; or as a dead letter.
+
+        `error`: of the parked message so far. None: no other call is under way, and the message is parked so already;
+        or, with `awaits_turn`, the call has to wait.
+        """
+        self.awaits_turn = not ALONE.taken(self)
+        return None if self.awaits_turn or message.id in self._begun else under_way(message, error, self._policy)
+
+    def began(self, message: Message) -> None:
+        """Note that a message is parked as under way."""
+        self._begun.add(message.id)
+
+    def settled(self, messages: Iterable[Message]) -> None:
+        """Note that the calls of messages are over."""
+        self._begun.difference_update(message.id for message in messages)
+
+    def end(self) -> None:
+        """Let another partition of this process handle a message alone."""
+        ALONE.give_back(self)
 
 
-def is_marked(error: str | None) -> bool:
-    """Return whether a parked message with such an error is to be handled alone."""
-    return error in _MARKS
-
-
-def marked(message: Message, error: str | None, policy: HandlerPolicy) -> Parking:
+def under_way(message: Message, error: str | None, policy: HandlerPolicy) -> Parking:
     """Return the parking of a message while it is handled alone, or its parking as a dead letter, without a call.
 
     The mark counts as an attempt, because the process may end before the attempt is counted. `error`: of the parked
@@ -55,7 +125,9 @@ def marked(message: Message, error: str | None, policy: HandlerPolicy) -> Parkin
     times = min(_MARKS.index(error), message.attempt - 1) if error in _MARKS else 0
     if times + 1 == len(_MARKS):
         return replace(policy.dead(message, _ENDED), attempts=message.attempt - 1)
-    return Parking(state="retry", holds=True, attempts=message.attempt, error=_MARKS[times + 1], delay=timedelta(0))
+    return Parking(
+        state=States.RETRY, holds=True, attempts=message.attempt, error=_MARKS[times + 1], delay=timedelta(0)
+    )
 
 
 class _Alone:

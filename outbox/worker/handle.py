@@ -11,7 +11,7 @@ from typing import Any
 
 from outbox.errors import HungHandlerError
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import Parking, States
 from outbox.model.retry import seconds_to_wait
 from outbox.model.verdict import DONE, Verdict, describe
 from outbox.runtime.clock import clock
@@ -224,7 +224,7 @@ class BatchHandler:
         if self._outages:
             self._outages.accepted(part.accepted_topics)
         self._blame.forget(part.done)
-        again = ("retry", "waiting") if batch.parked else ("retry",)
+        again = (States.RETRY, States.WAITING) if batch.parked else (States.RETRY,)
         self._blame.forget(message for message, parking in part.parked if parking.state not in again)
         return part
 
@@ -325,7 +325,7 @@ class BatchHandler:
     def _tell_what_waits(self, batch: Pending) -> None:
         if batch.outcome.parked or batch.outcome.refused:
             waiting = {
-                m.topic: parking.error or "" for m, parking in batch.outcome.parked if parking.state == "waiting"
+                m.topic: parking.error or "" for m, parking in batch.outcome.parked if parking.state == States.WAITING
             }
             refused = batch.findings.errors_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.refused)
             self._tell(batch, refused | waiting)

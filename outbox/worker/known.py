@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import Parking, States
 
 #: So many outcomes are remembered; a message whose outcome is forgotten is handed over again.
 _MOST = 100_000
@@ -69,7 +69,7 @@ class KnownOutcomes:
 
     def note(self, done: Iterable[Message], parkings: Iterable[tuple[Message, Parking]] = ()) -> None:
         """Remember outcomes. Any other parking than a dead letter follows from another call, or from the time."""
-        dead = ((message, parking) for message, parking in parkings if parking.state == "dead")
+        dead = ((message, parking) for message, parking in parkings if parking.state == States.DEAD)
         with self._lock:
             for message, parking in chain(((message, None) for message in done), dead):
                 if len(self._outcomes) >= _MOST:

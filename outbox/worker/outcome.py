@@ -11,7 +11,7 @@ from operator import is_
 from typing import Protocol
 
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import Parking, States
 from outbox.worker.blame import Findings
 from outbox.worker.policy import BEHIND, EXPIRED, with_one_head
 
@@ -46,7 +46,7 @@ class Outcome:
     @property
     def accepted_topics(self) -> set[str]:
         """The topics that the destination accepts, as far as known at the end of the batch."""
-        waiting = {message.topic for message, parking in self.parked if parking.state == "waiting"}
+        waiting = {message.topic for message, parking in self.parked if parking.state == States.WAITING}
         return set() if self.away else {message.topic for message in self.done} - waiting - self.refused.keys()
 
 
@@ -119,7 +119,7 @@ class Pending:
             self.outcome.open = [message for message in self.outcome.open if message.id not in answered]
         parked = with_one_head(parked) if len(parked) > 1 else parked
         self.outcome.parked.extend(parked)
-        self.suspended |= any(parking.state == "retry" for _, parking in parked)
+        self.suspended |= any(parking.state == States.RETRY for _, parking in parked)
         resolved = {message.id for message in done} | {message.id for message, _ in parked}
         held_keys = {message.key for message, parking in parked if parking.holds and message.key is not None}
         rest = [message for message in self.messages if message.id not in resolved]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Container, Generator, Iterable, Sequence
@@ -17,7 +16,6 @@ from outbox.model.barrier import has_arrived
 from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.position import Progress
-from outbox.runtime.named import named
 from outbox.store.database import Channel
 from outbox.store.half_messages.op import DecidedHalves
 from outbox.store.log.cursor import Batch, Reading
@@ -29,9 +27,11 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
 from outbox.worker import upkeep
 from outbox.worker.assigned import Assigned
-from outbox.worker.care import needs_care, to_be_alone
+from outbox.worker.care import Care, needs_care
+from outbox.worker.deciding import Deciding
 from outbox.worker.decisions import OpenDecisions
 from outbox.worker.fetch import Prefetcher
+from outbox.worker.holds import Holds
 from outbox.worker.hung import HungCalls
 from outbox.worker.maintenance import Maintenance, Task, tasks_of
 from outbox.worker.outcome import Finished, Outcome
@@ -40,8 +40,6 @@ from outbox.worker.policy import BEHIND, DELAYED, EXPIRED, MAX_WAITING, HandlerP
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Look, Wait
-
-logger = logging.getLogger("outbox")
 
 
 @dataclass(slots=True)
@@ -152,7 +150,9 @@ class PartitionWorker:
         parked = Parked(channel, name, lease.partition, ordered=policy.ordered, compact=policy.compact)
         blocks = policy.ordered and policy.block_on_dead
         decisions = OpenDecisions(Decisions(channel, name), parked, lease.partition, blocks=blocks)
-        self._settlement = Settlement(channel, lease, incarnation, unsettled, parked=parked, decisions=decisions)
+        self._settlement = settlement = Settlement(
+            channel, lease, incarnation, unsettled, parked=parked, decisions=decisions
+        )
         self._settlement.highest = reading.log.last(channel) if newest.highest is None else newest.highest
         since = time.monotonic()
         if not batch_handler.policy.momentary or self._settlement.unsettled:
@@ -162,12 +162,13 @@ class PartitionWorker:
             # too, because only a new row can tell how old the progress is.
             since -= abs((capture.now - newest.settled_at).total_seconds())
         self._hung = hung = batch_handler.hung
-        careful = not policy.momentary and needs_care(newest, batch_handler.hung.earlier)
+        careful = not policy.momentary and (hung.careful or needs_care(newest, hung.earlier))
+        self._care = care = Care(policy, hung.begun, settings.limits.rows if careful else 0)
+        self._holds = holds = Holds(parked, upkeep.MOST_KEYS, policy.paused)
+        self._deciding = Deciding(decisions, settlement, holds, hung.known, policy)
         self._parked_queue = ParkedQueue(
-            parked, decisions, self._settlement, hung, settings, teller, finished, policy=policy, careful=careful
+            parked, settlement, hung, settings, teller, finished, policy=policy, holds=holds, care=care
         )
-        #: So many messages of the log are handled one by one.
-        self._careful = settings.limits.rows if careful else 0
         self._prefetcher = Prefetcher(channel, reading.after(newest.progress, incarnation))
         self._finished = finished
         self._compact, self._waits_for_grace = policy.compact, reading.grace is not None
@@ -182,7 +183,8 @@ class PartitionWorker:
     def close(self) -> None:
         """End the reading thread, and keep the outcomes that are not settled for the next lease."""
         self._prefetcher.close()
-        self._parked_queue.close()
+        self._care.end()
+        self._hung.careful = self._care.goes_on
         self._batch_handler.keep(self._handled.done + self._outcome.done, self._outcome.parked)
 
     @property
@@ -198,7 +200,7 @@ class PartitionWorker:
     @property
     def alone(self) -> bool:
         """True while messages are handled one by one, because a message may have ended a process."""
-        return self._careful > 0 or self._parked_queue.alone
+        return self._care.goes_on
 
     @property
     def due_in(self) -> float:
@@ -211,7 +213,7 @@ class PartitionWorker:
 
         Likewise messages that wait until another partition has handled its own alone.
         """
-        return self._parked_queue.awaits_turn or any(self._left(batch.messages) for batch in self._prefetcher.young())
+        return self._care.awaits_turn or any(self._left(batch.messages) for batch in self._prefetcher.young())
 
     def step(self, *, postpone: bool = False) -> Generator[Wait, None, int]:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
@@ -235,15 +237,15 @@ class PartitionWorker:
             yield from self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             if not (batch.seen or self._waits_for_grace):
-                # The last process had no more messages.
-                self._careful = 0
+                self._care.log_ends()
             self._store_in_passing(batch)
         self._maintenance.step(self._stored.progress.base, behind=batch.end.target is not None)
         return worked + batch.seen
 
     def _handle_parked(self) -> Generator[Wait, None, bool]:
         """Handle parked messages that are due, and decisions of people; return whether there were any."""
-        messages = self._parked_queue.begin(self._batch_handler.late(), progress=self._stored.progress)
+        self._parked_queue.begin(self._batch_handler.late())
+        messages = self._parked_queue.take(decided=self._deciding.carry_out(self._stored.progress))
         if messages is not None:
             with closing(self._batch_handler.run(messages, quota=0, parked=True)) as handling:
                 for each in handling:
@@ -268,7 +270,8 @@ class PartitionWorker:
 
     def decide(self) -> None:
         """Carry out decisions of people, at any point but within a call."""
-        self._parked_queue.decide(self._stored.progress)
+        if self._deciding.carry_out(self._stored.progress, self._parked_queue.under_way):
+            self._parked_queue.look_soon()
         self._decide_at = time.monotonic() + upkeep.DECISIONS
 
     def settle_handled(self) -> None:
@@ -286,8 +289,8 @@ class PartitionWorker:
             self.decide()
         if self._stored.passed is not None:
             self._store(self._stored.passed)
-        elif self._settlement.only_begun and not self._batch_handler.policy.momentary:
-            # It tells the next process that this one ended in order.
+        elif self._settlement.only_begun and not (self._batch_handler.policy.momentary or self._care.goes_on):
+            # It tells the next process that this one ended in order, without messages that may end a process.
             self._store(self._stored.progress)
 
     def tidy(self) -> None:
@@ -301,9 +304,11 @@ class PartitionWorker:
         if not messages:
             self._store_in_passing(batch)
             return
-        to_send, parkings = self._not_withdrawn(*self._sort_out(messages, batch.now))
-        if self._careful and to_send:
-            self._set_aside(batch, to_send, parkings)
+        to_send, parkings = self._sort_out(messages, batch.now)
+        recalled = self._settlement.recalled(to_send)
+        to_send, parkings = recalled.free, parkings + [(message, DELAYED) for message in recalled.open]
+        if self._care.in_log and to_send:
+            self._park_alone(batch, to_send, parkings)
             return
         aside = {message.id for message, _ in parkings}
         to_send, replaced = newest(to_send) if self._compact else (to_send, [])
@@ -326,22 +331,15 @@ class PartitionWorker:
             self._store(batch.end, self._outcome)
         self._outcome = Outcome()
 
-    def _set_aside(self, batch: Batch, to_send: list[Message], parkings: Parkings) -> None:
-        """Park the messages to be handled one by one: all, or the first where the others wait for the first."""
-        policy = self._batch_handler.policy
-        if self._careful == self._settings.limits.rows:
-            text = "%s: a process ended in the midst of its work; its messages are handled one by one"
-            name = self._settlement.lease.partition.subscription
-            logger.warning(text, name, extra=named("handled_alone", subscription=name))
+    def _park_alone(self, batch: Batch, to_send: list[Message], parkings: Parkings) -> None:
+        """Park the messages that are to be handled alone; what is left of the batch is read again."""
         self.settle_handled()
-        first = to_send[:1] if policy.suspend else to_send
-        outcome = Outcome(parked=[*parkings, *((message, to_be_alone(policy)) for message in first)])
-        self._careful = max(0, self._careful - len(first))
-        self._parked_queue.handle_alone(len(first))
-        if len(first) == len(to_send):
+        alone = self._care.park(to_send, self._settlement.lease.partition.subscription)
+        outcome = Outcome(parked=[*parkings, *alone])
+        if len(alone) == len(to_send):
             self._store(batch.end, outcome)
             return
-        last = first[0].id or 0
+        last = alone[-1][0].id or 0
         self._store(batch.upto(last), _split(outcome, last)[0])
         self._prefetcher.forget().move_to(self._stored.progress)
 
@@ -370,7 +368,7 @@ class PartitionWorker:
         """Return the messages of a batch without an outcome, if people have decided on one: the batch is read again."""
         settled = {message.id for message in self._outcome.done} | {message.id for message, _ in self._outcome.parked}
         left = [message for message in to_send if message.id not in settled]
-        return left if self._parked_queue.some_decided(left) else []
+        return left if self._deciding.some_on(left) else []
 
     def _left(self, messages: list[Message]) -> list[Message]:
         """Return the messages that are not done already; called late, because messages become done at any moment."""
@@ -379,24 +377,15 @@ class PartitionWorker:
         done = self._finished.finished(messages)
         return [message for message in messages if message.id not in done] if done else messages
 
-    def _not_withdrawn(self, messages: list[Message], parkings: Parkings) -> tuple[list[Message], Parkings]:
-        """Leave out withdrawn messages, and park messages whose withdrawal is open."""
-        delayed = [message for message in messages if message.deliver_at is not None]
-        if not delayed:
-            return messages, parkings
-        recalled = self._settlement.recalled(delayed)
-        parkings += [(message, DELAYED) for message in delayed if message.message_id in recalled.open]
-        return [m for m in messages if m.message_id not in recalled.withdrawn | recalled.open], parkings
-
     def _more_available(self) -> bool:
         """Return whether other messages could be tried: later ones of the log, or parked messages."""
         return self._parked_queue.due_in <= 0 or self._prefetcher.more()
 
     def _sort_out(self, messages: list[Message], now: datetime) -> tuple[list[Message], Parkings]:
         """Separate the messages to be handled from messages to be parked at once."""
-        policy, holds, refused = self._batch_handler.policy, self._parked_queue.holds, self._parked_queue.paused()
-        held, called = holds.among(messages), holds.called
-        messages, decided = self._parked_queue.without_decided(messages, held)
+        policy, holds, refused = self._batch_handler.policy, self._holds, self._parked_queue.paused()
+        held, called = holds.among(messages), self._hung.held(ordered=policy.ordered)
+        messages, decided = self._deciding.sort_out(messages, held)
         parkings: Parkings = []
         timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
         if held or called or timed:
@@ -417,7 +406,7 @@ class PartitionWorker:
         self._handled, self._stored = _Handled(), _Stored(end)
         if parkings:
             self._parked_queue.parked(parkings)
-            parkings = self._parked_queue.without_discarded(parkings)
+            parkings = self._deciding.without_discarded(parkings)
         self._teller.tell_settled(done, parkings, self._stored.at - began)
 
     def _settle_before(self, next: Message, batch: Batch) -> None:

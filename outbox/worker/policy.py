@@ -10,15 +10,15 @@ from datetime import datetime, timedelta
 from tenacity.wait import wait_base, wait_random_exponential
 
 from outbox.model.message import Message
-from outbox.model.parking import NOTHING_HELD, Held, Parking
+from outbox.model.parking import NOTHING_HELD, Held, Parking, States
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Subscription
 from outbox.model.verdict import Retry
 from outbox.runtime.throttled_log import Throttle
 
-BEHIND = Parking(state="behind", holds=True)
-DELAYED = Parking(state="delayed", holds=False)
-EXPIRED = Parking(state="dead", holds=False, error="expired before it was delivered")
+BEHIND = Parking(state=States.BEHIND, holds=True)
+DELAYED = Parking(state=States.DELAYED, holds=False)
+EXPIRED = Parking(state=States.DEAD, holds=False, error="expired before it was delivered")
 #: The error of a message that waits for a call past its deadline.
 CALLED = "its call has not come back; it is held until the call does, or the process is started again"
 MAX_ERROR = 2000
@@ -115,7 +115,7 @@ class HandlerPolicy:
     def dead(self, message: Message, error: str) -> Parking:
         """Return the parking of a dead letter; with `block_on_dead` the rest of its key waits for a person."""
         holds = self.ordered and self.block_on_dead
-        return Parking(state="dead", holds=holds, attempts=message.attempt, error=error[:MAX_ERROR])
+        return Parking(state=States.DEAD, holds=holds, attempts=message.attempt, error=error[:MAX_ERROR])
 
     def failed(self, message: Message, verdict: Retry) -> Parking:
         """Return the parking of a message that failed: `retry`, or `dead` without attempts left."""
@@ -124,12 +124,14 @@ class HandlerPolicy:
             return self.dead(message, error)
         delay = self.retry.delay(message.attempt, verdict.cause or error) if after is None else after
         attempts = message.attempt if verdict.counts else message.attempt - 1
-        return Parking(state="retry", holds=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
+        return Parking(state=States.RETRY, holds=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
 
     def waiting(self, message: Message, error: str) -> Parking:
         """Return the parking of a message that waits until the destination accepts messages; no attempt is counted."""
         attempts, delay = message.attempt - 1, timedelta(0)
-        return Parking(state="waiting", holds=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay)
+        return Parking(
+            state=States.WAITING, holds=self.ordered, attempts=attempts, error=error[:MAX_ERROR], delay=delay
+        )
 
     def sort_out(
         self,

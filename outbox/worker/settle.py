@@ -10,7 +10,7 @@ from typing import Protocol
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import Parking, States
 from outbox.model.position import Progress
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
@@ -162,9 +162,9 @@ class Settlement:
         with self._unsettled.unless_written(changes), self.held():
             self._write(changes)
 
-    def recalled(self, messages: Sequence[Message]) -> Recalled:
-        """Return the withdrawn ones of delayed messages; afterwards the others may be handed over."""
-        return self._withdrawals.of(messages)
+    def recalled(self, messages: list[Message], *, in_order: bool = False) -> Recalled:
+        """Return which messages may be handed over, as far as their writers have not taken them back."""
+        return self._withdrawals.of(messages, in_order=in_order)
 
     def rehearse(self, stored: Progress) -> None:
         """Raise if a settle would not work, before any message is handled.
@@ -215,7 +215,7 @@ def by_id(parkings: Iterable[tuple[Message, Parking]]) -> list[tuple[int, Parkin
 
 
 def _alone(parkings: Sequence[tuple[int, Parking]]) -> list[tuple[int, Parking]]:
-    heads = ((id, replace(each, state="retry") if each.state == "behind" else each) for id, each in parkings)
+    heads = ((id, replace(each, state=States.RETRY) if each.state == States.BEHIND else each) for id, each in parkings)
     return [(id, replace(each, holds=False)) for id, each in heads]
 
 

@@ -91,8 +91,10 @@ class SubscriptionWorker:
         self._paces = Paces()
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
-        #: The open decisions at the last look during a pause, with on how many messages each was carried out.
-        self._decided: dict[int, int] = {}
+        #: The open decisions at the last look during a pause, with on how many messages each was carried out; and those
+        #: for which the lease of a partition was taken.
+        self._open: dict[int, int] = {}
+        self._decided: dict[Partition, dict[int, int]] = {}
         #: True when the subscription was not there when it was last declared on this connection.
         self._awaited = False
 
@@ -172,9 +174,10 @@ class SubscriptionWorker:
         self.look_at = self._pauses_at
 
     def _some_decided(self, connection: Connection, stored: Subscription) -> bool:
-        """Return whether people have decided since the last look; then the leases are taken for that alone."""
-        before, self._decided = self._decided, Decisions(connection.channel, stored.name).counts()
-        return not self._decided.items() <= before.items()
+        """Return whether people have decided since the last lease; then the leases are taken for that alone."""
+        self._open = Decisions(connection.channel, stored.name).counts()
+        partitions = self._search.own or stored.all_partitions()
+        return bool(self._open) and any(self._decided.get(each) != self._open for each in partitions)
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
         """Take the free leases of this worker's share; return each with a moment before."""
@@ -332,6 +335,7 @@ class SubscriptionWorker:
             tasks = _other_tasks(connection.channel, subscription, keep)
             if subscription.is_paused:
                 # The turn ends as it begins, which carries out decisions of people.
+                self._decided[lease.partition] = self._open
                 stop.ask()
             return Turn.of(assigned, PartitionWorker.of(assigned, BatchHandler.of(assigned), tasks))
         except BaseException:

@@ -14,7 +14,7 @@ from tests.model.explorer import Moves
 from tests.model.handling import Item
 from tests.model.holding import Holding, Memory, State, Unsettled
 
-#: As `ParkedQueue` parks what a person has given up, until the same transaction discards it.
+#: As `Deciding` parks what a person has given up, until the same transaction discards it.
 GIVEN_UP = Parking(state="dead", holds=False)
 
 

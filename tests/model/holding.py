@@ -17,7 +17,7 @@ from tenacity.wait import wait_fixed
 from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
 from outbox.model.verdict import DONE, Reject, Retry, Unavailable, Verdict
-from outbox.worker.parked import Holds
+from outbox.worker.holds import Holds
 from outbox.worker.policy import BEHIND, EXPIRED, HandlerPolicy
 from tests.model import rules
 from tests.model.explorer import Moves

@@ -8,7 +8,7 @@ from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Progress
 from outbox.store.subscriptions.progress import Settled
-from outbox.worker.care import is_marked, marked, needs_care, to_be_alone
+from outbox.worker.care import Care, needs_care, under_way
 from outbox.worker.policy import HandlerPolicy
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -36,9 +36,10 @@ def test_care_is_taken_after_another_process_that_began_and_settled_nothing(newe
 def test_under_the_third_end_of_a_process_a_message_is_a_dead_letter():
     """Each mark is an attempt. An error in between begins anew."""
     message, policy = Message("orders", b"1"), HandlerPolicy()
-    parkings, error = list[Parking](), to_be_alone(policy).error
+    ((_, parked),) = Care(policy, set(), 1).park([message], "relay")
+    parkings, error = list[Parking](), parked.error
     while not parkings or parkings[-1].state != "dead":
-        parkings.append(marked(message, error, policy))
+        parkings.append(under_way(message, error, policy))
         error = parkings[-1].error
         message.attempt += 1
 
@@ -48,5 +49,4 @@ def test_under_the_third_end_of_a_process_a_message_is_a_dead_letter():
         ("retry", 3, "under way alone; its process ended twice before"),
         ("dead", 3, "its process ended 3 times while this message was handled"),
     ]
-    assert [is_marked(each.error) for each in parkings] == [True, True, True, False]
-    assert marked(message, "HTTP 503", policy).error == "under way alone, because a process ended"
+    assert under_way(message, "HTTP 503", policy).error == "under way alone, because a process ended"

@@ -9,16 +9,17 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Message, Outbox, Retry, Verdict
+from outbox import Message, Outbox, Reject, Retry, Verdict
 from outbox.model.lease import Partition
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from tests.support.destination import Destination, fill, relay_to
-from tests.support.parked import states
+from tests.support.parked import decide, states
 from tests.support.readers import at_work
 from tests.support.waiting import eventually
+from tests.worker.test_pausing import pause, resume
 
 
 def abandon(outbox: Outbox) -> None:
@@ -120,3 +121,25 @@ def test_a_replayed_message_is_handled_again_whatever_ended_before(engine):
     relay_to(destination, outbox).until_empty()
 
     assert states(engine) == {}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "another process"])
+def test_care_is_not_over_with_a_lease_that_was_taken_for_a_decision_alone(engine, again):
+    """People decide during a pause, after a process has ended."""
+    outbox, destination = Outbox(engine), Destination(lambda each: Reject("never") if each.body == b"0" else DONE)
+    fill(outbox, 1)
+    relay_to(destination, outbox).until_empty()
+    fill(outbox, 3, first=1)
+    pause(outbox)
+    abandon(outbox)
+    decide(engine, "discard")
+    with at_work(relay_to(destination, outbox)):  # type: ignore[arg-type]  # it runs and stops as a worker does
+        assert eventually(lambda: not states(engine))
+        if not again:
+            resume(outbox)
+            assert eventually(lambda: len(destination.bodies) == 3)
+    if again:
+        resume(outbox)
+        relay_to(destination, Outbox(engine)).until_empty()
+
+    assert (sorted(destination.bodies), destination.calls) == ([b"1", b"2", b"3"], 4)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
@@ -82,10 +82,11 @@ class Withdrawing:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """The ids of messages that are `withdrawn`, and of those whose writer is about to decide, which are `open`."""
+    """Messages that are `free` to be handed over, that are `withdrawn`, and whose writer is about to decide: `open`."""
 
-    withdrawn: frozenset[UUID] = frozenset()
-    open: frozenset[UUID] = frozenset()
+    free: list[Message]
+    withdrawn: list[Message] = field(default_factory=list)
+    open: list[Message] = field(default_factory=list)
 
 
 class Withdrawals:
@@ -99,12 +100,30 @@ class Withdrawals:
         self._try = share and database.sql(_TRY, tried=tried, share=share.format(text="t.id", seed=_SEED))
         self._among, self._early = (database.sql(each, tried=tried) for each in (_AMONG, _EARLY))
 
-    def of(self, messages: Sequence[Message]) -> Recalled:
+    def of(self, messages: list[Message], *, in_order: bool = False) -> Recalled:
         """Return which of these messages were taken back. The others are too late to be taken back from now on.
 
-        Some may be handed over before they are due: a person has replayed them, or a clock has stepped back.
+        `in_order`: what is behind an open message of its key is neither free, nor withdrawn or open. Some messages may
+        be handed over before they are due: a person has replayed them, or a clock has stepped back.
         """
-        given = {self._name(message): message for message in messages}
+        delayed = [message for message in messages if message.deliver_at is not None]
+        if not delayed:
+            return Recalled(messages)
+        withdrawn, open = self._look(delayed)
+        recalled, waiting = Recalled([]), set[str]()
+        for message in messages:
+            if message.message_id in withdrawn:
+                recalled.withdrawn.append(message)
+            elif message.message_id in open:
+                recalled.open.append(message)
+                waiting |= {message.key} if in_order and message.key is not None else set()
+            elif message.key not in waiting:
+                recalled.free.append(message)
+        return recalled
+
+    def _look(self, delayed: Sequence[Message]) -> tuple[set[UUID], set[UUID]]:
+        """Return the ids of messages that are withdrawn, and of those that their writers have locked."""
+        given = {self._name(message): message for message in delayed}
         with self._channel.transaction():
             locked = self._chosen(self._try, given) if self._try else set[str]()
             free = given.keys() - locked
@@ -114,10 +133,7 @@ class Withdrawals:
             early = [name for name in free - withdrawn if (given[name].deliver_at or now) > now]
             if early:
                 self._channel.run(self._early, **self._bound(early))
-        return Recalled(
-            frozenset(given[name].message_id for name in withdrawn),
-            frozenset(given[name].message_id for name in locked),
-        )
+        return {given[name].message_id for name in withdrawn}, {given[name].message_id for name in locked}
 
     def _name(self, message: Message) -> str:
         return str(self._database.dialect.values.bind_uuid(message.message_id))

@@ -21,7 +21,10 @@ from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import Listeners, Teller
+from outbox.worker.care import Care
+from outbox.worker.deciding import Deciding
 from outbox.worker.decisions import OpenDecisions
+from outbox.worker.holds import Holds
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
@@ -163,14 +166,20 @@ class Holder:
         parked, teller = Parked(channel, "relay"), Teller(Listeners(), {})
         settings, policy = Settings(limits=LIMITS), HandlerPolicy()
         decisions = OpenDecisions(Decisions(channel, "relay"), parked, PARTITION, blocks=True)
-        self.parked = ParkedQueue(parked, decisions, self.settlement, hung, settings, teller, policy=policy)
+        holds = Holds(parked, 100_000)
+        self.deciding = Deciding(decisions, self.settlement, holds, hung.known, policy)
+        care = Care(policy, hung.begun, 0)
+        self.parked = ParkedQueue(
+            parked, self.settlement, hung, settings, teller, policy=policy, holds=holds, care=care
+        )
         self.cursor, self.place = Cursor(log, newest.progress), model.place
         self.ahead: list[Fetched] = []
         self.handed: Handed | None = None
 
     def look_at_parked(self) -> None:
         """Handle what is ready."""
-        messages = self.parked.begin()
+        self.parked.begin()
+        messages = self.parked.take(decided=self.deciding.carry_out(None))
         for outcome in self.batch_handler.run(messages) if messages is not None else ():
             self.parked.settle(outcome)
         self.parked.end()

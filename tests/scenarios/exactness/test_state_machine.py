@@ -188,7 +188,7 @@ class Machine(Writers):
         if cut and work.stop is not None:
             messages = messages[: work.stop + 1]
             place = upto(fetched.opened, messages[-1].id or 0)
-        held = set(holder.parked.holds.among(messages))
+        held = set(holder.parked._holds.among(messages))
         self._check_held(holder, messages, held)
         to_send, parkings = list[Message](), Parkings()
         for message in messages:
