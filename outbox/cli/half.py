@@ -155,7 +155,7 @@ def _who_could_ask(database: Database, group: str, ways: Iterable[Way]) -> str:
 def show_transaction(*, target: Target, id: str, json: bool) -> None:
     """Show a transaction, its verdict, and its messages as a commit would deliver them."""
     from outbox.admin.half import found
-    from outbox.cli.contents import contents_of, show_contents, show_fields
+    from outbox.cli.contents import LISTED_BYTES, contents_of, show_contents, show_fields
     from outbox.store.half_messages.half import CHECK_TIMES, delay_of, is_readable, real_message
     from outbox.store.half_messages.pending import HalfTransactions
 
@@ -170,7 +170,7 @@ def show_transaction(*, target: Target, id: str, json: bool) -> None:
     about |= {"op": None, "decided_by": None, "decided_at": None} if decided is None else asdict(decided)
     if json:
         carried = [
-            {**_fields(message), "delay_seconds": delay, **contents_of(message, without=CHECK_TIMES)}
+            {**_fields(message), "delay_seconds": delay} | contents_of(message, without=CHECK_TIMES, most=LISTED_BYTES)
             for message, delay in messages
         ]
         show_json({**about, "contents": carried})

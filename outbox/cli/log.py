@@ -38,12 +38,13 @@ def tail(*, target: Target, topic: str | None, key: str | None, limit: int, json
     With --topic or --key the newest 10 000 messages are searched. Half messages are not shown.
     """
     from outbox.admin.admin import Admin
+    from outbox.cli.contents import LISTED_BYTES
 
     with target.open_outbox() as channel:
         seen = Admin(channel).newest(limit=limit + 1, topic=topic, key=key)
     found = seen[-limit:]
     if json:
-        show_json({"messages": [_as_json(each) for each in found]}, more=len(seen) > limit)
+        show_json({"messages": [_as_json(each, LISTED_BYTES) for each in found]}, more=len(seen) > limit)
     elif found:
         show_table(_HEADERS, map(_row, found), numbers=("ID", "BYTES"))
     else:
@@ -84,10 +85,10 @@ def _fields(message: Message | Trace) -> dict[str, object]:
     return {name: getattr(message, name) for name in ("id", "message_id", "topic", "key", "created_at")}
 
 
-def _as_json(message: Message) -> dict[str, object]:
+def _as_json(message: Message, most: int | None = None) -> dict[str, object]:
     from outbox.cli.contents import contents_of
 
-    return {**_fields(message), **contents_of(message)}
+    return {**_fields(message), **contents_of(message, most=most)}
 
 
 def _row(message: Message) -> tuple[object, ...]:

@@ -1,5 +1,7 @@
 """`outbox send` and `outbox log`: a first message from the command line, and a look at the log."""
 
+import base64
+
 import pytest
 from sqlalchemy import Engine
 
@@ -51,6 +53,27 @@ def test_the_newest_are_listed_in_the_order_of_the_log_without_half_messages(eng
     assert (found, cut) == ([[1, 2, 3], [2, 3], [1, 3], [2, 3]], [True, False])
     assert outbox(engine, "log", "tail").out.splitlines()[1].split()[3:] == ["orders", "a", "1", "1"]
     assert [outbox(engine, "log", "show", id).code for id in ("1", "4", "99")] == [0, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "listed"),
+    [
+        (b"1", "body", "1"),
+        (b"x" + "é".encode() * 40_000, "body", "x" + "é" * 32_767),
+        (b"\xff" * 70_000, "body_base64", base64.b64encode(b"\xff" * 65_536).decode()),
+    ],
+    ids=["short", "inside of a character", "bytes"],
+)
+def test_a_list_has_the_first_64_kib_of_a_body_and_its_size_and_one_message_has_all(engine, body, name, listed):
+    with (writer := Outbox(engine)).begin() as session:
+        writer.send(session, "orders", body)
+
+    (found,) = outbox(engine, "log", "tail", "--json").json["messages"]
+    shown = outbox(engine, "log", "show", "1", "--json").json
+
+    whole = body.decode() if name == "body" else base64.b64encode(body).decode()
+    assert (found[name], found["body_bytes"]) == (listed, len(body))
+    assert (shown[name], shown["body_bytes"]) == (whole, len(body))
 
 
 @pytest.mark.parametrize(
