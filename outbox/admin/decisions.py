@@ -147,11 +147,11 @@ def detail(channel: Channel, id: int | UUID, name: str | None) -> ParkedDetail:
     if len(found) > 1:
         names = ", ".join(each.subscription for each in found)
         raise SubscriptionError(f"message {id} is parked by {names}; say which by --name (in Python: name=…)")
-    message = ParkedMessages(channel, found[0].subscription).message(id) if found else None
+    parked = ParkedMessages(channel, found[0].subscription if found else "")
+    message = parked.message(id) if found else None
     if message is None:
         raise SubscriptionError(f"message {id} is not parked by {name or 'any subscription'}")
-    behind = ParkedMessages(channel, found[0].subscription).behind(chosen)
-    return ParkedDetail(parked=found[0], message=message, behind=behind)
+    return ParkedDetail(parked=found[0], message=message, behind=parked.behind(chosen), dead_at=parked.dead_at(id))
 
 
 def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str | None, order: Order) -> list[Decided]:

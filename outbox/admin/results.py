@@ -172,11 +172,16 @@ class ParkedCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedDetail:
-    """A parked message with its contents. `behind`: so many messages behind it go on when it is gone."""
+    """A parked message with its contents.
+
+    `behind`: so many messages behind it go on when it is gone. `dead_at`: since when it is a dead letter; None: it is
+    none.
+    """
 
     parked: ParkedMessage
     message: Message
     behind: int
+    dead_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,7 @@ def show(*, target: Target, id: int | UUID, name: str | None, json: bool) -> Non
 
     with target.open_outbox() as channel:
         found = Admin(channel).parked_message(id, name=name)
-    about = {**asdict(found.parked), "behind": found.behind}
+    about = {**asdict(found.parked), "dead_at": found.dead_at, "behind": found.behind}
     if json:
         show_json({**about, **contents_of(found.message)})
     else:

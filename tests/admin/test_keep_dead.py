@@ -81,12 +81,14 @@ def test_the_command_says_how_many_dead_letters_go_and_the_status_for_how_long_t
     options = ("purge", "--older-than", "7d", "--keep-dead", "90d")
     rehearsed, purged = run(engine, *options, "--dry-run").err, run(engine, *options).err
     kept = run(engine, "status", "--json").json["log"]["keep_dead_seconds"]
+    evidence = [each.evidence for each in outbox.admin.diagnosis() if each.kind == "dead"]
     outbox.admin.purge(WEEK)
 
     went = "1 dead letter of more than 90 d"
     assert rehearsed.splitlines()[1] == f"{went} would be discarded; 1 message would go on behind these"
     assert f"{went} discarded; 1 message goes on behind these\n" in purged
     log = outbox.admin.look().log
+    assert evidence == ["HTTP 422; a purge discards them after 90 d"]
     assert (kept, log is not None and log.keep_dead_seconds) == (QUARTER.total_seconds(), None)
 
 
@@ -105,9 +107,11 @@ def test_a_message_has_a_moment_of_death_while_it_is_dead_however_it_died(engine
         outbox.send(session, "t", b"behind", key="retry")
     relay_to(Destination(lambda message: answers[message.body.decode()].pop(0)), outbox).until_empty()
 
+    told = outbox.admin.parked_message(ids["first"]).dead_at, outbox.admin.parked_message(ids["retry"]).dead_at
     outbox.admin.set_aside(ids["aside"], reason="by hand")
     outbox.admin.replay(ids["again"])
 
+    assert [each is not None for each in told] == [True, False]
     assert parked(engine) == {
         "first": ("dead", True),
         "second": ("dead", True),

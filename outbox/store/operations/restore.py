@@ -27,7 +27,7 @@ _BEGIN_ANEW = f"""
         (SELECT coalesce(max(id), 0) FROM {{message}})
     FROM {{lease}} AS l WHERE partition >= 0
 """
-_FENCE = "UPDATE {lease} SET epoch = epoch + 1, owner = NULL, lease_until = NULL, since = NULL"
+_FENCE = "UPDATE {lease} SET epoch = epoch + 1, owner = NULL, lease_until = NULL"
 #: The position at which partitions were to meet is one of the old ids.
 _NO_BARRIER = "UPDATE {subscription} SET stop_at = NULL, next_partitions = NULL"
 

@@ -119,6 +119,8 @@ _IDS = """
     WHERE subscription = :subscription AND id > :after AND {chosen} ORDER BY id LIMIT :limit
 """
 _COUNT = "SELECT count(*) FROM {parked} AS p WHERE subscription = :subscription AND {chosen}"
+#: By primary key. SQLite reads through the body, so only of one message.
+_DEAD_AT = "SELECT dead_at FROM {parked} WHERE subscription = :subscription AND id = :id"
 #: From the index of dead letters alone, the first that died first.
 _DEAD_BEFORE = """
     SELECT dead_at, id FROM {parked}
@@ -259,6 +261,11 @@ class ParkedMessages:
         if ids:
             self._decisions.write(verb, ids, by=by, reason=reason, choice=chosen.words)
         return len(ids)
+
+    def dead_at(self, id: int) -> datetime | None:
+        """Return since when a parked message is a dead letter; None: it is none, or is not parked."""
+        rows = self._channel.rows(_DEAD_AT, **self._common, id=id)
+        return self._database.dialect.clock.read(rows[0][0]) if rows else None
 
     def dead_before(self, moment: datetime) -> Sequence[int]:
         """Return the log ids of what has been a dead letter since before a moment, and has no open decision."""
