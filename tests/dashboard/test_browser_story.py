@@ -165,6 +165,20 @@ def test_a_decision_cannot_be_confirmed_twice(browser: Browser, shop, outbox):
 
 
 @pytest.mark.storm
+def test_a_decision_without_an_answer_says_that_nobody_knows(browser: Browser, shop, outbox):
+    with visiting(browser, shop.url) as visitor:
+        page = visitor.goes("k?key=order-1")
+        page.get_by_role("button", name="Replay the head").click()
+        dialog_of(page, "Replay 1 message?")
+        shop.stop()
+        page.get_by_role("dialog").get_by_role("button", name="Replay").click()
+        dialog_of(page, "The server does not answer")
+
+        expect(page.get_by_role("dialog")).to_contain_text("Look at the decisions before you decide again.")
+        assert decided(outbox) == []
+
+
+@pytest.mark.storm
 def test_a_form_of_another_site_decides_nothing_whatever_it_knows(browser: Browser, shop, outbox):
     with visiting(browser, shop.url) as visitor:
         page = visitor.goes("k?key=order-1")

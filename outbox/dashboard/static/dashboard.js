@@ -10,8 +10,9 @@ const waiting = new Map();
 let handY = null;
 let source = null;
 let paused = false;
-let lastAnswer = null;
+let lastAnswer = line?.querySelector("time")?.textContent;
 let retryAfter = 2000;
+let asking = false;
 
 const say = (text) => {
   if (line && line.textContent !== text) line.textContent = text;
@@ -52,7 +53,7 @@ function disconnect() {
 
 function silent(at) {
   document.body.classList.add("stale");
-  say(at ? `No answer since ${at}. Trying again.` : "No answer yet. Trying again.");
+  say(`No answer since ${at}. Trying again.`);
 }
 
 /** Show what has come, but for sections under a person's hand. */
@@ -68,7 +69,7 @@ function apply() {
   }
   if (paused || document.body.classList.contains("stale")) return;
   const behind = waiting.size ? " Newer values wait while you are at work here." : "";
-  if (lastAnswer) say(`Live, as of ${lastAnswer}.${behind}`);
+  say(`Live, as of ${lastAnswer}.${behind}`);
 }
 
 /** Whether a swap could take away what a person reads, marks or is about to press. */
@@ -96,7 +97,7 @@ function setPaused(now) {
   paused = now;
   pause.setAttribute("aria-pressed", String(now));
   disconnect();
-  if (now) say(lastAnswer ? `Paused, as of ${lastAnswer}.` : "Paused.");
+  if (now) say(`Paused, as of ${lastAnswer}.`);
   else connect();
 }
 
@@ -117,20 +118,20 @@ if (events) {
 // Dialogs: the first step of a decision, in the page
 
 async function ask(url, options) {
-  let answer;
+  if (asking) return; // a second click
+  asking = true;
   try {
-    answer = await fetch(url, { ...options, headers: { accept: "text/html" } });
+    const answer = await fetch(url, { ...options, headers: { accept: "text/html" } });
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
+    if (answer.redirected || !page) location.assign(answer.url);
+    else show(page, answer.url);
   } catch {
-    say("The server does not answer. Nothing was decided.");
-    return;
+    const page = document.createElement("main");
+    page.innerHTML = "<h1>The server does not answer</h1><p>Look at the decisions before you decide again.</p>";
+    show(page, document.baseURI);
+  } finally {
+    asking = false;
   }
-  if (answer.redirected) {
-    location.assign(answer.url);
-    return;
-  }
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
-  if (page) show(page, answer.url);
-  else location.assign(url);
 }
 
 function show(page, url) {
