@@ -15,6 +15,7 @@ from benchmarks.async_write import async_write, async_write_asyncpg
 from benchmarks.business import business_1, business_5, write_4_connections
 from benchmarks.consume import consume_8_vs_1, consume_inbox, consume_vs_relay, filter_pushdown, filter_pushdown_number
 from benchmarks.consumers import latency_kafka, latency_nats
+from benchmarks.dashboard import dashboard_drain, dashboard_pages
 from benchmarks.destinations import kafka_vs_raw, nats_vs_raw, rabbitmq_vs_raw, redis_vs_raw, webhook_vs_raw
 from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fetch
 from benchmarks.flat import flat_backlog, flat_pinned
@@ -43,6 +44,8 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("telemetry_write",): telemetry_write,
     ("telemetry_drain",): telemetry_drain,
     ("metrics_cost",): metrics_cost,
+    ("dashboard_pages",): dashboard_pages,
+    ("dashboard_drain",): dashboard_drain,
     ("business_1",): business_1,
     ("business_5",): business_5,
     ("drain_vs_claim",): drain_vs_claim,
