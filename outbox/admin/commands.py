@@ -23,7 +23,7 @@ from outbox.runtime.clock import clock
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
-from outbox.store.subscriptions.decisions import Decisions, note
+from outbox.store.subscriptions.decisions import note
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import taken_topics
@@ -92,7 +92,7 @@ def _carry_out_here(channel: Channel, subscription: Subscription, decide: Callab
 def _open_decisions(channel: Channel, subscription: Subscription, partition: Partition) -> OpenDecisions:
     parked = Parked(channel, subscription.name, partition, ordered=subscription.ordered)
     blocks = subscription.ordered and subscription.on_dead != "continue"
-    return OpenDecisions(Decisions(channel, subscription.name), parked, partition, blocks=blocks)
+    return OpenDecisions(channel, parked, partition, blocks=blocks)
 
 
 def alter(

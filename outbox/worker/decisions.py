@@ -14,7 +14,10 @@ from outbox.model.message import Message
 from outbox.model.position import Progress
 from outbox.runtime.named import named
 from outbox.runtime.text import one_line
+from outbox.store.database import Channel
 from outbox.store.subscriptions.decisions import Decisions
+from outbox.store.subscriptions.falling_due import FallingDue
+from outbox.store.subscriptions.freed_keys import free_keys
 from outbox.store.subscriptions.parked import Parked
 
 logger = logging.getLogger("outbox")
@@ -36,9 +39,11 @@ class CarriedOut:
 class OpenDecisions:
     """The open decisions of people, as the lease holder of one partition carries them out."""
 
-    def __init__(self, decisions: Decisions, parked: Parked, partition: Partition, *, blocks: bool) -> None:
+    def __init__(self, channel: Channel, parked: Parked, partition: Partition, *, blocks: bool) -> None:
         """`parked`: of the partition. `blocks`: a dead letter holds its key."""
-        self._decisions = decisions
+        self._channel = channel
+        self._decisions = Decisions(channel, parked.subscription)
+        self._falling_due = FallingDue(channel, parked.subscription)
         self._parked = parked
         self._partition = partition
         self._blocks = blocks
@@ -68,7 +73,7 @@ class OpenDecisions:
         """Carry out open decisions on at most `MOST` parked messages, inside a transaction with the lease held.
 
         Decisions without any message left are stamped. Messages not parked any more do not count. `progress`: as
-        stored of the partition. `waits`: as in `Parked.discard`. `under_way`: messages that are left for later.
+        stored of the partition. `waits`: as in `free_keys`. `under_way`: messages that are left for later.
         """
         found, room, waiting = list[CarriedOut](), MOST, {**self._waiting}
         for decision in filter(None, map(self._decisions.take, open)):
@@ -125,13 +130,19 @@ class OpenDecisions:
 
     def _carry_out(self, decision: Decision, ids: Sequence[int], *, waits: bool) -> Collection[int]:
         """Carry out a decision on messages; return the ids of messages left for later."""
+        left = set[int]()
+        if not ids:
+            return left
         if decision.verb == "discard":
-            return self._parked.discard(ids, waits=waits)
-        if decision.verb == "set_aside":
+            left = free_keys(self._channel, self._parked.subscription, ids, waits=waits)
+            self._parked.remove([id for id in ids if id not in left])
+        elif decision.verb == "set_aside":
             self._parked.set_aside(ids, why(decision), holds=self._blocks)
         else:
             self._parked.replay(ids)
-        return ()
+            if self._parked.ordered:
+                self._falling_due.join(ids)
+        return left
 
 
 def why(decision: Decision) -> str:

@@ -256,10 +256,7 @@ class ParkedQueue:
         return len(found)
 
     def _fall_due(self) -> int:
-        if not (self._parked.ordered and self._parked.some_fell_due()):
-            # Without order a message that falls due stands for itself, and is ready as it is.
-            return 0
-        with self._settlement.held():
-            keys = self._parked.fall_due(self._limits.rows)
+        # Without order a message that falls due stands for itself, and is ready as it is.
+        keys = self._settlement.let_fall_due(self._limits.rows) if self._parked.ordered else set[str]()
         self._holds.hold(keys)
         return len(keys)

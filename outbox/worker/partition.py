@@ -21,7 +21,6 @@ from outbox.store.half_messages.op import DecidedHalves
 from outbox.store.log.cursor import Batch, Reading
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
-from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import BatchRead, Teller
@@ -149,7 +148,7 @@ class PartitionWorker:
         policy, name = batch_handler.policy, lease.partition.subscription
         parked = Parked(channel, name, lease.partition, ordered=policy.ordered, compact=policy.compact)
         blocks = policy.ordered and policy.block_on_dead
-        decisions = OpenDecisions(Decisions(channel, name), parked, lease.partition, blocks=blocks)
+        decisions = OpenDecisions(channel, parked, lease.partition, blocks=blocks)
         self._settlement = settlement = Settlement(
             channel, lease, incarnation, unsettled, parked=parked, decisions=decisions
         )

@@ -15,6 +15,7 @@ from outbox.model.position import Progress
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.idempotency.withdrawals import Recalled, Withdrawals
+from outbox.store.subscriptions.falling_due import FallingDue
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
@@ -114,6 +115,7 @@ class Settlement:
         self._leases = Leases(channel)
         self._progress = ProgressLog(channel)
         self._parked = parked or Parked(channel, lease.partition.subscription)
+        self._falling_due = FallingDue(channel, lease.partition.subscription, lease.partition)
         self._withdrawals = Withdrawals(channel)
         self._decisions = decisions
         self._n = 0
@@ -161,6 +163,16 @@ class Settlement:
         changes = ParkedChanges(removed=list(done), changed=by_id(parkings), keys=keys)
         with self._unsettled.unless_written(changes), self.held():
             self._write(changes)
+
+    def let_fall_due(self, most: int) -> set[str]:
+        """Let at most so many delayed messages that are due join the units of their keys; return the keys."""
+        due = self._falling_due.due(most)
+        keys = {*due.values()}
+        if due:
+            with self.held():
+                self._falling_due.join(due)
+                self._parked.advance(keys)
+        return keys
 
     def recalled(self, messages: list[Message], *, in_order: bool = False) -> Recalled:
         """Return which messages may be handed over, as far as their writers have not taken them back."""

@@ -28,6 +28,7 @@ from outbox.store.idempotency.inbox import InboxRows
 from outbox.store.idempotency.withdrawals import Withdrawing
 from outbox.store.log.log import Log
 from outbox.store.operations.check import tables_of
+from outbox.store.subscriptions.falling_due import FallingDue
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
@@ -213,7 +214,7 @@ class TwoParked:
     def __init__(self, engine: Engine, channel: Channel, chance: random.Random) -> None:
         self._engine, self._chance = engine, chance
         self.tables = tables_of(Database(engine))
-        self.parked = Parked(channel, NAME)
+        self.parked, self.falling_due = Parked(channel, NAME), FallingDue(channel, NAME)
         self.rows: rules.Parked = frozenset()
         self.log: list[LogRow] = []
         Subscriptions(channel).declare(Declaration(name=NAME, destination="test"), "latest")
@@ -323,7 +324,7 @@ def discard(two: TwoParked) -> None:
     """Discard dead letters."""
     ids = two.some([row for row in two.rows if row.state == "dead"])
     keys = {row.unit for row in two.rows if row.id in ids and row.unit}
-    two.parked.discard(ids)
+    two.parked.remove(ids)
     two.parked.advance(keys)
     two.rows = rules.advanced(rules.removed(two.rows, ids), keys, 0)
 
@@ -333,6 +334,7 @@ def replay(two: TwoParked) -> None:
     ids = two.some([row for row in two.rows if row.state in ("dead", None)])
     keys = {row.key for row in two.rows if row.id in ids and row.key}
     two.parked.replay(ids)
+    two.falling_due.join(ids)
     two.parked.advance(keys)
     two.rows = rules.advanced(rules.replayed(two.rows, ids, 0), keys, 0)
 
@@ -340,6 +342,9 @@ def replay(two: TwoParked) -> None:
 def fall_due(two: TwoParked) -> None:
     """Let delayed messages take their places."""
     limit = len(two.rows) or 1
-    keys = two.parked.fall_due(limit)
+    due = two.falling_due.due(limit)
+    keys = {*due.values()}
+    two.falling_due.join(due)
+    two.parked.advance(keys)
     two.rows, said = rules.fallen_due(two.rows, 0, limit)
     assert keys == said

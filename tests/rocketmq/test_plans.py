@@ -22,6 +22,7 @@ from outbox.store.database import Database
 from outbox.store.dialects.statements import _PARAMETER, Sql
 from outbox.store.half_messages.half import Half, Halves
 from outbox.store.half_messages.op import DecidedHalves, Ops
+from outbox.store.subscriptions.falling_due import FallingDue
 from outbox.store.subscriptions.parked import Parked
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
@@ -151,7 +152,7 @@ def of_a_checker(rows: int) -> dict[str, Any]:
         "dead": lambda asked: DecidedHalves(asked).dead(CHECK, 1000),
         "ready": lambda asked: Parked(asked, CHECK).ready([], 200, 8_000_000),
         "next due": lambda asked: Parked(asked, CHECK).next_due(),
-        "fell due": lambda asked: Parked(asked, CHECK).some_fell_due(),
+        "fell due": lambda asked: FallingDue(asked, CHECK).due(100),
         "advance": lambda asked: Parked(asked, CHECK).advance(keys),
         "change": lambda asked: Parked(asked, CHECK).change([(n, ASKED_LATER) for n in range(1, rows, rows // 50)]),
     }

@@ -35,6 +35,7 @@ from outbox.store.log.log import Log
 from outbox.store.operations.half_status import transactions
 from outbox.store.operations.purge import Purge, purged_id
 from outbox.store.operations.status import statuses
+from outbox.store.subscriptions.falling_due import FallingDue
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.notices import RefusalNotice, refused_workers
 from outbox.store.subscriptions.parked import Parked
@@ -227,13 +228,15 @@ class ParkedContract:
         assert parked.keys(10) == set()
         time.sleep(0.35)
 
-        assert parked.some_fell_due()
+        falling_due = FallingDue(channel, _NAME)
+        due = falling_due.due(10)
         with channel.transaction():
-            fallen = parked.fall_due(10)
+            falling_due.join(due)
+            parked.advance({"a"})
 
-        assert fallen == parked.keys(10) == {"a"}
+        assert (list(due.items()), parked.keys(10)) == ([(ids[n], "a") for n in (2, 1, 0)], {"a"})
         assert [id for id, _ in _ready(parked)] == [ids[2], ids[1], ids[0]]
-        assert not parked.some_fell_due()
+        assert falling_due.due(10) == {}
 
     @pytest.mark.parametrize("number", [1, 2, 3])
     def test_a_partition_looks_for_its_own(self, outbox: Outbox, channel: Channel, number: int) -> None:
@@ -266,9 +269,7 @@ class ParkedContract:
                     {each.message.key for each in parked.ready([], 100, 1_000)},
                     {key for key, ours in parked.still([ids[key] for key in dead]).values() if ours},
                     parked.waiting(100),
-                    parked.some_fell_due(),
-                    parked.fall_due(100),
-                    parked.some_fell_due(),
+                    {*FallingDue(channel, _NAME, partition).due(100).values()},
                 ]
             )
 
@@ -281,9 +282,7 @@ class ParkedContract:
                 own(each, [*due, *released]),
                 own(each, dead),
                 len(own(each, waiting)),
-                bool(own(each, delayed)),
                 own(each, delayed),
-                False,
             ]
             for each in partitions
         ]

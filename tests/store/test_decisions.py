@@ -41,7 +41,7 @@ def ids_of(channel: Channel) -> list[int]:
 def open_decisions(channel: Channel, partition: Partition) -> OpenDecisions:
     """Return the decisions as the lease holder of a partition carries them out."""
     name = partition.subscription
-    return OpenDecisions(Decisions(channel, name), Parked(channel, name, partition), partition, blocks=True)
+    return OpenDecisions(channel, Parked(channel, name, partition), partition, blocks=True)
 
 
 def test_a_decision_is_stamped_with_what_came_of_it(engine, outbox, channel):

@@ -18,6 +18,7 @@ from outbox.model.position import EARLIEST
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.decisions import Decisions
+from outbox.store.subscriptions.falling_due import FallingDue
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -177,10 +178,11 @@ def test_a_replay_of_what_has_joined_its_key_meanwhile_is_carried_out(engine, ch
     """It was delayed when a person asked; else each look would find the decision again."""
     parked, ids = park(engine, channel, ["a", "a"], [("dead", None, 3), ("delayed", None, 0)])
     channel.run("UPDATE outbox_parked SET due_at = parked_at WHERE state = 'delayed'")
-    decisions = OpenDecisions(Decisions(channel, "relay"), parked, Partition("relay"), blocks=True)
+    decisions = OpenDecisions(channel, parked, Partition("relay"), blocks=True)
     with channel.transaction():
         ParkedMessages(channel, "relay").decide(ParkedFilter(states=("delayed",)), "replay", "somebody", None)
-        parked.fall_due(10)
+        FallingDue(channel, "relay").join(ids)
+        parked.advance(["a"])
 
     with channel.transaction():
         (carried_out,) = decisions.carry_out(decisions.open())
@@ -222,8 +224,8 @@ LOOKS: dict[str, Callable[[Parked], object]] = {
     "waiting": lambda parked: parked.waiting(100),
     "decisions": lambda parked: Decisions(parked._channel, "relay").open(),
     "still parked": lambda parked: parked.still([*range(100)]),
-    "some fell due": lambda parked: parked.some_fell_due(),
-    "fall due": lambda parked: parked.fall_due(100),
+    "due": lambda parked: FallingDue(parked._channel, "relay").due(100),
+    "join": lambda parked: FallingDue(parked._channel, "relay").join(range(100)),
     "next due": lambda parked: parked.next_due(),
     "advance": lambda parked: parked.advance([f"k{n}" for n in range(20)]),
     "change": lambda parked: parked.change([(1, Parking(state="retry", holds=True, delay=timedelta(0)))]),

@@ -16,6 +16,7 @@ from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits, Log
 from outbox.store.operations.check import tables_of
 from outbox.store.subscriptions.decisions import Decisions
+from outbox.store.subscriptions.falling_due import FallingDue
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
@@ -421,6 +422,7 @@ def test_a_message_that_is_replayed_waits_for_those_of_its_key_that_are_held(eng
         parked.park(by_id({retried: [first], BEHIND: [second], EXPIRED: [third]}))
     with channel.transaction():
         parked.replay([third])
+        FallingDue(channel, "relay").join([third])
         parked.advance({"a"})
 
     found: list[list[int | None]] = []

@@ -87,32 +87,19 @@ _REPLACED = """
         WHERE n.subscription = :subscription AND n.unit = o.unit AND n.place > o.place AND n.topic = o.topic
           AND n.id > o.id AND n.expires_at IS NULL AND n.deliver_at IS NULL)
 """
+#: The first message of a unit is tried now.
 _ADVANCE = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, error = NULL
-    WHERE subscription = :subscription AND {id_in_ids} AND state IS NULL
+    WHERE subscription = :subscription AND state IS NULL AND {firsts}
 """
-#: As `_ADVANCE`, of all units without a head; it reads all that stands behind.
-_ADVANCE_ALL = """
-    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, error = NULL
-    WHERE subscription = :subscription AND state IS NULL AND id IN (
+#: Of all units without a head; to find these reads all that stands behind.
+_ALL_FIRSTS = """
+    id IN (
         SELECT p.id FROM {parked} AS p
         WHERE p.subscription = :subscription AND p.unit IS NOT NULL AND p.state IS NULL AND NOT EXISTS (
             SELECT 1 FROM {parked} AS e
             WHERE e.subscription = :subscription AND e.unit = p.unit AND (e.state IS NOT NULL OR e.place < p.place)))
 """
-#: Else the next message with the dedup key would not be written. No index has the message ids: people discard rarely,
-#: and writers would have to pay for the index.
-_KEYS_OF_DISCARDED = """
-    SELECT p.id, d.dedup_key FROM {parked} AS p JOIN {dedup} AS d ON d.message_id = p.message_id
-    WHERE p.subscription = :subscription AND {chosen}
-"""
-#: By primary key. A key that was claimed anew meanwhile is that of another message, and stays.
-_THEIRS = """
-    FROM {dedup} WHERE {among_keys}
-      AND message_id IN (SELECT message_id FROM {parked} WHERE subscription = :subscription AND {id_in_ids})
-"""
-_FREE_KEYS = "DELETE FROM {dedup} WHERE dedup_key IN (SELECT dedup_key {theirs} {skip})"
-_KEPT = "SELECT dedup_key {theirs}"
 #: The held keys, by the index of heads: each has one.
 _UNITS = """
     SELECT unit FROM {parked}
@@ -144,28 +131,6 @@ _READY = f"""
     SELECT {COLUMNS.format(body="body")}, attempts + 1, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END, error
     FROM {{parked}} WHERE subscription = :subscription AND {{id_in_ids}}
 """
-_DUE = """
-    SELECT id, key FROM {parked}
-    WHERE subscription = :subscription AND state = 'delayed' AND key IS NOT NULL AND due_at <= {now} {of_slots}
-    ORDER BY due_at, id LIMIT :limit
-"""
-_SOME_FELL_DUE = """
-    SELECT 1 FROM {parked}
-    WHERE subscription = :subscription AND state = 'delayed' AND key IS NOT NULL AND due_at <= {now} {of_slots} LIMIT 1
-"""
-#: Delayed messages that are due join the end of their key's unit, in the order in which they fell due.
-_PLACED = """
-    (SELECT d.id AS due_id, row_number() OVER (PARTITION BY d.key ORDER BY d.due_at, d.id) + coalesce(
-         (SELECT max(e.place) FROM {parked} AS e WHERE e.subscription = :subscription AND e.unit = d.key), 0)
-         AS due_place
-     FROM {parked} AS d WHERE d.subscription = :subscription AND d.state = 'delayed' AND d.key IS NOT NULL
-       AND d.due_at <= {now} AND {chosen})
-    AS placed
-"""
-_FALLEN_DUE = {
-    "changes": "state = NULL, unit = key, due_at = NULL, place = due_place",
-    "joined": "subscription = :subscription AND id = due_id",
-}
 #: Only the next one that is not due yet, because those that are due were looked at before this. A partition searches
 #: the next `:few` for one of its slots, because it could read all others; it looks again soon if none is among them.
 _NEXT_DUE = """
@@ -178,13 +143,10 @@ _NEXT_DUE = """
 _FEW = 500
 #: A head whose turn has only come has not failed.
 _FAILED = "p.error IS NOT NULL"
-_SOME_RETRY = """
-    SELECT 1 FROM {parked} AS p
-    WHERE p.subscription = :subscription AND p.state = 'retry' AND {failed} {of_slots} AND NOT {paused} LIMIT 1
-"""
-_WAITING = """
+#: How many, up to a limit.
+_COUNT = """
     SELECT count(*) FROM (
-        SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' {of_slots} LIMIT :limit) AS w
+        SELECT 1 FROM {parked} AS p WHERE p.subscription = :subscription AND {chosen} {of_slots} LIMIT :limit) AS n
 """
 #: By primary key: the messages that are parked still, and whether each is in a slot of the partition.
 _STILL_PARKED = """
@@ -211,14 +173,12 @@ _WITH_ANOTHER_ERROR = """
     ORDER BY id LIMIT :limit
 """
 _RENEW_ERROR = "UPDATE {parked} SET error = :error WHERE subscription = :subscription AND {id_in_ids}"
-_SOME = "SELECT 1 FROM {parked} WHERE subscription = :subscription {of_slots} LIMIT 1"
 _CLEAR = "DELETE FROM {parked} WHERE subscription = :subscription AND coalesce(state, 'behind') = :state"
 #: Dead letters, or all messages, hold no key any more.
-_DEAD_ALONE = "UPDATE {parked} SET unit = NULL WHERE subscription = :subscription AND state = 'dead'"
-_ALL_ALONE = """
+_ALONE = """
     UPDATE {parked} SET unit = NULL, state = coalesce(state, 'retry'), due_at = CASE WHEN state IS NULL THEN {now} ELSE
            due_at END
-    WHERE subscription = :subscription AND unit IS NOT NULL
+    WHERE subscription = :subscription AND unit IS NOT NULL AND {chosen}
 """
 #: The messages of some topics become those of another subscription.
 _GIVE = "UPDATE {parked} SET subscription = :other WHERE subscription = :subscription AND {of_topics}"
@@ -286,7 +246,7 @@ class Parked:
                     self._run_rows(statement, some)
 
     def remove(self, ids: Collection[int]) -> None:
-        """Delete parked messages that are done."""
+        """Delete parked messages that are done, or that a person gives up."""
         self._run(_REMOVE, ids)
 
     def advance(self, keys: Collection[str]) -> None:
@@ -300,7 +260,12 @@ class Parked:
         headless = set(keys) - self._held(keys, self._database.dialect.locks.keep) if keys else set[str]()
         if headless:
             firsts = self._of_units(_FIRSTS, headless)
-            self._run(_ADVANCE, [id for (id,) in firsts if id is not None])
+            advance = self._database.sql(_ADVANCE, firsts=self._database.names["id_in_ids"])
+            self._run(advance, [id for (id,) in firsts if id is not None])
+
+    def _advance_all(self) -> None:
+        """Let the first message of each unit without a head be tried now."""
+        self._channel.run(self._database.sql(_ADVANCE, firsts=self._database.sql(_ALL_FIRSTS)), **self._common)
 
     def _let_newer_take_the_place(self, keys: Collection[str]) -> None:
         """Delete messages for which a newer one stands. The newer one waits as long as a failed head has to."""
@@ -398,25 +363,6 @@ class Parked:
                 behind.setdefault(unit, []).append((id, length))
         return [each for id, unit, _, length, _ in heads for each in ((id, length), *behind.get(unit, ()))]
 
-    def some_fell_due(self) -> bool:
-        """Return whether `fall_due` has any message to write."""
-        return bool(self._rows(_SOME_FELL_DUE))
-
-    def fall_due(self, limit: int) -> set[str]:
-        """Let at most `limit` delayed messages that are due join their keys' units; return the keys."""
-        due = self._rows(_DUE, limit=limit)
-        self._join([id for id, _ in due])
-        keys = {key for _, key in due}
-        self.advance(keys)
-        return keys
-
-    def _join(self, ids: Collection[int]) -> None:
-        """Put delayed messages that are due at the end of their keys' units."""
-        placed = self._database.sql(_PLACED, chosen=self._database.among("d.id", numbers="ids"))
-        parts = {"table": self._database.names["parked"], "source": placed, **_FALLEN_DUE}
-        statement = self._database.sql(self._database.dialect.writes.update_from, **parts)
-        self._channel.run(statement, **self._common, ids=self._database.bind(ids))
-
     def next_due(self) -> float | None:
         """Return the seconds until the next parked message falls due; None without any."""
         seconds = self._database.seconds(since=self._database.dialect.clock.now, until="due_at")
@@ -427,12 +373,13 @@ class Parked:
     def some_retry(self, paused: Collection[str] = ()) -> bool:
         """Return whether a message waits for another try; `paused`: keys whose messages wait for a person."""
         among = self._database.among("coalesce(p.key, '')", texts="paused")  # no key is empty
-        statement = self._database.sql(_SOME_RETRY, failed=_FAILED, of_slots=self._of_slots, paused=among)
-        return bool(self._channel.rows(statement, **self._common, paused=self._database.bind(paused)))
+        return bool(
+            self._count(f"p.state = 'retry' AND {_FAILED} AND NOT {among}", 1, paused=self._database.bind(paused))
+        )
 
     def waiting(self, limit: int) -> int:
         """Return how many messages wait for their destination, counted up to `limit`."""
-        return int(self._rows(_WAITING, limit=limit)[0][0])
+        return self._count("p.state = 'waiting'", limit)
 
     def still(self, ids: Collection[int]) -> dict[int, tuple[str | None, bool]]:
         """Return those of these messages that are parked still: the key, and whether the partition owns the slot."""
@@ -441,40 +388,13 @@ class Parked:
         rows = self._channel.rows(statement, **self._common, ids=self._database.bind(ids)) if ids else ()
         return {id: (key, bool(ours)) for id, key, ours in rows}
 
-    def discard(self, ids: Collection[int], *, waits: bool = True) -> set[int]:
-        """Delete messages that a person gives up, and free their dedup keys.
-
-        A transaction that sends with such a key again has a lock on the key until it ends. `waits`: wait for the end;
-        else leave the message for later. Return the ids of the messages that are left.
-        """
-        left = self._free_keys(ids, waits=waits) if ids else set[int]()
-        self._run(_REMOVE, [id for id in ids if id not in left])
-        return left
-
-    def _free_keys(self, ids: Collection[int], *, waits: bool) -> set[int]:
-        """Free the dedup keys of messages to discard; return the ids of the messages whose keys are locked."""
-        database = self._database
-        chosen = database.among("p.id", numbers="ids")
-        bound = {**self._common, "ids": database.bind(ids)}
-        found = self._channel.rows(database.sql(_KEYS_OF_DISCARDED, chosen=chosen), **bound)
-        if not found:
-            return set()
-        bound["keys"] = database.bind(key for _, key in found)
-        theirs = database.sql(_THEIRS, among_keys=database.among("dedup_key", texts="keys"))
-        skip = "" if waits else database.dialect.locks.skip_locked
-        self._channel.run(database.sql(_FREE_KEYS, theirs=theirs, skip=skip), **bound)
-        kept = {key for (key,) in self._channel.rows(database.sql(_KEPT, theirs=theirs), **bound)}
-        return {id for id, key in found if key in kept}
-
     def replay(self, ids: Collection[int]) -> None:
         """Make messages due now that a person wants sent; attempts begin at 0 again.
 
-        Call `advance` for their keys afterwards.
+        Call `FallingDue.join` for them afterwards, and `advance` for their keys.
         """
         joins = "unit IS NULL AND key IS NOT NULL" if self.ordered else "FALSE"
         self._run(self._database.sql(_REPLAY, joins=joins), ids)
-        if self.ordered and ids:
-            self._join(ids)
 
     def set_aside(self, ids: Collection[int], error: str, *, holds: bool) -> None:
         """Make messages dead letters, because a person decided so; `holds`: the head of a key goes on to hold the key.
@@ -495,12 +415,17 @@ class Parked:
 
         For use inside the transaction that alters the policy.
         """
-        self._channel.run(_DEAD_ALONE if dead else _ALL_ALONE, **self._common)
-        self._channel.run(_ADVANCE_ALL, **self._common)
+        self._channel.run(self._database.sql(_ALONE, chosen="state = 'dead'" if dead else "TRUE"), **self._common)
+        self._advance_all()
 
     def some(self) -> bool:
         """Return whether any message is parked."""
-        return bool(self._rows(_SOME))
+        return bool(self._count("TRUE", 1))
+
+    def _count(self, chosen: str, limit: int, **bound: Any) -> int:
+        """Return how many messages there are of a choice, up to `limit`."""
+        statement = self._database.sql(_COUNT, chosen=chosen, of_slots=self._of_slots)
+        return int(self._channel.rows(statement, **self._common, **bound, limit=limit)[0][0])
 
     def clear(self) -> dict[str, int]:
         """Delete all messages; return how many there were, by state.
@@ -518,8 +443,8 @@ class Parked:
         statement = self._database.sql(_GIVE, of_topics=self._database.dialect.values.of_topics)
         parameters = self._database.dialect.values.bind_topics(topics)
         number = self._channel.run(statement, **self._common, other=other, **parameters)
-        for subscription in (self.subscription, other):
-            self._channel.run(_ADVANCE_ALL, **{**self._common, "subscription": subscription})
+        self._advance_all()
+        Parked(self._channel, other)._advance_all()
         return number
 
     def _require_same(self, ids: Collection[int]) -> None:

@@ -17,7 +17,6 @@ from outbox.model.position import Progress
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.log import Limits, Log
-from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.events import Listeners, Teller
@@ -165,7 +164,7 @@ class Holder:
         hung = HungCalls()
         parked, teller = Parked(channel, "relay"), Teller(Listeners(), {})
         settings, policy = Settings(limits=LIMITS), HandlerPolicy()
-        decisions = OpenDecisions(Decisions(channel, "relay"), parked, PARTITION, blocks=True)
+        decisions = OpenDecisions(channel, parked, PARTITION, blocks=True)
         holds = Holds(parked, 100_000)
         self.deciding = Deciding(decisions, self.settlement, holds, hung.known, policy)
         care = Care(policy, hung.begun, 0)
