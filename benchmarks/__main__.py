@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.async_write import async_write, async_write_asyncpg
+from benchmarks.beside import beside_black_hole, beside_dead_key, beside_outage, beside_unknown_topics
 from benchmarks.business import business_1, business_5, write_4_connections
 from benchmarks.consume import consume_8_vs_1, consume_inbox, consume_vs_relay, filter_pushdown, filter_pushdown_number
 from benchmarks.consumers import latency_kafka, latency_nats
@@ -64,6 +65,10 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
         for a_second in (50, 200, 600)
     },
     ("embedded_latency_p50",): embedded_latency,
+    ("beside_black_hole",): beside_black_hole,
+    ("beside_unknown_topics",): beside_unknown_topics,
+    ("beside_dead_key",): beside_dead_key,
+    ("beside_outage",): beside_outage,
     ("keep_vs_drain",): keep_vs_drain,
     ("flat_backlog",): flat_backlog,
     ("flat_pinned",): flat_pinned,

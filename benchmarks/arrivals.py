@@ -81,7 +81,7 @@ class Arrival:
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """All of them have arrived."""
         now = time.monotonic_ns()
-        if not self.at:
+        if messages and not self.at:
             self._pipe.send("ready")
         self.at.update((message.body, now) for message in messages)
         return [DONE] * len(messages)
@@ -92,7 +92,11 @@ class Arrival:
 
 def relay(url: str, pipe: Pipe) -> None:
     """A process with a relay."""
-    arrival = Arrival(pipe)
+    relay_to(Arrival(pipe), url, pipe)
+
+
+def relay_to(arrival: Arrival, url: str, pipe: Pipe) -> None:
+    """Relay to a sender until the other process says stop."""
     relay = Relay(Outbox(create_engine(url)), arrival)
 
     def stop_when_told() -> None:

@@ -79,6 +79,10 @@ class Scale:
     latency_messages: int = 1_000
     random_seconds: float = 15.0
     writer_seconds: float = 120.0
+    #: Before good messages are measured beside what cannot be sent; and how much of that there is.
+    trouble_seconds: float = 20.0
+    troubled: int = 100_000
+    unknown_topics: int = 4_000
     flat_drained: int = 100_000
     flat_passed: tuple[int, int] = (100_000, 2_000_000)
     settles: int = 60_000
@@ -122,6 +126,9 @@ QUICK = Scale(
     latency_messages=25,
     random_seconds=0.5,
     writer_seconds=5.0,
+    trouble_seconds=1.0,
+    troubled=1_000,
+    unknown_topics=100,
     flat_drained=2_000,
     flat_passed=(1_000, 4_000),
     settles=400,

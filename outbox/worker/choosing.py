@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from outbox.model.message import Message
@@ -11,16 +11,20 @@ from outbox.worker.batch_size import BatchSize
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call, Caller
 from outbox.worker.outcome import Pending
-from outbox.worker.policy import MAX_HUNG, HandlerPolicy
+from outbox.worker.policy import MAX_HUNG, MOST_PROBES, HandlerPolicy
+from outbox.worker.silences import Silences
 
 
 class Chooser:
     """Chooses the messages of the calls for one partition, of which several may be under way at once."""
 
-    def __init__(self, policy: HandlerPolicy, caller: Caller, *, blame: Blame, size: BatchSize) -> None:
+    def __init__(
+        self, policy: HandlerPolicy, caller: Caller, *, blame: Blame, silences: Silences, size: BatchSize
+    ) -> None:
         self._policy = policy
         self._caller = caller
         self._blame = blame
+        self._silences = silences
         self._size = size
 
     def next(self, batch: Pending, under_way: Sequence[Call]) -> list[Message]:
@@ -28,22 +32,45 @@ class Chooser:
 
         A message that has failed alone is called alone again, because only then can a failure be blamed on the message.
         All other messages go first, then the suspect that was tried longest ago; before those of refused topics those
-        of others. So every message is tried some time, although the message in front is never accepted.
+        of others, and of these each topic alone that may be silent. So every message is tried some time, although the
+        message in front is never accepted.
         """
         most = 1 if self._policy.suspend else self._caller.concurrency
         calls = most - len(under_way)
         if calls < 1 or len(self._caller.overdue) >= MAX_HUNG:
             return []
         size = self._next_size(batch, most)
-        refused = batch.findings.refused
-        if calls == 1 and not (batch.findings.tried or refused or self._blame.some_suspects or under_way):
+        refused, suspected = batch.findings.refused, self._silences.suspected
+        suspicious = batch.findings.tried or refused or suspected or self._blame.some_suspects
+        if calls == 1 and not (suspicious or under_way):
             return batch.messages[:size]
-        for topics in (refused, ()) if refused else ((),):
+        for topics in self._left_out(batch, refused, suspected):
             suspects: list[Message] = []
-            free = list(islice(self._free(batch, under_way, suspects, topics), calls * size))
+            allowed = self._free(batch, under_way, suspects, topics)
+            if refused and topics and not batch.findings.some_accepted:
+                # Any of them may show that the destination accepts others.
+                size, allowed = MOST_PROBES, one_of_each_topic(allowed)
+            free = list(islice(allowed, calls * size))
             if chosen := self._share(free, calls)[:size] or self._blame.next_suspect(suspects):
                 return chosen
         return []
+
+    def _left_out(
+        self, batch: Pending, refused: Collection[str], suspected: Collection[str]
+    ) -> Iterator[Collection[str]]:
+        """Yield the topics without a message in the call, one choice after the other."""
+        if not suspected:
+            yield from (refused, ()) if refused else ((),)
+            return
+        yield {*refused, *suspected}
+        if refused:
+            yield suspected
+        topics = {message.topic for message in batch.messages}
+        few = len(self._caller.overdue) < MAX_HUNG // 2
+        for topic in suspected:
+            # Calls that never come back must not use up the calls of the others.
+            if topic in topics and (few or not self._silences.is_silent(topic)):
+                yield topics - {topic}
 
     def _free(
         self, batch: Pending, under_way: Sequence[Call], suspects: list[Message], refused: Collection[str]
@@ -86,3 +113,12 @@ class Chooser:
         units = dict.fromkeys(keys)
         own = set(islice(units, math.ceil(len(units) / calls)))
         return [message for message, key in zip(messages, keys, strict=True) if key in own]
+
+
+def one_of_each_topic(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield the first message of each topic."""
+    met = set[str]()
+    for message in messages:
+        if message.topic not in met:
+            met.add(message.topic)
+            yield message

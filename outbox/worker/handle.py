@@ -31,6 +31,7 @@ from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.pace import Pace
 from outbox.worker.policy import MAX_HUNG, PAUSE, HandlerPolicy, Portions
 from outbox.worker.portions import PortionedCall
+from outbox.worker.silences import PATIENCE_SECONDS, Silences
 from outbox.worker.waiting import Look, Wait
 
 #: How often to look at a lease that does not last long enough for a call, and at a late call that is waited for.
@@ -64,9 +65,13 @@ class LeasedCaller:
         """
         return self.held.require(self.needs)
 
-    def begin(self, messages: Sequence[Message], *, until: float = math.inf) -> Call:
-        """Have the handler called with messages when the turn comes, before the moment `until`."""
-        options: dict[str, Any] = {"needs": self.needs, "until": until, "deadline": self.deadline, "wake": self.wake}
+    def begin(self, messages: Sequence[Message], *, until: float = math.inf, patience: float = math.inf) -> Call:
+        """Have the handler called with messages when the turn comes, before the moment `until`.
+
+        `patience`: the call is past its deadline after so many seconds, at the latest.
+        """
+        deadline = min(self.deadline, patience)
+        options: dict[str, Any] = {"needs": self.needs, "until": until, "deadline": deadline, "wake": self.wake}
         if self.portions is None:
             call = Call(messages, self.held, **options)
             self.caller.begin(call, self._call)
@@ -151,8 +156,9 @@ class BatchHandler:
         self._outages = outages
         size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
         self._blame = blame = Blame()
-        self._chooser = Chooser(policy, calls.caller, blame=blame, size=size)
-        self._judge = Judge(policy, blame=blame, size=size, outages=outages)
+        self._silences = Silences(blame)
+        self._chooser = Chooser(policy, calls.caller, blame=blame, silences=self._silences, size=size)
+        self._judge = Judge(policy, blame=blame, silences=self._silences, size=size, outages=outages)
         self._pace = pace
         #: The calls that have not come back, and are not past their deadline.
         self._under_way: list[Call] = []
@@ -244,7 +250,7 @@ class BatchHandler:
                 if batch.has_part(after=self._part_seconds):
                     yield self._part(batch)
                 continue
-            elif self._under_way:
+            elif self._under_way or self._others_untried(batch, call):
                 continue
             chunk = [] if call is None else list(call.messages)
             if not batch.parked:
@@ -252,6 +258,14 @@ class BatchHandler:
                 yield from self._wait_for_destination(batch, others_help=refused or not chunk)
             elif self._keeps_all_open(batch, chunk, tried):
                 break
+
+    @staticmethod
+    def _others_untried(batch: Pending, call: Call) -> bool:
+        """Return whether a call has shown that its topics are refused, while others of the log have not been tried."""
+        refused = batch.findings.refused
+        if batch.parked or batch.findings.away is not None or not refused:
+            return False
+        return all(m.topic in refused for m in call.messages) and any(m.topic not in refused for m in batch.messages)
 
     def _judged(self, batch: Pending, call: Call) -> bool:
         """Judge a call; return False if no message got an outcome. A failure here loses no answer of the handler."""
@@ -358,7 +372,9 @@ class BatchHandler:
             if self._pace is not None:
                 self._pace.spend(len(chunk))
             self.hung.known.hand_over(chunk, ordered=self.policy.ordered)
-            self._under_way.append(self._calls.begin(chunk, until=clock() + batch.seconds_to_expiry(chunk)))
+            patience = PATIENCE_SECONDS if self._silences.is_silent(chunk[0].topic) else math.inf
+            until = clock() + batch.seconds_to_expiry(chunk)
+            self._under_way.append(self._calls.begin(chunk, until=until, patience=patience))
 
     def _next_over(self, batch: Pending) -> Generator[Wait, None, Call]:
         """Wait for a call to come back, to be left behind or to be withdrawn after a stop; return the call.

@@ -17,6 +17,7 @@ from outbox.worker.outages import Outages
 from outbox.worker.outcome import Pending
 from outbox.worker.policy import CALLED, HandlerPolicy
 from outbox.worker.portions import PortionedCall
+from outbox.worker.silences import PATIENCE_SECONDS, Silences
 
 logger = logging.getLogger("outbox")
 
@@ -24,9 +25,12 @@ logger = logging.getLogger("outbox")
 class Judge:
     """Decides about the messages of calls: of those that have come back, and of those that hang."""
 
-    def __init__(self, policy: HandlerPolicy, *, blame: Blame, size: BatchSize, outages: Outages) -> None:
+    def __init__(
+        self, policy: HandlerPolicy, *, blame: Blame, silences: Silences, size: BatchSize, outages: Outages
+    ) -> None:
         self._policy = policy
         self._blame = blame
+        self._silences = silences
         self._size = size
         self._outages = outages
         #: Hanging calls with one message that has no blame yet, and how many messages were accepted at the deadline.
@@ -46,18 +50,36 @@ class Judge:
                 self._outages.refused(errors, by_all=batch.findings.error_of_all(errors.values()))
             return self._nobody_knows(batch, call.messages, failure_of(call.error))
         self._size.came_back(len(call.messages), call.seconds)
-        return self.apply(batch, call.messages, call.verdicts)
+        decided = self.apply(batch, call.messages, call.verdicts)
+        self._note_silence(call)
+        return decided
+
+    def _note_silence(self, call: Call) -> None:
+        """Note for which topics the destination gave no answer, but let the call wait."""
+        refused = [message for message, verdict in call.answers if isinstance(verdict, Unavailable)]
+        if call.seconds >= PATIENCE_SECONDS:
+            self._silences.unanswered(refused, alone=True)
+        else:
+            self._silences.answered(refused)
 
     def _leave(self, batch: Pending, call: Call) -> bool:
         """Park the messages of a call past its deadline, and later messages of the keys, until the call comes back.
 
         An attempt counts for a portion, and for a message alone with the blame for the failure.
         """
-        _tell_late(call)
-        self._size.hung()
-        self._size.one()
-        failure = Retry(f"no answer within {self._policy.deadline.total_seconds()} s")
-        alone = len(call.messages) == 1
+        failure = Retry(f"no answer within {call.deadline} s")
+        topics = {message.topic for message in call.messages}
+        if not self._policy.in_portions:
+            self._silences.unanswered(call.messages, alone=len(topics) == 1)
+        if silent := any(map(self._silences.is_silent, topics)):
+            # The others go on as before.
+            batch.findings.refused |= dict.fromkeys(topics, failure.error)
+            batch.note_refused(batch.findings.refused, accepted=())
+        else:
+            _tell_late(call)
+            self._size.hung()
+            self._size.one()
+        alone = len(call.messages) == 1 and not silent
         counts = self._policy.in_portions or (alone and self._blame.failed_alone(call.messages[0]))
         if counts:
             parked = [(message, self._policy.failed(message, failure)) for message in call.messages]
@@ -189,6 +211,7 @@ class Judge:
 
     def _accepted(self, batch: Pending, messages: Sequence[Message]) -> None:
         self._blame.accepted(len(messages))
+        self._silences.answered(messages)
         self._size.accepted(len(messages))
         batch.findings.accepted(messages)
 

@@ -26,6 +26,8 @@ _MOST_RENEWED = _MOST_DONE = 1000
 _LOOK_SECONDS = 1.0
 #: How often to look whether another partition of this process still handles a message alone.
 _TURN_SECONDS = 0.1
+#: How often to count how many messages wait.
+_COUNT_SECONDS = 5.0
 #: How often to look for dead letters that are done by now.
 _DONE_SECONDS = 5.0
 
@@ -72,8 +74,8 @@ class ParkedQueue:
         self._done_at = 0.0
         self._refusals = Refusals()
         self._look_at = 0.0
-        #: Whether messages may wait for their destination, with or without keys.
-        self._some_wait = True
+        #: How many messages wait for their destination, and when they are counted again.
+        self._waiting, self._count_at = 0, 0.0
         self._round = _Round()
 
     @property
@@ -90,7 +92,7 @@ class ParkedQueue:
     def parked(self, parkings: Parkings) -> None:
         """Take note of messages of the log that were parked now."""
         self._holds.hold(message.key for message, parking in parkings if parking.holds)
-        self._some_wait = self._some_wait or any(parking.state == States.WAITING for _, parking in parkings)
+        self._waiting += sum(parking.state == States.WAITING for _, parking in parkings)
         delays = [parking.delay.total_seconds() for _, parking in parkings if parking.delay is not None]
         self._look_at = min(self._look_at, time.monotonic() + min(delays, default=_LOOK_SECONDS))
         # A newer message may stand in place of a dead letter.
@@ -128,11 +130,10 @@ class ParkedQueue:
 
     def quota(self, most: int) -> int:
         """Return how many more messages may wait for their destination."""
-        if not self._some_wait:
-            return most
-        waiting = self._parked.waiting(most)
-        self._some_wait = waiting > 0
-        return most - waiting
+        if time.monotonic() >= self._count_at:
+            self._waiting = self._parked.waiting(most)
+            self._count_at = time.monotonic() + _COUNT_SECONDS
+        return max(0, most - self._waiting)
 
     def begin(self, late: Iterable[Outcome] = ()) -> None:
         """Settle the outcomes of `late` answers."""
@@ -193,7 +194,8 @@ class ParkedQueue:
         self._round.done, self._round.changed = [], []
         if done or changed:
             self._write(done, changed)
-            self._round.worked = True
+            # What waits as before is no reason to look again at once.
+            self._round.worked |= bool(done) or any(parking.state != "waiting" for _, parking in changed)
 
     def _write(self, done: list[Message], changed: Parkings) -> None:
         began = time.monotonic()
@@ -206,6 +208,7 @@ class ParkedQueue:
         self._hung.known.settled(settled)
         self._care.settled(settled)
         self._holds.reconsider(message.key for message in settled)
+        self._waiting = max(0, self._waiting - len(done))
         # What goes on to wait for its destination is nothing new.
         new = [each for each in changed if each[1].state != States.WAITING]
         self._teller.tell_settled(done, new, time.monotonic() - began)

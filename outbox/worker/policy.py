@@ -26,7 +26,9 @@ MAX_ERROR = 2000
 #: gives up.
 MAX_HUNG = 8
 #: So many messages of a partition are parked as waiting before the partition pauses.
-MAX_WAITING = 10_000
+MAX_WAITING = 1_000_000
+#: So many topics are probed at once.
+MOST_PROBES = 50
 #: Between probes of a destination that accepts nothing.
 PAUSE: wait_base = wait_random_exponential(multiplier=0.05, min=0.05, max=5)
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from tenacity.wait import wait_exponential
 
 from outbox.model.retry import seconds_to_wait
+from outbox.worker.policy import MOST_PROBES
 
 #: Seconds between two probes of a topic that was refused. A probe costs one message. When the topic is accepted again,
 #: its waiting messages go on within this time.
 _PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
-#: So many topics are probed at once, and so many seconds pass between two such looks: any number of refused topics
-#: costs the others no more than this.
-_MOST_PROBES = 50
+#: So many seconds pass between two looks with probes: any number of refused topics costs the others no more than that.
 _LOOK_SECONDS = 0.2
 
 
@@ -54,7 +53,7 @@ class Refusals:
         """Return the topics of which one message is tried now: those whose pause is over for longest."""
         now = self._clock()
         over = [(each.until, topic) for topic, each in self._known.items() if each.until <= now and not each.partly]
-        return {topic for _, topic in sorted(over)[:_MOST_PROBES]}
+        return {topic for _, topic in sorted(over)[:MOST_PROBES]}
 
     def note(self, refused: Mapping[str, str | None], accepted: Collection[str]) -> None:
         """Note which topics were refused in this batch, and which were accepted."""

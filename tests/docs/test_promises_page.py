@@ -80,6 +80,9 @@ ROWS = {
         "scenarios/crash/test_outage.py::test_one_missing_topic_among_three_stops_only_itself",
         "cli/test_cli_relay.py::test_a_topic_that_is_not_accepted_is_named_in_the_log_with_the_destinations_text",
     ],
+    "no answer comes for one topic": [
+        "worker/test_refused_topics.py::test_a_topic_for_which_no_answer_comes_is_tried_alone_and_the_others_go_on",
+    ],
     "one message always fails, while others are accepted": [
         "scenarios/crash/test_poison.py::test_a_decision_lets_the_key_go_on_in_order",
         "unit/test_retry.py::test_a_message_is_tried_ten_times_with_pauses_from_one_second_to_ten_minutes",

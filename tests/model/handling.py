@@ -132,7 +132,7 @@ class _Calls:
     def may_begin(self) -> bool:
         return True
 
-    def begin(self, messages: Sequence[Any], *, until: float) -> Call:
+    def begin(self, messages: Sequence[Any], *, until: float, patience: float) -> Call:
         call = Call(messages)
         call.started = time.monotonic()
         return call

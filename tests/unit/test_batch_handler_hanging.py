@@ -91,9 +91,10 @@ def test_a_message_whose_time_ends_while_it_waits_for_its_turn_is_not_handed_ove
     stage.caller.begin(Call(messages("x")), lambda given: [DONE] if others.wait(60) else [])
     found, now = messages("a", "b", "a"), datetime.now(UTC)
     found[0].expires_at = now + timedelta(seconds=0.1)
-    over = clock() + 0.1
 
     def expires() -> None:
+        """Its time counts from when the batch began."""
+        over = clock() + 0.1
         assert eventually(lambda: clock() >= over)
         others.set()
 
