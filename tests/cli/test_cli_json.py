@@ -166,7 +166,8 @@ def test_the_page_and_parked_show_agree(shop):
 
     shown = outbox(shop, "parked", "show", str(first["id"]), "--json").json
 
-    agree_on(ALL | object_of("ParkedMessage") | object_of("Contents") | {"behind": "number"}, shown)
+    besides = {"dead_at": "text or null", "behind": "number"}
+    agree_on(ALL | object_of("ParkedMessage") | object_of("Contents") | besides, shown)
 
 
 def test_the_page_and_the_commands_about_keys_agree(shop):
