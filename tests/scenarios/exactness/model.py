@@ -110,12 +110,15 @@ class Model:
         self.decided.add(id)
 
     def carry_out(self, now: datetime) -> None:
-        """What people decided comes true, and what was delayed falls due."""
+        """What people decided comes true."""
         asked = {row.id: row.key for row in self.parked if row.id in self.decided}
         self.decided.clear()
         replayed = rules.replayed(self.parked, asked, _seconds(now))
-        advanced = rules.advanced(replayed, {key for key in asked.values() if key is not None}, _seconds(now))
-        self.parked, _ = rules.fallen_due(advanced, _seconds(now), ROWS)
+        self.parked = rules.advanced(replayed, {key for key in asked.values() if key is not None}, _seconds(now))
+
+    def fall_due(self, now: datetime) -> None:
+        """What was delayed falls due."""
+        self.parked, _ = rules.fallen_due(self.parked, _seconds(now), ROWS)
 
     def tried(self, ids: Sequence[int], failing: int | None, now: datetime) -> None:
         """These were handed over again; all are done but the one in place `failing` and what stands behind it."""

@@ -268,6 +268,7 @@ class Machine(Writers):
         holder.parked._look_at = 0.0
         if ours:
             self.model.carry_out(self.world.now)
+            self.model.fall_due(self.world.now)
         expected = self.model.ready(self.world.now)
         try:
             holder.look_at_parked()
@@ -285,6 +286,24 @@ class Machine(Writers):
         self._take_history(holder)
         if ours:
             assert stub.given == expected
+        self._check_stored()
+
+    @precondition(lambda self: self.model.parked and any(holder.handed for holder in self.holders))
+    @rule(which=st.integers(0, 1))
+    def carry_out_meanwhile(self, which: int) -> None:
+        """A batch is under way, and waits; its messages behind what is decided are not parked yet."""
+        self._wait_for_writers()
+        holder = self._some(which, lambda holder: holder.handed is not None)
+        ours = self.model.holds(holder.lease)
+        try:
+            decided = holder.deciding.carry_out(None)
+        except LeaseLostError:
+            assert not ours
+            self._drop(holder)
+            return
+        if ours:
+            self.model.carry_out(self.world.now)
+            self._seen("decided within a batch" if decided else "nothing decided")
         self._check_stored()
 
     def _check_stored(self) -> None:
@@ -330,7 +349,7 @@ class Machine(Writers):
 
 
 #: What has to have happened in any run, or it has tried nothing. A late arrival needs several writers.
-USUAL = {"page", "whole window", "settle", "settle of a zombie", "crash", "tried again"}
+USUAL = {"page", "whole window", "settle", "settle of a zombie", "crash", "tried again", "decided within a batch"}
 
 
 @pytest.mark.timeout(3000)
