@@ -54,7 +54,8 @@ class Care:
         """
         self._policy = policy
         self._begun = begun
-        self._in_log = self._most = most
+        #: So many messages of the log are still to be parked.
+        self.in_log = self._most = most
         #: So many parked messages are handled alone, marked or not; None: all that are ready at first. What is parked
         #: behind another message has no mark.
         self._parked: int | None = None if most else 0
@@ -62,35 +63,30 @@ class Care:
         self.alone = self.awaits_turn = False
 
     @property
-    def in_log(self) -> bool:
-        """True while messages of the log are parked to be handled alone."""
-        return self._in_log > 0
-
-    @property
     def goes_on(self) -> bool:
         """True while messages are handled alone, because a message may have ended a process."""
-        return self._in_log > 0 or self.alone
+        return self.in_log > 0 or self.alone
 
     def park(self, messages: list[Message], subscription: str) -> list[tuple[Message, Parking]]:
         """Return how messages of the log are parked: all, or the first where the others wait for the first."""
-        if self._in_log == self._most:
+        if self.in_log == self._most:
             text = "%s: a process ended in the midst of its work; its messages are handled one by one"
             logger.warning(text, subscription, extra=named("handled_alone", subscription=subscription))
         first = messages[:1] if self._policy.suspend else messages
-        self._in_log = max(0, self._in_log - len(first))
+        self.in_log = max(0, self.in_log - len(first))
         self._parked = (self._parked or 0) + len(first)
         parking = Parking(state=States.RETRY, holds=self._policy.ordered, error=_MARKS[0], delay=timedelta(0))
         return [(message, parking) for message in first]
 
     def log_ends(self) -> None:
         """Note that the log has no more messages, so the last process had no more."""
-        self._in_log = 0
+        self.in_log = 0
 
     def next(self, ready: list[Ready]) -> list[Ready]:
         """Return the ready messages; only the first, while messages are handled alone."""
         number = len(ready) if self._parked is None else self._parked
         self.alone = bool(ready) and (number > 0 or any(each.error in _MARKS for each in ready))
-        self._parked = max(0, number - 1) if self.alone else 0
+        self._parked = number if self.alone else 0
         return ready[:1] if self.alone else ready
 
     def begin(self, message: Message, error: str | None) -> Parking | None:
@@ -111,7 +107,9 @@ class Care:
         self._begun.difference_update(message.id for message in messages)
 
     def end(self) -> None:
-        """Let another partition of this process handle a message alone."""
+        """Count the first of the ready messages, unless it awaits its turn; let another partition have a turn."""
+        if self.alone and not self.awaits_turn:
+            self._parked = max(0, (self._parked or 0) - 1)
         ALONE.give_back(self)
 
 

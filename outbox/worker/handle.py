@@ -245,7 +245,7 @@ class BatchHandler:
                 tried = [message for message in batch.messages if message.id in batch.findings.tried]
                 batch.findings.tried.clear()
             elif call.late or self._judged(batch, call):
-                self._set_refused_aside(batch)
+                self._park_refused(batch)
                 self._let_expire(batch)
                 if batch.has_part(after=self._part_seconds):
                     yield self._part(batch)
@@ -303,7 +303,7 @@ class BatchHandler:
             batch.keep_topics_open(chunk)
         return False
 
-    def _set_refused_aside(self, batch: Pending) -> None:
+    def _park_refused(self, batch: Pending) -> None:
         """Let messages of refused topics wait, as others are accepted, and as far as the quota allows."""
         refused = batch.findings.refused
         if not refused or batch.parked or not batch.findings.some_accepted:

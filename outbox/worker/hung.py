@@ -39,10 +39,10 @@ class HungCalls:
         self._lease: Lease | None = None
         #: The epochs of this process before the present one.
         self.earlier = set[int]()
-        #: The log ids of messages that this process has begun to handle alone; and whether care was not over at the
-        #: end of the last lease. See `care`.
+        #: The log ids of messages that this process has begun to handle alone; and how many messages of the log were
+        #: still to be handled alone at the end of the last lease. See `care`.
         self.begun = set[int | None]()
-        self.careful = False
+        self.care_left = 0
         self._incarnation: str | None = None
         #: Outcomes that are not settled: of late calls, and of a connection that was lost.
         self.known = KnownOutcomes()

@@ -161,8 +161,8 @@ class PartitionWorker:
             # too, because only a new row can tell how old the progress is.
             since -= abs((capture.now - newest.settled_at).total_seconds())
         self._hung = hung = batch_handler.hung
-        careful = not policy.momentary and (hung.careful or needs_care(newest, hung.earlier))
-        self._care = care = Care(policy, hung.begun, settings.limits.rows if careful else 0)
+        alone = settings.limits.rows if needs_care(newest, hung.earlier) else hung.care_left
+        self._care = care = Care(policy, hung.begun, 0 if policy.momentary else alone)
         self._holds = holds = Holds(parked, upkeep.MOST_KEYS, policy.paused)
         self._deciding = Deciding(decisions, settlement, holds, hung.known, policy)
         self._parked_queue = ParkedQueue(
@@ -183,7 +183,7 @@ class PartitionWorker:
         """End the reading thread, and keep the outcomes that are not settled for the next lease."""
         self._prefetcher.close()
         self._care.end()
-        self._hung.careful = self._care.goes_on
+        self._hung.care_left = self._care.in_log
         self._batch_handler.keep(self._handled.done + self._outcome.done, self._outcome.parked)
 
     @property
@@ -288,7 +288,7 @@ class PartitionWorker:
             self.decide()
         if self._stored.passed is not None:
             self._store(self._stored.passed)
-        elif self._settlement.only_begun and not (self._batch_handler.policy.momentary or self._care.goes_on):
+        elif self._settlement.only_begun and not (self._batch_handler.policy.momentary or self._care.in_log):
             # It tells the next process that this one ended in order, without messages that may end a process.
             self._store(self._stored.progress)
 
@@ -309,7 +309,7 @@ class PartitionWorker:
         if self._care.in_log and to_send:
             self._park_alone(batch, to_send, parkings)
             return
-        aside = {message.id for message, _ in parkings}
+        unsent = {message.id for message, _ in parkings}
         to_send, replaced = newest(to_send) if self._compact else (to_send, [])
         before, most = self._handled, self._settings.limits
         size = sum(len(message.body) for message in to_send) if before.end or postpone else 0
@@ -322,7 +322,7 @@ class PartitionWorker:
             outcome = yield from self._hand_over(to_send, batch)
         if outcome.open:
             # Without the replaced messages: they are not handled before the newest of their key is.
-            self._settle_partly(batch, outcome.open, aside)
+            self._settle_partly(batch, outcome.open, unsent)
         elif postpone and not self._outcome.parked and time.monotonic() < settle_at:
             self._handled.add(batch.end, self._outcome.done + replaced, size, settle_at)
         else:
@@ -416,13 +416,13 @@ class PartitionWorker:
             self._store(batch.upto(last), settled)
             self._outcome = left
 
-    def _settle_partly(self, batch: Batch, open: list[Message], aside: Container[int | None]) -> None:
+    def _settle_partly(self, batch: Batch, open: list[Message], unsent: Container[int | None]) -> None:
         """Settle a batch that ends early up to the last handled message; park the open messages before.
 
-        `aside`: messages that the handler did not get.
+        `unsent`: messages that the handler did not get.
         """
         self.settle_handled()
-        tried = [m for m, parking in self._outcome.parked if parking not in (BEHIND, EXPIRED) and m.id not in aside]
+        tried = [m for m, parking in self._outcome.parked if parking not in (BEHIND, EXPIRED) and m.id not in unsent]
         handled = [m.id or 0 for m in (*self._outcome.done, *tried)]
         if handled:
             last = max(handled)

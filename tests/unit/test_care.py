@@ -7,6 +7,7 @@ import pytest
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Progress
+from outbox.store.subscriptions.parked import Ready
 from outbox.store.subscriptions.progress import Settled
 from outbox.worker.care import Care, needs_care, under_way
 from outbox.worker.policy import HandlerPolicy
@@ -31,6 +32,25 @@ def settled(epoch: int, n: int) -> Settled:
 )
 def test_care_is_taken_after_another_process_that_began_and_settled_nothing(newest, earlier, needs):
     assert needs_care(newest, earlier) == needs
+
+
+def test_what_waits_for_its_turn_is_still_handled_alone_afterwards():
+    """Another partition of the process handles a message alone for longer than a look takes, again and again."""
+    ready = [Ready(Message("orders", b"1", key="a"), expired=False) for _ in range(3)]
+    mine, other, alone = Care(HandlerPolicy(), set(), 1000), Care(HandlerPolicy(), set(), 1000), list[int]()
+    other.begin(ready[0].message, None)
+    for _ in range(4):
+        alone.append(len(mine.next(ready)))
+        mine.begin(ready[0].message, None)
+        mine.end()
+    other.end()
+
+    for left in (ready, ready[1:], ready[2:]):
+        alone.append(len(mine.next(left)))
+        mine.begin(left[0].message, None)
+        mine.end()
+
+    assert alone == [1] * 7
 
 
 def test_under_the_third_end_of_a_process_a_message_is_a_dead_letter():
