@@ -29,6 +29,7 @@ _VERBS = {
     "log": ("outbox.cli.log:log", "Look at the messages of the log."),
     "parked": ("outbox.cli.parked:parked", "Look at messages set aside, and decide on them."),
     "decisions": ("outbox.cli.decisions:decisions", "List what people decided."),
+    "dashboard": ("outbox.cli.dashboard:dashboard", "Show all of it in a browser, and decide there."),
     "subscriptions": (
         "outbox.cli.subscriptions:subscriptions",
         "List, alter, split, pause, resume, reset, backfill and drop the readers of the log.",

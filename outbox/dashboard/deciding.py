@@ -138,9 +138,12 @@ def _rate(value: str | None) -> float | None:
     if value is None:
         return None
     try:
-        return float(value)
+        rate = float(value)
     except ValueError:
-        raise BadAddressError("rate must be a number of messages a second") from None
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise BadAddressError("rate must be a number of messages a second, above 0")
+    return rate
 
 
 def decide(visit: Visit) -> Page:

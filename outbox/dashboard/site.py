@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -33,7 +32,6 @@ from starlette.types import ASGIApp
 from outbox.dashboard import deciding, pages
 from outbox.dashboard.access import Access, Hook, NotSeenError, RefusedError, StrangerError
 from outbox.dashboard.failures import PATIENCE_SECONDS, failed, page_of
-from outbox.dashboard.filters import BadAddressError
 from outbox.dashboard.live import Live, stream
 from outbox.dashboard.numbers import Answer, Numbers
 from outbox.dashboard.port import Admin, Outbox
@@ -42,7 +40,7 @@ from outbox.dashboard.rendering import Renderer
 from outbox.dashboard.security import SecurityHeaders, is_own_form
 from outbox.dashboard.seen import Seen
 from outbox.dashboard.tokens import TokenError, Tokens
-from outbox.dashboard.visit import Page, Visit, own_path, path_of
+from outbox.dashboard.visit import Page, Visit, form_of, own_path, path_of
 from outbox.errors import SchemaError, SubscriptionError
 from outbox.runtime.document import json_text
 
@@ -56,8 +54,6 @@ _FILES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.
 _NAME = re.compile(r"[\w-]+")
 #: So many pages ask their databases at once.
 _THREADS = 4
-#: A form is at most so long, and has at most so many fields.
-_MOST_BYTES, _MOST_FIELDS = 64 * 1024, 100
 #: A decision may wait for another command, and be carried out here.
 _DECIDING_SECONDS = 90.0
 
@@ -259,7 +255,7 @@ class Site:
         access = await self._allowed(self._access, request)
         if access is None:
             raise StrangerError("the access function of the dashboard gives no access to the request")
-        form = await _form(request) if request.method == "POST" else {}
+        form = await form_of(request) if request.method == "POST" else {}
         seen = Seen(admin, access, self._redact, self._keys, self._tokens)
         return Visit(
             request=request,
@@ -356,16 +352,3 @@ class Site:
 
 def _json(text: str) -> Response:
     return Response(text, media_type="application/json")
-
-
-async def _form(request: Request) -> Mapping[str, list[str]]:
-    """Return the fields of a form of at most 64 KiB."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_BYTES:
-            raise BadAddressError(f"the form is longer than {_MOST_BYTES} bytes")
-    try:
-        return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
-    except ValueError:
-        raise BadAddressError(f"the form has more than {_MOST_FIELDS} fields, or is no text") from None

@@ -46,6 +46,18 @@ class Tokens:
         if self._read(token).get("form") != user:
             raise TokenError("the form was made for somebody else; load the page again")
 
+    def of_session(self, user: str) -> str:
+        """Return a token that keeps a user logged in."""
+        return self._sign({"session": user, "until": time.time() + FORM_SECONDS})
+
+    def session(self, token: str) -> str | None:
+        """Return the user of a session; None: the session has ended, or is none."""
+        try:
+            user: str | None = self._read(token).get("session")
+        except TokenError:
+            return None
+        return user
+
     def of_rehearsal(self, user: str, values: Mapping[str, Any]) -> str:
         """Return a token for a rehearsed decision, to be carried out once."""
         until = time.time() + REHEARSAL_SECONDS

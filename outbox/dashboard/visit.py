@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 from starlette.requests import Request
 
+from outbox.dashboard.filters import BadAddressError
 from outbox.dashboard.numbers import Numbers
 from outbox.dashboard.seen import Seen
+
+#: A form is at most so long, and has at most so many fields.
+_MOST_BYTES, _MOST_FIELDS = 64 * 1024, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +96,16 @@ def address(base: str, database: str | None, path: str, query: Mapping[str, obje
     given = {name: str(value) for name, value in query.items() if value is not None}
     place = "" if database is None else f"db/{quote(database, safe='')}/"
     return f"{base}{place}{path}{'?' if given else ''}{urlencode(given)}"
+
+
+async def form_of(request: Request) -> Mapping[str, list[str]]:
+    """Return the fields of a form of at most 64 KiB."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise BadAddressError(f"the form is longer than {_MOST_BYTES} bytes")
+    try:
+        return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise BadAddressError(f"the form has more than {_MOST_FIELDS} fields, or is no text") from None

@@ -175,3 +175,19 @@ def test_the_command_lists_decisions(engine: Engine, outbox: Outbox, channel: Ch
     assert [(each["verb"], each["by"], each["choice"], each["reason"]) for each in some.json["decisions"]] == [
         ("pause", "ann", {"rate": 5.0}, "slowly")
     ]
+
+
+def test_who_reads_a_body_is_kept_in_the_transaction_that_reads_it(outbox):
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b"secret")
+    relay_to(Destination(lambda _message: Reject("no")), outbox, name="other").until_empty()
+
+    read = [outbox.admin.read_body(1, by="ann"), outbox.admin.read_body(1, name="other", by="ben")]
+    with pytest.raises(SubscriptionError, match="no message 7 is in the log"):
+        outbox.admin.read_body(7, by="ann")
+
+    assert [each.body for each in read] == [b"secret", b"secret"]
+    assert kept(outbox) == [
+        ("ann", "read", None, {"message": 1}, None, 1),
+        ("ben", "read", "other", {"message": 1}, None, 1),
+    ]

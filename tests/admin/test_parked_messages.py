@@ -452,3 +452,37 @@ def test_each_decision_of_a_finding_can_be_called(shop):
     for decisions in offered.values():
         for each in decisions:
             getattr(shop.admin, each.verb)(**each.arguments, reason="tried", by="bot")
+
+
+def test_errors_that_differ_in_numbers_alone_are_one_choice(engine):
+    outbox = Outbox(engine)
+    errors = [
+        "HTTP 422 of order 17: 100%",
+        "HTTP 422 of order 4711: 5%",
+        "HTTP 422 of order 17: 100",
+        f"E{'x' * 600} 1",
+    ]
+    with outbox.begin() as session:
+        for each in errors:
+            outbox.send(session, "orders", each)
+    Relay(outbox, Echo()).until_empty()
+
+    counts = [(each.messages, each.error) for each in outbox.admin.parked_count().errors]
+    found = [len(outbox.admin.parked(same_error=error)) for _, error in counts]
+
+    assert found == [number for number, _ in counts] == [2, 1, 1]
+    (decided,) = outbox.admin.replay(all=True, same_error=errors[1], rehearsal=True)
+    assert decided.messages == 2
+
+
+class Echo:
+    """Refuses each message with its own body as the error."""
+
+    destination = "nats://h:4222"
+
+    def send(self, messages):
+        """Refuse all."""
+        return [Reject(each.text()) for each in messages]
+
+    def close(self):
+        """Nothing is open."""

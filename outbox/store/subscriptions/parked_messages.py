@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import uuid
 from collections.abc import Sequence
@@ -24,7 +25,11 @@ from outbox.store.subscriptions.decisions import MOST_IDS, Decisions
 MOST_BEHIND = 10_000
 #: A statement that counts looks at so many rows; errors are compared by so many characters.
 _COUNTED_AT_ONCE, _MOST_CHARACTERS = 20_000, 500
-_NUMBER = re.compile(r"\d+")
+_DIGITS = re.compile("[0-9]+")
+#: The error of the row `p` without digits; a pattern of LIKE would mean errors with other words, too.
+_WITHOUT_DIGITS = functools.reduce(
+    lambda text, digit: f"replace({text}, '{digit}', '')", "0123456789", f"substr(p.error, 1, {_MOST_CHARACTERS})"
+)
 #: So many messages of all held keys of a subscription are counted, in the order of the keys.
 MOST_HELD = 1_000_000
 
@@ -305,11 +310,12 @@ class ParkedMessages:
         if chosen.key is not None:
             parts["p.key = :key"] = {"key": chosen.key}
         if chosen.error_like is not None:
-            parts["lower(p.error) LIKE :error_like ESCAPE '!'"] = {
-                "error_like": f"%{_escaped(chosen.error_like.lower())}%"
-            }
+            escaped = chosen.error_like.lower().replace("!", "!!").replace("%", "!%").replace("_", "!_")
+            parts["lower(p.error) LIKE :error_like ESCAPE '!'"] = {"error_like": f"%{escaped}%"}
         if chosen.same_error is not None:
-            parts["p.error LIKE :same_error ESCAPE '!'"] = {"same_error": _like_but_numbers(chosen.same_error)}
+            parts[f"{_WITHOUT_DIGITS} = :same_error"] = {
+                "same_error": _DIGITS.sub("", chosen.same_error[:_MOST_CHARACTERS])
+            }
         if chosen.before is not None:
             parts["p.parked_at < :before"] = {"before": self._database.dialect.clock.bind(chosen.before)}
         bound = {name: value for each in parts.values() for name, value in each.items()}
@@ -319,16 +325,6 @@ class ParkedMessages:
         values = dict(zip(_NAMES, row, strict=True))
         moments = {name: self._database.dialect.clock.read(values[name]) for name in _MOMENTS}
         return ParkedMessage(**{**values, **moments, "message_id": stored_uuid(values["message_id"])})
-
-
-def _escaped(text: str) -> str:
-    """Return a text in which LIKE finds no wildcard."""
-    return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
-
-
-def _like_but_numbers(error: str) -> str:
-    """Return the pattern of an error as `by_error` counts it: its numbers may differ, and a long one may go on."""
-    return _NUMBER.sub("%", _escaped(error)) + ("%" if len(error) >= _MOST_CHARACTERS else "")
 
 
 def _with(message: ParkedMessage, decision: Decision) -> ParkedMessage:
