@@ -85,7 +85,7 @@ def ends_by_itself(line: str) -> bool:
     needs_more = not {"--archive", "--writer"}.isdisjoint(arguments) or (
         arguments[0] == "doctor" and "--to" in arguments
     )
-    return not (runs_on or needs_more or arguments[0] in ("consume", "extract", "report", "demo"))
+    return not (runs_on or needs_more or arguments[0] in ("consume", "dashboard", "extract", "report", "demo"))
 
 
 def prepare(engine: Engine, arguments: list[str]) -> None:
