@@ -101,7 +101,7 @@ def test_a_viewer_that_comes_later_sees_the_last_answer_at_once():
 
 def test_a_question_without_an_answer_is_not_asked_twice_and_viewers_know_since_when():
     ask = Questions()
-    live = Live(ask, every=timedelta(milliseconds=20), deadline=timedelta(0))
+    live = Live(ask, every=timedelta(milliseconds=20), deadline=QUICKLY)
 
     async def view() -> tuple[list[datetime | None], int | None]:
         async with aclosing(live.answers()) as answers:
