@@ -110,8 +110,12 @@ def send(outbox: Outbox) -> None:
         outbox.send_all(session, [Message("orders", b"behind", key="f")])
 
 
+#: Until the first question, which is asked in a storm alone.
+SOON = timedelta(seconds=0.2)
+
+
 def ask(outbox: Outbox) -> None:
-    shop = producer(outbox.engine, timeout=timedelta(seconds=0.2))
+    shop = producer(outbox.engine, timeout=SOON)
     for body in ("1", "fatal", "2"):
         shop.begin_transaction().send("orders", body)
 
