@@ -27,6 +27,7 @@ from benchmarks.keep import keep_vs_drain
 from benchmarks.latency import embedded_latency, latency, latency_random
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.partitions import drain_8_partitions, scale_4_processes
+from benchmarks.receive import receive
 from benchmarks.site import Site
 from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
 from benchmarks.telemetry import metrics_cost, telemetry_drain, telemetry_write
@@ -59,6 +60,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("consume_inbox",): consume_inbox,
     ("filter_pushdown",): filter_pushdown,
     ("filter_pushdown_number",): filter_pushdown_number,
+    **{(f"receive_{callers}",): partial(receive, callers=callers) for callers in (1, 4, 8)},
     ("latency_p50", "latency_p99"): latency,
     **{
         (f"latency_random_{a_second}_p50", f"latency_random_{a_second}_p99"): partial(latency_random, a_second=a_second)

@@ -2,62 +2,58 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Self
 
-from outbox.errors import MQClientError
+from outbox.errors import MQClientError, SubscriptionError
 from outbox.model.message import Message
-from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, Start
-from outbox.model.verdict import Reject, Retry, Verdict
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import Expression, selection_of, subscribed_to
 from outbox.rocketmq.limits import checked_consumer_group
 from outbox.rocketmq.message_ext import MessageExt
+from outbox.rocketmq.popping import Popping
 from outbox.runtime.clock import clock
-from outbox.runtime.stop import Stop
-from outbox.store.log.log import Limits
-from outbox.store.subscriptions.receipts import Receipts
-from outbox.telemetry.events import Event, Listeners, Parked
-from outbox.worker.job import Job
-from outbox.worker.policy import BEHIND, HandlerPolicy
+from outbox.runtime.fork import in_child
+from outbox.runtime.throttled_log import ThrottledLog
+from outbox.runtime.wakeup import Wake
+from outbox.store.database import Channel
+from outbox.store.failure import in_one_line
+from outbox.store.subscriptions.receipts import Receipt, Receipts
+from outbox.worker.failures import log_away, passes
 from outbox.worker.polling import Polling
-from outbox.worker.settings import Settings
-from outbox.worker.worker import Worker
 from outbox.writing.bare import BareOutbox
+
+logger = logging.getLogger("outbox")
 
 #: The most messages that RocketMQ's broker hands out at once.
 MAX_MESSAGES = 32
-#: A look ends after it has set so many messages aside behind keys that are in other hands, because it copies each.
-MAX_ASIDE = 10 * MAX_MESSAGES
-#: For messages that are not handed out; nothing is counted.
-_LEFT = Retry("left for the next call", after=timedelta(0), counts=False)
 _POLL_SECONDS = (0.05, 1.0)
-#: A call gets so much time, however short the time to wait for messages is: for the lease of another consumer, and for
-#: a database that is away.
+#: A call gets so much time, however short the time to wait for messages is: for a lease that another has for a moment,
+#: and for a database that is away.
 _SHORTEST_SECONDS = 10.0
-#: A call is short, and so is its lease, for which others wait if its process is killed.
-_SETTINGS = Settings(
-    limits=Limits(rows=MAX_MESSAGES),
-    lease=timedelta(seconds=3),
-    renew_every=timedelta(seconds=1),
-)
+#: One for the calls that receive, the others for receipts.
+_CONNECTIONS = 3
 
 
 class SimpleConsumer:
     """Hands messages out, each for a time; a message that is not acknowledged by then is handed out again.
 
-    Any number of consumers may share a group, in any process; `receive` may be called by several threads. A call takes
-    the lease of the group for a moment, so a group can be asked some twenty times a second.
+    Any number of consumers may share a group, in any process; `receive` may be called by several threads. A call is one
+    short transaction, which serves all calls that wait in this consumer. No worker has the name of the group meanwhile.
 
     Args:
         group: the consumer group, which has a position of its own in the log.
         outbox: where the messages are.
         subscriptions: for each topic an expression: tags such as "TagA || TagB", "*" for all, or a `MessageSelector`.
-        await_duration: for how long `receive` waits for a message.
+        await_duration: for how long `receive` waits for a message, unless the call says otherwise.
         fifo: a key is handed out in order; its next message comes after the `ack` of the last.
         max_attempts: deliveries, after which a message becomes a dead letter.
         start: where a new group begins: "earliest", "latest" or a moment.
@@ -87,10 +83,8 @@ class SimpleConsumer:
             raise ValueError(f"max_attempts is a number from 1 on, not {max_attempts}")
         choice = selection_of(subscribed_to(subscriptions))
         self._outbox = outbox
-        self._await_seconds = await_duration.total_seconds()
-        self._max_attempts = max_attempts
-        self._start: Start = start
-        self._declared = Declaration(
+        self._await_duration = await_duration
+        declared = Declaration(
             name=group,
             destination=None,
             kind="consumer",
@@ -100,55 +94,88 @@ class SimpleConsumer:
             on_dead="continue",
             ordered=fifo,
         )
-        self._connections = Connections(outbox.database.open, 2)
-        #: True when the group was there before: dropped, it does not begin again at its start.
-        self._known = False
+        self._popping = Popping(outbox, declared, start=start, max_attempts=max_attempts)
+        self._connections = Connections(_opening(outbox), _CONNECTIONS)
+        self._log = ThrottledLog(logger)
+        self._reset()
+        in_child(self._reset)
 
-    def receive(self, max_message_num: int, invisible_duration: timedelta) -> list[MessageExt]:
+    def _reset(self) -> None:
+        #: The right to pop, and the calls that wait for it.
+        self._turn, self._calls = threading.Lock(), deque[_Call]()
+
+    def receive(
+        self, max_message_num: int, invisible_duration: timedelta, wait: timedelta | None = None
+    ) -> list[MessageExt]:
         """Return messages, which nobody else gets for `invisible_duration`; wait for the first one.
 
         Args:
             max_message_num: 1 to 32.
             invisible_duration: the time to handle the messages and to acknowledge them.
+            wait: for how long the call waits for a message; None: `await_duration` of the consumer.
 
         Returns:
-            At most so many messages; none after `await_duration`, after 10 s while the database does not answer, or
-            when the connection was lost before they were stored as handed out.
+            At most so many messages; none after that time, or after 10 s while the database does not answer.
 
         Raises:
             ValueError: a number or a time is outside its limits.
-            SubscriptionError: the group has other subscriptions, or another order; or was dropped meanwhile.
+            SubscriptionError: the group has other subscriptions, or another order; it was dropped meanwhile; or a
+                worker has had its lease for the whole time, and 10 s at least.
         """
         if not 1 <= max_message_num <= MAX_MESSAGES:
             raise ValueError(f"max_message_num is a number from 1 to {MAX_MESSAGES}, not {max_message_num}")
         require_duration("invisible_duration", invisible_duration, timedelta(milliseconds=1))
-        fifo = self._declared.ordered is True
-        receiving = _Receiving(max_message_num, invisible_duration, self._max_attempts, fifo=fifo)
-        listeners = Listeners(self._outbox.listeners)
-        listeners.listen(receiving.told)
-        # The handler counts the deliveries, because the last one is to be acknowledged like any other.
-        retry = RetryPolicy(attempts=self._max_attempts + 1)
-        policy = HandlerPolicy(retry=retry, least=max_message_num, momentary=True)
-        handler = receiving.hand_out
-        job = Job(declared=self._declared, handler=handler, policy=policy, start=self._start, known=self._known)
-        worker = Worker(self._outbox.database, [job], _SETTINGS, stop=receiving.stop, listeners=listeners)
-        timer = threading.Timer(max(_SHORTEST_SECONDS, self._await_seconds), receiving.time_over.ask)
-        polling, until = Polling(*_POLL_SECONDS), clock() + self._await_seconds
-        hints = self._outbox.notifier.listen(worker.wake.set)
-        timer.start()
-        try:
-            # Each look takes the lease anew, because an `ack` elsewhere may have released a key.
-            while True:
-                worker.work("empty")
-                self._known = self._known or worker.known
-                left = until - clock()
-                if receiving.taken or receiving.over or left <= 0:
-                    return [MessageExt.of(message, receiving.receipt) for message in receiving.taken]
-                receiving.look_again()
-                worker.wake.wait(min(left, polling.pause()))
-        finally:
-            timer.cancel()
-            del hints
+        wait = self._await_duration if wait is None else wait
+        require_duration("wait", wait, timedelta(0))
+        call, began = _Call([invisible_duration] * max_message_num), clock()
+        until, at_last = began + wait.total_seconds(), began + max(_SHORTEST_SECONDS, wait.total_seconds())
+        self._pop(call)
+        if not call.messages and (call.hindered or until > began):
+            self._wait(call, until, at_last)
+        return [MessageExt.of(message, call.receipt) for message in call.messages]
+
+    def _wait(self, call: _Call, until: float, at_last: float) -> None:
+        """Pop again and again, until a call has messages or its time is over."""
+        polling, wake = Polling(*_POLL_SECONDS), Wake()
+        hints = self._outbox.notifier.listen(wake.set)
+        with closing(wake):
+            self._pop(call)
+            while not call.messages and (left := (at_last if call.hindered else until) - clock()) > 0:
+                wake.wait(min(left, polling.pause()))
+                self._pop(call)
+        del hints
+        holders = [] if call.messages else self._popping.holders
+        if call.hindered and holders:
+            raise SubscriptionError(
+                f"{self.group}: {holders[0].owner} has the lease of the group; its messages go to a worker, or to calls"
+                " of receive, and not to both: stop the worker, or give one of the two another group"
+            )
+
+    def _pop(self, call: _Call) -> None:
+        """Pop for all calls that wait for that, unless another call has done so for this one."""
+        call.served = False
+        self._calls.append(call)
+        with self._turn:
+            if call.served:
+                return
+            # Calls that come meanwhile stay. This call is not among them if the pop of another call has failed.
+            waiting = list(dict.fromkeys([*(self._calls.popleft() for _ in range(len(self._calls))), call]))
+            times = [time for each in waiting for time in each.times]
+            # Stored as the error of what is handed out. Errors that differ in numbers are shown as one.
+            receipt = f"handed out under receipt {secrets.randbits(64)}"
+            try:
+                with self._connections.one() as channel, channel.database.explained():
+                    found = self._popping.pop(channel, receipt, times)
+            except Exception as error:
+                if not passes(self._outbox.database, error, known=self._popping.known):
+                    raise
+                call.hindered = True
+                log_away(self._log, in_one_line(error, self._outbox.database.commands)[0])
+                return
+            hindered = bool(self._popping.holders)
+            for each in waiting:
+                each.messages, found = found[: len(each.times)], found[len(each.times) :]
+                each.receipt, each.hindered, each.served = receipt, hindered, True
 
     def ack(self, message: MessageExt) -> None:
         """Acknowledge a message, which is done then.
@@ -177,75 +204,36 @@ class SimpleConsumer:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _use(self, message: MessageExt, use: Callable[..., bool], *more: timedelta) -> None:
-        receipt = message.message, message.receipt_handle
-        if not self._connections.call(lambda channel: use(Receipts(channel, self.group), *receipt, *more)):
+    def _use(self, message: MessageExt, use: Callable[..., set[int]], *more: timedelta) -> None:
+        receipt = Receipt(message.queue_offset, message.message.key, message.receipt_handle)
+        if not self._connections.call(lambda channel: use(Receipts(channel, self.group), [receipt], *more)):
             raise MQClientError("receipt handle is expired")
 
 
-class _Receiving:
-    """The messages of one `receive`."""
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A call of `receive`: a time for each message that it may get, the messages that it got, and their receipt.
 
-    def __init__(self, most: int, invisible: timedelta, max_attempts: int, *, fifo: bool) -> None:
-        """`most`: at most so many messages."""
-        self.time_over = Stop()
-        #: Ends a look.
-        self.stop = Stop(self.time_over)
-        self.taken: list[Message] = []
-        #: Stored as the error of what is handed out. Errors that differ in numbers are shown as one.
-        self.receipt = f"handed out under receipt {secrets.randbits(64)}"
-        self._room = self._most = most
-        self._aside = 0
-        self._invisible = invisible
-        self._max_attempts = max_attempts
-        self._fifo = fifo
+    `hindered`: a lease, or a database that is away, has kept messages from it. `served`: by the last pop.
+    """
 
-    @property
-    def over(self) -> bool:
-        """True when the call ends, also when what was handed out could not be stored."""
-        return self.time_over.asked or self._room < self._most
+    times: list[timedelta]
+    messages: list[Message] = field(default_factory=list)
+    receipt: str | None = None
+    hindered: bool = False
+    served: bool = False
 
-    def look_again(self) -> None:
-        """Begin another look, which may set as many messages aside as the last one."""
-        self._aside = 0
-        self.stop.withdraw()
 
-    def hand_out(self, messages: Sequence[Message]) -> list[Verdict]:
-        """Answer for messages, each of which is parked until its time is over; stop when some are handed out.
+def _opening(outbox: BareOutbox) -> Callable[[], Channel]:
+    """Return the function that opens a connection, on which a process that is frozen holds up others for 5 s."""
 
-        A call that went on would hand them out again, should their time be over so soon.
-        """
-        verdicts, keys = list[Verdict](), set[str]()
-        for message in messages:
-            if message.key in keys:
-                # It waits behind the first message of its key, whatever the answer.
-                verdicts.append(_LEFT)
-                continue
-            if self._fifo and message.key is not None:
-                keys.add(message.key)
-            verdicts.append(self._verdict(message))
-        if self._room < self._most:
-            self.stop.ask()
-        return verdicts
+    def opened() -> Channel:
+        channel, impatient = outbox.database.open(), outbox.database.dialect.driving.impatient
+        if impatient is not None:
+            channel.run(impatient)
+        return channel
 
-    def _verdict(self, message: Message) -> Verdict:
-        if message.attempt > self._max_attempts:
-            return Reject(f"not acknowledged after {self._max_attempts} deliveries")
-        if self._room <= 0:
-            return _LEFT
-        self._room -= 1
-        return Retry(self.receipt, after=self._invisible)
-
-    def told(self, event: Event) -> None:
-        """Take note of messages that are stored as handed out; without that, another consumer may get them.
-
-        Messages that are stored behind a key in other hands end the look when there are many.
-        """
-        if isinstance(event, Parked):
-            self.taken += [each for each, parking in event.messages if parking.error == self.receipt]
-            self._aside += sum(parking is BEHIND for _, parking in event.messages)
-            if self._aside >= MAX_ASIDE:
-                self.stop.ask()
+    return opened
 
 
 def require_duration(name: str, duration: timedelta, least: timedelta) -> None:

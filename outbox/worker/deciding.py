@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
 
 from outbox.model.message import Message
 from outbox.model.position import Progress
-from outbox.worker.decisions import CarriedOut, OpenDecisions, log_carried_out, why
+from outbox.worker.decisions import CarriedOut, OpenDecisions, log_carried_out
 from outbox.worker.holds import Holds
 from outbox.worker.known import KnownOutcomes
-from outbox.worker.policy import BEHIND, HandlerPolicy
+from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settle import Parkings, Settlement
 
 
@@ -58,23 +57,7 @@ class Deciding:
 
         `held`: keys that are held back; their messages are parked in any case.
         """
-        if not self._decisions.some_unread:
-            return messages, []
-        free, parkings, behind = list[Message](), Parkings(), set[str]()
-        for message in messages:
-            decision = self._decisions.on(message)
-            if message.key in behind:
-                parkings.append((message, BEHIND))
-            elif decision is None or message.key in held:
-                free.append(message)
-            else:
-                dead = self._policy.dead(message, why(decision))
-                # The next message of the key does not wait for a discard.
-                holds = dead.holds and decision.verb == "set_aside"
-                parkings.append((message, replace(dead, holds=holds, attempts=0)))
-                if holds and message.key is not None:
-                    behind.add(message.key)
-        return free, parkings
+        return self._decisions.separate(messages, held, self._policy)
 
     def without_discarded(self, parkings: Parkings) -> Parkings:
         """Take note of decisions on messages that were parked now; return the parkings without the discarded ones."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from outbox.model.decision import Decision
 from outbox.model.lease import Partition
 from outbox.model.message import Message
+from outbox.model.parking import Parking
 from outbox.model.position import Progress
 from outbox.runtime.named import named
 from outbox.runtime.text import one_line
@@ -19,6 +20,7 @@ from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.falling_due import FallingDue
 from outbox.store.subscriptions.freed_keys import free_keys
 from outbox.store.subscriptions.parked import Parked
+from outbox.worker.policy import BEHIND, HandlerPolicy
 
 logger = logging.getLogger("outbox")
 
@@ -110,6 +112,31 @@ class OpenDecisions:
         message_id, decision = self._unread.get(message.id or 0, (None, None))
         # The ids of a log that was truncated are given out again.
         return decision if message_id == message.message_id else None
+
+    def separate(
+        self, messages: list[Message], held: Container[str | None], policy: HandlerPolicy
+    ) -> tuple[list[Message], list[tuple[Message, Parking]]]:
+        """Separate the messages to handle from messages that a person has decided on, and from what is behind these.
+
+        `held`: keys that are held back; their messages are parked in any case.
+        """
+        if not self.some_unread:
+            return messages, []
+        free, parkings, behind = list[Message](), list[tuple[Message, Parking]](), set[str]()
+        for message in messages:
+            decision = self.on(message)
+            if message.key in behind:
+                parkings.append((message, BEHIND))
+            elif decision is None or message.key in held:
+                free.append(message)
+            else:
+                dead = policy.dead(message, why(decision))
+                # The next message of the key does not wait for a discard.
+                holds = dead.holds and decision.verb == "set_aside"
+                parkings.append((message, replace(dead, holds=holds, attempts=0)))
+                if holds and message.key is not None:
+                    behind.add(message.key)
+        return free, parkings
 
     def meet(self, messages: Sequence[Message]) -> None:
         """Carry out decisions on messages that are parked now, in the open transaction."""

@@ -19,14 +19,12 @@ logger = logging.getLogger("outbox")
 class Declaring:
     """The declaration of one subscription, over all connections of a worker."""
 
-    def __init__(self, declared: Declaration, start: Start | None, *, known: bool = False) -> None:
-        """`start`: where a new subscription begins; None: another process creates the subscription. `known`: an
-        earlier worker has declared it.
-        """
+    def __init__(self, declared: Declaration, start: Start | None) -> None:
+        """`start`: where a new subscription begins; None: another process creates the subscription."""
         self._declared = declared
         self._start = start
         #: True when the subscription was declared before.
-        self.known = known
+        self.known = False
         self._refusal_notice = RefusalNotice(declared.name)
 
     def declare(self, channel: Channel, owner: str) -> Subscription | None:

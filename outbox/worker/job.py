@@ -16,9 +16,9 @@ class Job:
     """A subscription, and how its messages are handled.
 
     `caller`: makes the calls; jobs for the same destination share a caller. `start`: where a new subscription begins;
-    None: another process creates the subscription, and its errors do not end the worker. `known`: an earlier worker has
-    found the subscription. `deferral`: by which the handler leaves the lease to other processes. `keep`: the worker
-    deletes messages that are older, once every subscription has passed them; None: none.
+    None: another process creates the subscription, and its errors do not end the worker. `deferral`: by which the
+    handler leaves the lease to other processes. `keep`: the worker deletes messages that are older, once every
+    subscription has passed them; None: none.
     """
 
     declared: Declaration
@@ -26,7 +26,6 @@ class Job:
     caller: Caller = field(default_factory=Caller)
     policy: HandlerPolicy = field(default_factory=HandlerPolicy)
     start: Start | None = "earliest"
-    known: bool = False
     deferral: Deferral | None = None
     keep: timedelta | None = None
 

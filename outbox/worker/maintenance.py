@@ -40,14 +40,10 @@ def pause_after(seconds: float) -> float:
     return max(upkeep.PRUNE_AGAIN, 4 * seconds)
 
 
-def tasks_of(channel: Channel, partition: Partition, *, brief: bool, momentary: bool) -> list[Task]:
-    """Return the tasks of every lease holder.
-
-    `brief`: the lease ends before a task could be due a second time. `momentary`: the next one follows soon, so what
-    has expired is left to others.
-    """
+def tasks_of(channel: Channel, partition: Partition, *, brief: bool) -> list[Task]:
+    """Return the tasks of every lease holder. `brief`: the lease ends before a task could be due a second time."""
     progress, workers, now = ProgressLog(channel), LiveWorkers(channel, partition.subscription), time.monotonic()
-    expired_at = now + (0.0 if brief and not momentary else upkeep.PRUNE_EXPIRED)
+    expired_at = now + (0.0 if brief else upkeep.PRUNE_EXPIRED)
 
     def settled(_base: Position) -> bool:
         progress.prune(partition)

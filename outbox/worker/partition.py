@@ -102,8 +102,7 @@ class PartitionWorker:
     def of(cls, assigned: Assigned, batch_handler: Handling, tasks: Iterable[Task]) -> PartitionWorker:
         """Return the work for a partition. `tasks`: of the maintenance, beside those of every lease holder."""
         channel, subscription, settings = assigned.channel, assigned.subscription, assigned.settings
-        brief, momentary = assigned.until != "stopped", assigned.policy.momentary
-        own = tasks_of(channel, assigned.partition, brief=brief, momentary=momentary)
+        own = tasks_of(channel, assigned.partition, brief=assigned.until != "stopped")
         reading = Reading(
             log=Log(assigned.limits, subscription.selection, assigned.partition),
             grace=Grace(subscription.grace, settings.poll) if subscription.grace else None,
@@ -153,16 +152,10 @@ class PartitionWorker:
             channel, lease, incarnation, unsettled, parked=parked, decisions=decisions
         )
         self._settlement.highest = reading.log.last(channel) if newest.highest is None else newest.highest
-        since = time.monotonic()
-        if not batch_handler.policy.momentary or self._settlement.unsettled:
-            self._settlement.rehearse(newest.progress)
-        else:
-            # A row from the future was written before the clock of the database stepped back. It soon counts as old,
-            # too, because only a new row can tell how old the progress is.
-            since -= abs((capture.now - newest.settled_at).total_seconds())
+        self._settlement.rehearse(newest.progress)
         self._hung = hung = batch_handler.hung
         alone = settings.limits.rows if needs_care(newest, hung.earlier) else hung.care_left
-        self._care = care = Care(policy, hung.begun, 0 if policy.momentary else alone)
+        self._care = care = Care(policy, hung.begun, alone)
         self._holds = holds = Holds(parked, upkeep.MOST_KEYS, policy.paused)
         self._deciding = Deciding(decisions, settlement, holds, hung.known, policy)
         self._parked_queue = ParkedQueue(
@@ -172,7 +165,7 @@ class PartitionWorker:
         self._finished = finished
         self._compact, self._waits_for_grace = policy.compact, reading.grace is not None
         self._teller = teller
-        self._stored, self._stop, self._ends = _Stored(newest.progress, since), reading.stop, reading.ends
+        self._stored, self._stop, self._ends = _Stored(newest.progress), reading.stop, reading.ends
         self._handled, self._decide_at = _Handled(), 0.0
         #: What came of the batch that is being handled, as far as it is not settled.
         self._outcome = Outcome()
@@ -283,12 +276,11 @@ class PartitionWorker:
         for outcome in self._batch_handler.late():
             self._parked_queue.settle(outcome)
         self.settle_handled()
-        if not self._batch_handler.policy.momentary:
-            # Perhaps people have paused the subscription since, and nobody will work before the resume.
-            self.decide()
+        # Perhaps people have paused the subscription since, and nobody will work before the resume.
+        self.decide()
         if self._stored.passed is not None:
             self._store(self._stored.passed)
-        elif self._settlement.only_begun and not (self._batch_handler.policy.momentary or self._care.in_log):
+        elif self._settlement.only_begun and not self._care.in_log:
             # It tells the next process that this one ended in order, without messages that may end a process.
             self._store(self._stored.progress)
 

@@ -59,8 +59,7 @@ class HandlerPolicy:
     failure of unknown cause a call has one message all the same. `portion`: so many messages are handed over at once,
     with the deadline for each portion, and a failure is the message's; None: whole calls, whose failures may be the
     destination's. `suspend`: nothing of a partition is handled while a message waits for another try. `paused`: keys
-    whose messages are held back. `momentary`: a lease is held for a moment, again and again, so nothing is written by
-    the way; and calls of the handler do nothing outside, so no settle is tried before.
+    whose messages are held back.
 
     Raises:
         TypeError: the deadline is no timedelta above 0, or `retry` is no RetryPolicy.
@@ -75,7 +74,6 @@ class HandlerPolicy:
     portion: int | None = None
     suspend: bool = False
     paused: Collection[str | None] = ()
-    momentary: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.retry, RetryPolicy):

@@ -77,7 +77,7 @@ class SubscriptionWorker:
         self._settings = settings
         self._commands = database.commands
         self._hung = hung
-        self._declaring = Declaring(declared, job.start, known=job.known)
+        self._declaring = Declaring(declared, job.start)
         notice = Notice(database, name, words)
         self._search = LeaseSearch(name, settings.lease, notice)
         self._failures = Failures(name, notice, optional=job.start is None)
@@ -349,7 +349,7 @@ class SubscriptionWorker:
         if not stored.grace:
             # With a grace, hints of commits are of no use: a message is handled long after its commit.
             channel.listen()
-        # A consumer that asks again and again takes the lease each time.
+        # Each command that works until there is nothing more takes the lease.
         level = logging.INFO if connection.until == "stopped" else logging.DEBUG
         logger.log(level, "subscription %s: lease taken, epoch %d", stored.name, held.lease.epoch)
         if self.job.deferral is not None:

@@ -52,6 +52,11 @@ def held(row: LeaseRow, epoch: int, *, same_server: bool) -> bool:
     return row.epoch == epoch and row.owner is not None and same_server
 
 
+def free(row: LeaseRow, epoch: int) -> bool:
+    """Return whether a pop may write that has found the lease free under an epoch."""
+    return row.epoch == epoch and row.until is None
+
+
 # Progress
 
 

@@ -121,7 +121,7 @@ def test_a_lease_is_taken_renewed_given_back_and_held(
 def test_the_progress_that_counts_is_that_of_the_newest_epoch(
     channel: Channel, chance: random.Random, steps: range
 ) -> None:
-    """Settles of old and of new epochs, one after the other, and of another server."""
+    """Settles of old and of new epochs, one after the other, and of another server; and pops, of a free lease."""
     Subscriptions(channel).declare(Declaration(name=NAME, destination="test"), "earliest")
     leases, log, incarnation = Leases(channel), ProgressLog(channel), Log().now(channel).incarnation
     first = log.newest(PARTITION)
@@ -138,9 +138,17 @@ def test_the_progress_that_counts_is_that_of_the_newest_epoch(
         lease = Lease(PARTITION, epoch, "one")
         assert log.settle(lease, n + 1, new.progress, incarnation if same else "other") == (said != rows)
         rows = said
-        newest = log.newest(PARTITION)
-        assert newest is not None
-        assert newest.progress == rules.newest(rows).progress
+        if chance.random() < 0.3:
+            leases.release(Lease(PARTITION, row.epoch, "one"))
+            row = rules.given_back(row, row.epoch)
+        before = log.newest(PARTITION)
+        assert before is not None
+        assert before.progress == rules.newest(rows).progress
+        leased, progress = max(0, row.epoch - chance.choice((0, 0, 1))), Progress(Position(0), Position(n + 6), n)
+        pop = log.pop(PARTITION, before, leased, progress, incarnation)
+        free = rules.free(row, leased)
+        assert channel.run(pop.sql, **pop.bound) == free
+        rows |= {ProgressRow(before.epoch, max(before.n + 1, 2), progress)} if free else set()
 
 
 def test_the_first_verdict_stands_and_nothing_is_sent_behind_it(engine: Engine, chance: random.Random) -> None:

@@ -21,6 +21,7 @@ from tests.model import (
     holding,
     leasing,
     partitioning,
+    popping,
     twins,
 )
 from tests.model.answering import Answering
@@ -34,6 +35,7 @@ from tests.model.extracting import Extracting
 from tests.model.holding import Holding
 from tests.model.leasing import Leasing
 from tests.model.partitioning import Partitioning
+from tests.model.popping import Popping
 from tests.model.relaying import Faults, PageByPage, Relaying
 from tests.model.rules import LogRow
 
@@ -114,6 +116,8 @@ SCENES: tuple[Scene, ...] = (
     Scene("ids given out again after a crash", _relaying(Relaying, _FORGOTTEN, crashes=1), 50_000),
     Scene("a failover to a standby that lags", _relaying(Relaying, _LATE, 2, failovers=1), 5_000),
     Scene("a command takes the lease", _relaying(Relaying, _LATE, 2, command=True, lapses=1), 40_000),
+    Scene("pops beside each other", partial(Popping, _LATE, deaths=1, late=1), 5_000),
+    Scene("pops and a worker", partial(Popping, _APART, turns=1), 5_000),
     Scene("a lease and its clocks", partial(Leasing, 2, 1, end=4, leaps=1, asks=3), 300_000),
     Scene("two partitions", _partitioning(Partitioning, 2, lapses=1), 15_000),
     Scene("from one partition to two", _partitioning(Partitioning, 1, 2), 7_000),
@@ -258,6 +262,10 @@ TWINS: tuple[Twin, ...] = (
         2,
         command=True,
     ),
+    _twin("pops without the lock", _of, popping.NoLock, Popping, "twice", _APART),
+    _twin("pops beside a worker", _of, popping.BesideWorker, Popping, "twice", _APART, turns=1),
+    _twin("a pop that looks at the lease once", _of, popping.LooksOnce, Popping, "twice", _APART, turns=1),
+    _twin("a pop that forgets held keys", _of, popping.HandsOutBehind, Popping, "order", _LATE),
     _twin("waits for its own length", _of, leasing.OwnLength, Leasing, "two at once", 3, 1, end=2, asks=2),
     _twin("believes a wall clock", _of, leasing.WallClock, Leasing, "two at once", 2, 1, end=1, leaps=1, asks=2),
     _twin("looks once, takes later", _of, leasing.LooksOnce, Leasing, "two at once", 2, 1, end=2, asks=3),

@@ -202,6 +202,9 @@ class Writes:
     update_from: str
     #: The end of a statement that returns `{columns}` of the rows that it writes; None: these are read afterwards.
     returning: str | None
+    #: Two statements that write, as one: `{second}` writes only where `{first}` has written, by the condition
+    #: `EXISTS (SELECT 1 FROM first)`. None: statements cost no round trip, and are run one after the other.
+    both: str | None
     #: A row was inserted outside of every savepoint, as one of these columns; None where the database cannot tell.
     outermost: str | None
 
@@ -272,6 +275,9 @@ class Driving:
     prepare: Callable[[Engine], None] | None
     #: Sets up an engine of our own, given the arguments for its driver; None where nothing is to be done.
     configure: Callable[[Engine, Mapping[str, Any]], None] | None
+    #: Ends a transaction of the session that stands idle for some seconds, as of a frozen process; None where no server
+    #: could.
+    impatient: str | None
     #: Gives all round trips of an engine of a command the client's deadline; None where no server can be silent.
     watch: Callable[[Engine], None] | None
 

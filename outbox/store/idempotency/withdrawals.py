@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -100,16 +101,18 @@ class Withdrawals:
         self._try = share and database.sql(_TRY, tried=tried, share=share.format(text="t.id", seed=_SEED))
         self._among, self._early = (database.sql(each, tried=tried) for each in (_AMONG, _EARLY))
 
-    def of(self, messages: list[Message], *, in_order: bool = False) -> Recalled:
+    def of(self, messages: list[Message], *, in_order: bool = False, inside: bool = False) -> Recalled:
         """Return which of these messages were taken back. The others are too late to be taken back from now on.
 
         `in_order`: what is behind an open message of its key is neither free, nor withdrawn or open. Some messages may
-        be handed over before they are due: a person has replayed them, or a clock has stepped back.
+        be handed over before they are due: a person has replayed them, or a clock has stepped back. `inside`: of a
+        transaction.
         """
         delayed = [message for message in messages if message.deliver_at is not None]
         if not delayed:
             return Recalled(messages)
-        withdrawn, open = self._look(delayed)
+        with nullcontext() if inside else self._channel.transaction():
+            withdrawn, open = self._look(delayed)
         recalled, waiting = Recalled([]), set[str]()
         for message in messages:
             if message.message_id in withdrawn:
@@ -124,15 +127,14 @@ class Withdrawals:
     def _look(self, delayed: Sequence[Message]) -> tuple[set[UUID], set[UUID]]:
         """Return the ids of messages that are withdrawn, and of those that their writers have locked."""
         given = {self._name(message): message for message in delayed}
-        with self._channel.transaction():
-            locked = self._chosen(self._try, given) if self._try else set[str]()
-            free = given.keys() - locked
-            # A statement of its own: it has to see what was committed before the locks were had.
-            withdrawn = self._chosen(self._among, free)
-            now = self._channel.now()
-            early = [name for name in free - withdrawn if (given[name].deliver_at or now) > now]
-            if early:
-                self._channel.run(self._early, **self._bound(early))
+        locked = self._chosen(self._try, given) if self._try else set[str]()
+        free = given.keys() - locked
+        # A statement of its own: it has to see what was committed before the locks were had.
+        withdrawn = self._chosen(self._among, free)
+        now = self._channel.now()
+        early = [name for name in free - withdrawn if (given[name].deliver_at or now) > now]
+        if early:
+            self._channel.run(self._early, **self._bound(early))
         return {given[name].message_id for name in withdrawn}, {given[name].message_id for name in locked}
 
     def _name(self, message: Message) -> str:

@@ -120,6 +120,25 @@ class Cursor:
         self._extent = None
         self._nothing_before = None
 
+    def follow(self, progress: Progress) -> None:
+        """Go on from this progress, which another reader may have stored; what is known of its window still counts."""
+        known = self._progress
+        if (
+            progress.after is None
+            or known.after is None
+            or (progress.base, progress.target)
+            != (
+                known.base,
+                known.target,
+            )
+        ):
+            if progress != known:
+                self.move_to(progress)
+        elif progress.after >= known.after:
+            self._progress = progress
+        else:
+            self.move_to(progress)
+
     def _whole(self, channel: Channel) -> Batch | None:
         """Read everything since the base; None if the rows are too many for a batch, and a window was opened."""
         base = self._progress.base

@@ -18,7 +18,7 @@ from outbox.model.parking import NOTHING_HELD, STATES, Held, Parking, States
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
-from outbox.store.dialects.statements import Row
+from outbox.store.dialects.statements import Row, Statement
 
 #: Log ids with what each message is parked as.
 Parkings = Iterable[tuple[int, Parking]]
@@ -56,7 +56,7 @@ _PARK = f"""
            {_PLACE}, r.tries, CASE WHEN r.parked_as = 'delayed' THEN m.deliver_at WHEN r.timed = 1 THEN {{due}} END,
            nullif(r.why, ''), {{now}},
            CASE WHEN r.parked_as <> 'dead' THEN NULL WHEN {_STATE_OF_NEW} = 'dead' THEN {{now}} END
-    FROM {{rows}} AS r JOIN {{message}} AS m ON m.id = r.parked_id WHERE TRUE {{unless_there}}
+    FROM {{rows}} AS r JOIN {{message}} AS m ON m.id = r.parked_id WHERE {{condition}} {{unless_there}}
 """
 #: The first message that could not be inserted: another one is parked under its id, or none. By both primary keys.
 _OTHER = """
@@ -226,9 +226,16 @@ class Parked:
         Raises:
             DatabaseError: another message is parked under one of these ids.
         """
+        rows = [*parkings]
+        park = self.parking(rows)
+        if rows and self._channel.run(park.sql, **park.bound) < len(rows):
+            self.require_same([id for id, _ in rows])
+
+    def parking(self, parkings: Parkings, condition: str = "TRUE") -> Statement:
+        """Return the statement of `park`, which writes where a condition is true; the rest is up to the caller."""
         rows = [_row(id, parking) for id, parking in parkings]
-        if rows and self._run_rows(self._database.sql(_PARK, **self._parts), rows) < len(rows):
-            self._require_same([row[0] for row in rows])
+        statement = self._database.sql(_PARK, **self._parts, condition=condition)
+        return Statement(statement, {**self._common, **self._database.bind_records("rows", rows, **_ROWS)})
 
     def change(self, parkings: Parkings) -> None:
         """Give parked messages another state."""
@@ -447,7 +454,7 @@ class Parked:
         Parked(self._channel, other)._advance_all()
         return number
 
-    def _require_same(self, ids: Collection[int]) -> None:
+    def require_same(self, ids: Collection[int]) -> None:
         """Refuse to settle if another message is parked under one of these ids: the new one would be lost."""
         statement = self._database.sql(_OTHER, chosen=self._database.among("m.id", numbers="ids"))
         found = self._channel.rows(statement, **self._common, ids=self._database.bind(ids))

@@ -11,7 +11,7 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
-from outbox.store.dialects.statements import Row, Sql
+from outbox.store.dialects.statements import Row, Sql, Statement
 
 _NEWEST = """
     SELECT base, target, after_id, settled_at, epoch, n, {highest} FROM {progress}
@@ -21,8 +21,8 @@ _NEWEST = """
 #: By the primary key, as the newest.
 _UPTO = "AND (epoch, n) <= (:epoch, :n)"
 _HIGHEST_N = 2**63 - 1
-#: One statement settles a batch. It writes only while the lease row has our epoch and our name, and on the server that
-#: was read.
+#: One statement settles a batch. It writes only while the lease row has our epoch and our name, or has had nobody since
+#: we looked; and on the server that was read.
 _SETTLE = """
     INSERT INTO {progress}
         (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message{into_highest})
@@ -30,7 +30,7 @@ _SETTLE = """
            CAST(:target AS {text}), CAST(:after AS {bigint}), {now}, {last_message}{highest}
     FROM (SELECT 1 AS one FROM {lease}
           WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-            AND epoch = :epoch AND owner = :owner AND {incarnation} = :incarnation {share_lock}) AS mine
+            AND {of_lease} AND {incarnation} = :incarnation {share_lock}) AS mine
     {while_same_ids}
 """
 _APPEND = """
@@ -39,6 +39,7 @@ _APPEND = """
     VALUES (:subscription, :generation, :partition, :epoch, :n, :base, :target, :after, {now}, {last_message}{highest})
     {unless_there}
 """
+_MINE, _FREE = "epoch = :epoch AND owner = :owner", "epoch = :leased AND lease_until IS NULL"
 #: Only where positions are ids. The newest progress shows whether ids were given out again, so while it does, no settle
 #: may append another one. By the primary keys.
 _WHILE_SAME_IDS = """
@@ -62,6 +63,14 @@ _GIVEN_AGAIN = """
 #: after the position was captured: one probe, for which a huge open transaction makes many.
 _HIGHEST = ", coalesce(CAST(:highest AS {bigint}), (SELECT max(id) FROM {message}), 0)"
 _KEPT_SECONDS = 86_400.0
+#: By primary key.
+_THIN = """
+    DELETE FROM {progress}
+    WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+      AND epoch = :epoch AND n > :first AND n < :last AND n % :kept <> 0
+"""
+#: So many pops of a partition leave one row of progress, once another so many have followed.
+_THINNED = 100
 #: Rows before the newest, which says how far the partition is settled, whoever wrote it.
 _PRUNE = """
     DELETE FROM {progress}
@@ -100,7 +109,8 @@ class ProgressLog:
         if reads.transaction_ids:
             parts |= {"highest": _HIGHEST.format(**database.names), "into_highest": ", highest_id"}
         self._append = database.sql(_APPEND, **parts)
-        self._settle = database.sql(_SETTLE, **parts, while_same_ids=while_same_ids)
+        self._settle = database.sql(_SETTLE, **parts, of_lease=_MINE, while_same_ids=while_same_ids)
+        self._pop = database.sql(_SETTLE, **parts, of_lease=_FREE, while_same_ids=while_same_ids)
         columns = {"highest": "highest_id" if reads.transaction_ids else "NULL"}
         self._newest = database.sql(_NEWEST, **columns, upto="")
         self._newest_upto = database.sql(_NEWEST, **columns, upto=_UPTO)
@@ -130,7 +140,7 @@ class ProgressLog:
     def newest(self, partition: Partition) -> Settled | None:
         """Return the newest progress of a partition, which counts; None: there is none."""
         rows = self._channel.rows(self._newest, **partition.parameters)
-        return self._settled(rows[0]) if rows else None
+        return self.settled(rows[0]) if rows else None
 
     def first(
         self, newest: Settled, partition: Partition, meant: Callable[[Settled], bool]
@@ -142,7 +152,7 @@ class ProgressLog:
 
         def upto(epoch: int, n: int) -> Settled | None:
             rows = self._channel.rows(self._newest_upto, **partition.parameters, epoch=epoch, n=n)
-            return self._settled(rows[0]) if rows else None
+            return self.settled(rows[0]) if rows else None
 
         def first_of(last: int, stored: Callable[[int], Settled | None]) -> int:
             low, high = 0, last
@@ -157,7 +167,8 @@ class ProgressLog:
         n = first_of(last.n, lambda n: upto(epoch, n))
         return upto(epoch, n) or last, upto(epoch, n - 1)
 
-    def _settled(self, row: Row) -> Settled:
+    def settled(self, row: Row) -> Settled:
+        """Return a progress of a row: base, target, last id, moment, epoch, number, highest id."""
         base, target, after, settled_at, epoch, n, highest = row
         progress = Progress(Position.parse(base), None if target is None else Position.parse(target), after)
         return Settled(progress, self._channel.database.moment(settled_at), epoch, n, highest)
@@ -186,6 +197,28 @@ class ProgressLog:
         stored = {**_parameters(progress), "highest": highest}
         parameters = {**lease.parameters, "n": n, "incarnation": incarnation, **stored}
         return self._channel.run(self._settle, **parameters) == 1
+
+    def pop(
+        self, partition: Partition, before: Settled, leased: int, progress: Progress, incarnation: str
+    ) -> Statement:
+        """Return the statement that appends progress where nobody has the lease, behind the newest one.
+
+        The transaction has the partition alone among those that have no lease. The statement writes nothing where
+        `settle` would not, or somebody has taken the lease. `leased`: the epoch of the lease, which was free.
+        `progress`: with the highest id as it was `before`, or as the caller then sets it.
+        """
+        # A progress with the number 1 says that the holder of a lease has begun, and settled nothing.
+        number = {"epoch": before.epoch, "n": max(before.n + 1, 2), "leased": leased, "incarnation": incarnation}
+        return Statement(self._pop, {**partition.parameters, **number, **_parameters(progress)})
+
+    def thin(self, partition: Partition, newest: Settled) -> None:
+        """Delete most of the progress that pops have stored: of each hundred rows one is left, but not of the newest.
+
+        Called after each pop; now and then there is something to do.
+        """
+        if newest.n % _THINNED == 0:
+            between = {"first": newest.n - 3 * _THINNED, "last": newest.n - _THINNED, "kept": _THINNED}
+            self._channel.run(_THIN, **partition.parameters, epoch=newest.epoch, **between)
 
     def prune(self, partition: Partition) -> None:
         """Delete rows that no longer count, a day after they were written."""

@@ -1,47 +1,83 @@
-"""Receipts: the right of whoever received a parked message to end the wait for the next delivery, until that is due."""
+"""Receipts: the right of whoever received parked messages to decide on them, until their time is over."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import nullcontext
 from datetime import timedelta
+from typing import NamedTuple
 
-from outbox.model.message import Message
 from outbox.store.database import Channel
 from outbox.store.subscriptions.parked import Parked
 
+_ROWS = {"its_id": "bigint", "its_error": "text"}
 #: By primary key. Each handing-out stores an error of its own, and a message that is due may be in other hands.
-_MINE = "subscription = :subscription AND id = :id AND error = :receipt AND state = 'retry' AND due_at > {now}"
-_ACK = f"DELETE FROM {{parked}} WHERE {_MINE}"
-_POSTPONE = f"UPDATE {{parked}} SET due_at = {{later}} WHERE {_MINE}"
+_VALID = """
+    subscription = :subscription AND {id_in_ids} AND state = 'retry' AND due_at > {now}
+    AND EXISTS (SELECT 1 FROM {rows} AS r WHERE r.its_id = id AND r.its_error = error)
+"""
+_FIND = f"SELECT id FROM {{parked}} WHERE {_VALID}"
+_ACK = f"DELETE FROM {{parked}} WHERE {_VALID}"
+_POSTPONE = f"UPDATE {{parked}} SET due_at = {{later}} WHERE {_VALID}"
+#: It stands for itself, and holds nothing back.
+_DEAD = f"""
+    UPDATE {{parked}} SET state = 'dead', unit = NULL, due_at = NULL, dead_at = {{now}}, error = :error WHERE {_VALID}
+"""
+
+
+class Receipt(NamedTuple):
+    """The receipt of a message: its log id and its key, and the error with which it was handed out this one time."""
+
+    id: int
+    key: str | None
+    error: str | None
 
 
 class Receipts:
-    """The receipts of one subscription; a receipt is the error with which a message was handed out, and no other time.
+    """The receipts of one subscription.
 
-    Other rows of parked messages are changed by the lease holder alone. These rows no lease holder touches before the
-    messages are due.
+    Each verb takes any number of receipts, as one statement, and returns the log ids of those that were valid. Parked
+    messages that nobody has received, and those whose time is over, are changed by lease holders and by pops alone.
     """
 
     def __init__(self, channel: Channel, subscription: str) -> None:
         self._channel = channel
         self._subscription = subscription
 
-    def ack(self, message: Message, receipt: str | None) -> bool:
-        """Delete the message, which is done, and let the next one of its key be tried.
+    def ack(self, receipts: Collection[Receipt]) -> set[int]:
+        """Delete messages that are done, and let the next ones of their keys be tried."""
+        return self._use(_ACK, receipts, lets_go=True)
 
-        Return False if the receipt is no longer valid.
-        """
-        if message.key is None:
-            return self._run(_ACK, message, receipt)
-        with self._channel.transaction():
-            done = self._run(_ACK, message, receipt)
-            if done:
-                Parked(self._channel, self._subscription).advance({message.key})
-        return done
+    def postpone(self, receipts: Collection[Receipt], wait: timedelta) -> set[int]:
+        """Let messages be due after `wait` from now; the receipts stay valid until then."""
+        return self._use(_POSTPONE, receipts, seconds=wait.total_seconds())
 
-    def postpone(self, message: Message, receipt: str | None, wait: timedelta) -> bool:
-        """Let the message be due after `wait` from now; return False if the receipt is no longer valid."""
-        return self._run(_POSTPONE, message, receipt, seconds=wait.total_seconds())
+    def dead_letter(self, receipts: Collection[Receipt], error: str) -> set[int]:
+        """Make messages dead letters, which hold no key, and let the next ones of their keys be tried."""
+        return self._use(_DEAD, receipts, lets_go=True, error=error)
 
-    def _run(self, statement: str, message: Message, receipt: str | None, **more: object) -> bool:
-        bound = {"subscription": self._subscription, "id": message.id, "receipt": receipt}
-        return self._channel.run(statement, **bound, **more) == 1
+    def _use(self, write: str, receipts: Collection[Receipt], *, lets_go: bool = False, **more: object) -> set[int]:
+        keys = {each.id: each.key for each in receipts if lets_go and each.key is not None}
+        returning = self._channel.database.dialect.writes.returning
+        # One statement is a transaction of its own.
+        with nullcontext() if returning is not None and not keys else self._channel.transaction():
+            valid = self._run(write, returning, receipts, **more)
+            Parked(self._channel, self._subscription).advance({key for id, key in keys.items() if id in valid})
+        return valid
+
+    def _run(self, write: str, returning: str | None, receipts: Collection[Receipt], **more: object) -> set[int]:
+        database = self._channel.database
+        rows = [(each.id, each.error or "") for each in receipts]
+        bound = {
+            "subscription": self._subscription,
+            "ids": database.bind(id for id, _ in rows),
+            **database.bind_records("rows", rows, **_ROWS),
+            **more,
+        }
+        source = database.records("rows", **_ROWS)
+        if returning is not None:
+            statement = database.sql(f"{write} {returning}", rows=source, columns="id")
+            return {id for (id,) in self._channel.rows(statement, **bound)}
+        valid = {id for (id,) in self._channel.rows(database.sql(_FIND, rows=source), **bound)}
+        self._channel.run(database.sql(write, rows=source), **bound)
+        return valid

@@ -27,12 +27,13 @@ from outbox.store.subscriptions.generations import Generations
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import require_fitting, require_partitions, require_same
 
-_COLUMNS = (
+#: The columns of which `Subscriptions.of` makes a subscription.
+COLUMNS = (
     "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms, stop_at,"
     " next_partitions, ordered, compact, filter, pauses"
 )
-_FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
-_ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
+_FIND = f"SELECT {COLUMNS} FROM {{subscription}} WHERE name = :name"
+_ALL = f"SELECT {COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
     {insert_once} {subscription}
         (name, topics, tags, filter, destination, on_dead, partitions, generation, created_at, grace_ms, kind, ordered,
@@ -67,11 +68,11 @@ class Subscriptions:
     def find(self, name: str) -> Subscription | None:
         """Return the subscription of that name; None: there is none."""
         rows = self._channel.rows(_FIND, name=name)
-        return self._of(rows[0]) if rows else None
+        return self.of(rows[0]) if rows else None
 
     def all(self) -> list[Subscription]:
         """Return all subscriptions, sorted by name."""
-        return [self._of(row) for row in self._channel.rows(_ALL)]
+        return [self.of(row) for row in self._channel.rows(_ALL)]
 
     def get(self, name: str) -> Subscription:
         """Return the subscription of that name.
@@ -253,7 +254,8 @@ class Subscriptions:
             return Progress(now)
         return Progress(EARLIEST, now, last_id_before(self._channel, start))
 
-    def _of(self, row: Row) -> Subscription:
+    def of(self, row: Row) -> Subscription:
+        """Return the subscription of a row of `COLUMNS`."""
         return Subscription(
             name=row[0],
             topics=None if row[1] is None else tuple(json.loads(row[1])),

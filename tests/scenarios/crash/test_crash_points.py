@@ -43,6 +43,8 @@ TRANSACTIONS = [
     "half.after_prepare", "half.before_end", "half.after_end", "half.before_restore", "check.before_end",
     "check.in_end", "check.after_end",
 ]  # fmt: skip
+#: In tests/rocketmq/test_simple_consumer.py.
+POPS = ["pop.before_write", "pop.before_commit", "pop.after_commit"]
 #: Of commands that borrow a worker's lease, in tests/worker/test_giving_back.py.
 COMMANDS = ["command.after_ask", "command.before_alter", "command.after_alter"]
 #: Of all that declare or change a subscription, in tests/store/test_taking_turns.py.
@@ -212,7 +214,7 @@ def test_the_list_of_crash_points_is_complete():
     files = [file for file in (ROOT / "outbox").rglob("*.py") if "testing" not in file.parts]
     found = {name for file in files for name in called.findall(file.read_text())}
 
-    assert found == {*WRITER, *RELAY, *TRANSACTIONS, *COMMANDS, *CHANGES}
+    assert found == {*WRITER, *RELAY, *TRANSACTIONS, *POPS, *COMMANDS, *CHANGES}
 
 
 def test_send_all_is_one_step(shop, tmp_path):

@@ -250,6 +250,7 @@ DIALECT = Dialect(
         unless_there="ON CONFLICT DO NOTHING",
         update_from="UPDATE {table} SET {changes} FROM {source} WHERE {joined}",
         returning="RETURNING {columns}",
+        both="WITH first AS ({first} RETURNING 1) {second}",
         # Inside a savepoint the row has the id of a subtransaction.
         outermost="xmin = CAST(pg_current_xact_id() AS xid)",
     ),
@@ -288,6 +289,7 @@ DIALECT = Dialect(
         location=location,
         prepare=None,
         configure=None,
+        impatient="SET idle_in_transaction_session_timeout = '5s'",
         watch=watch,
     ),
     errors=Errors(

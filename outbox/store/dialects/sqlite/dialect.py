@@ -216,6 +216,7 @@ DIALECT = Dialect(
         update_from="UPDATE {table} SET {changes} FROM {source} WHERE {joined}",
         # What is read afterwards costs no round trip here, and is the same: nobody else writes meanwhile.
         returning=None,
+        both=None,
         outermost=None,
     ),
     locks=Locks(
@@ -249,6 +250,7 @@ DIALECT = Dialect(
         location=_location,
         prepare=make_fit,
         configure=configure,
+        impatient=None,
         watch=None,
     ),
     errors=Errors(
