@@ -17,12 +17,17 @@ _SHORTEST = 4
 _NAME = re.compile(r"(?i)(password|passwd|pwd|secret|token)(?!.*-file$)")
 #: The parameters of a URL, of a connection string of libpq, and of Spark Connect.
 _PARAMETER = re.compile(r"(?:^|[?&;\s])([^=?&;\s]+?)\s*=\s*([^&;\s]*)")
-#: Credentials in a URL. `user:password@` is kept, because errors tell people to write that.
-_CREDENTIALS = re.compile(r"(?<=//)(?!user:password@)[^\s'\"]*@")
+#: The begin of the credentials in a URL. `user:password@` is kept, because errors tell people to write that.
+_CREDENTIALS = re.compile(r"//(?!user:password@)")
+#: Each pattern begins at the begin of a run alone: hostile text must not be searched once for each of its characters.
+_RUN = re.compile(r"[^\s'\"]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 #: A host of a URL, perhaps with a port.
 HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]*)?")
-_ASSIGNED = re.compile(r"(?i)\b([\w.-]*?(?:password|passwd|pwd|secret|token)(?![\w.-]*-file\b)[\w.-]*)=[^\s&'\"]*")
+_ASSIGNED = re.compile(
+    r"(?i)(?<![\w.-])(?=[\w.-]+=)"
+    r"([\w.-]*(?:password|passwd|pwd|secret|token)(?![\w.-]*-file\b)[\w.-]*)=[^\s&'\"]*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,13 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 def scrubbed(text: str, secrets: Iterable[str]) -> str:
     """Return a text without the secrets, and without texts that look like a secret."""
-    return _ASSIGNED.sub(r"\1=…", _CREDENTIALS.sub("…@", without(text, secrets)))
+    return _ASSIGNED.sub(r"\1=…", _RUN.sub(_without_credentials, without(text, secrets)))
+
+
+def _without_credentials(run: re.Match[str]) -> str:
+    text, begin = run[0], _CREDENTIALS.search(run[0])
+    end = text.rfind("@")
+    return text if begin is None or end < begin.end() else f"{text[: begin.end()]}…{text[end:]}"
 
 
 def secret_text(option: str, file: Path | None, variable: str) -> str | None:
