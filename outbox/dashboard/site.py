@@ -191,12 +191,10 @@ class Site:
 
     def _endpoint(self, way: Way) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            visit, admin = None, None
+            visit = None
             try:
-                admin = self._admin(request)
-                visit = await self._visit(request, admin)
-                if not visit.may(way.right):
-                    raise RefusedError(f"{visit.user} has not the right {way.right}")
+                visit = await self._visit(request)
+                _require(visit, way.right)
                 if request.method == "POST":
                     self._require_own_form(visit, first=way.page is not deciding.confirm)
                 patience = _DECIDING_SECONDS if way.decides else PATIENCE_SECONDS
@@ -204,7 +202,7 @@ class Site:
             except HTTPException:
                 raise
             except Exception as error:
-                page = self._failed(request, admin, error)
+                page = self._failed(request, error, visit)
                 if visit is not None and way.page is pages.overview and not isinstance(error, SchemaError):
                     page = await run_in_threadpool(pages.last_overview, visit, page)
                 return await self._answer(request, visit, page)
@@ -212,10 +210,10 @@ class Site:
         return endpoint
 
     @staticmethod
-    def _failed(request: Request, admin: Admin | None, error: Exception) -> Page:
+    def _failed(request: Request, error: Exception, visit: Visit | None = None) -> Page:
         if isinstance(error, SubscriptionError) and request.method == "GET":
             error = NotSeenError(str(error))
-        page = page_of(error, admin)
+        page = page_of(error, None if visit is None else visit.seen.admin)
         if page.status == 500:
             logger.error("%s failed", request.url.path, exc_info=error)
         return page
@@ -251,19 +249,22 @@ class Site:
 
     # Visitors
 
-    async def _visit(self, request: Request, admin: Admin) -> Visit:
+    async def _visit(self, request: Request) -> Visit:
         access = await self._allowed(self._access, request)
         if access is None:
             raise StrangerError("the access function of the dashboard gives no access to the request")
+        name = request.path_params.get("database")
+        # The list of several databases is about none.
+        admin = self._admin(request) if name or None in self._admins else next(iter(self._admins.values()))
         form = await form_of(request) if request.method == "POST" else {}
         seen = Seen(admin, access, self._redact, self._keys, self._tokens)
         return Visit(
             request=request,
             seen=seen,
-            database=request.path_params.get("database"),
+            database=name,
             form=form,
             read_only=self._read_only,
-            numbers=self._numbers.get(request.path_params.get("database")) or Numbers(),
+            numbers=self._numbers.get(name) or Numbers(),
         )
 
     @staticmethod
@@ -291,21 +292,23 @@ class Site:
     async def _databases(self, request: Request) -> Response:
         """List the databases, for visitors with access."""
         try:
-            visit = await self._visit(request, next(iter(self._admins.values())))
-            if not visit.may("see"):
-                raise RefusedError(f"{visit.user} has not the right see")
-        except (StrangerError, RefusedError) as error:
-            return await self._answer(request, None, page_of(error))
+            visit = await self._visit(request)
+            _require(visit, "see")
+        except HTTPException:
+            raise
+        except Exception as error:
+            return await self._answer(request, None, self._failed(request, error))
         return await self._answer(request, visit, Page("databases.html"))
 
     async def _events(self, request: Request) -> Response:
         """Answer with the numbers of the overview whenever new numbers come."""
         try:
-            visit = await self._visit(request, self._admin(request))
-            if not visit.may("see"):
-                raise RefusedError(f"{visit.user} has not the right see")
-        except (StrangerError, RefusedError, NotSeenError) as error:
-            return await self._answer(request, None, page_of(error))
+            visit = await self._visit(request)
+            _require(visit, "see")
+        except HTTPException:
+            raise
+        except Exception as error:
+            return await self._answer(request, None, self._failed(request, error))
         overview = path_of(request).removesuffix("live")
 
         def render(answer: Answer) -> dict[str, str]:
@@ -345,9 +348,21 @@ class Site:
             if access is None or not access.allows("see") or access.subscriptions is not None:
                 return PlainTextResponse("no access to all of this outbox\n", 401 if access is None else 403)
             return await self._asked(ask, admin or self._admin(request), PATIENCE_SECONDS)
+        except HTTPException:
+            raise
         except Exception as error:
             page = page_of(error, admin)
             return PlainTextResponse(f"{page.values['text']}\n", page.status)
+
+
+def _require(visit: Visit, right: str) -> None:
+    """Raise unless the visitor has a right.
+
+    Raises:
+        RefusedError: the right is missing.
+    """
+    if not visit.may(right):
+        raise RefusedError(f"{visit.user} has not the right {right}")
 
 
 def _json(text: str) -> Response:

@@ -74,6 +74,10 @@ def test_hostile_texts_are_shown_as_text_and_no_secret_is_shown(outbox):
         found = [each for each in ("<script>", "\u202e", "hunter2", "javascript:alert") if each in answer.text]
         assert (path, found) == (path, [])
         assert not re.search(r"\son\w+=|style=|<script(?! type=\"module\" src=)|href=\"(?!\.|#|\")", answer.text), path
+    typed = [browser.get(path, params={name: HOSTILE}) for path, name in (("/k", "key"), ("/parked", "error"))]
+    assert [(each.status_code, "<script>" in each.text, HOSTILE[-13:] in each.text) for each in typed] == [
+        (200, False, False)
+    ] * 2
     assert "9007199254740993" in texts["body"].text
     assert [(each.verb, each.by, dict(each.choice)) for each in outbox.admin.decisions(limit=1)] == [
         ("read", "eve", {"message": 1})

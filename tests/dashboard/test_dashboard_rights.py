@@ -5,9 +5,11 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.testclient import TestClient
 
-from outbox import Outbox, Reject, Relay
+from outbox import Outbox, Reject, Relay, dashboard
 from outbox.dashboard import LOCAL, Access
 from outbox.dashboard.deciding import RIGHTS as RIGHT_OF
 from outbox.dashboard.site import WAYS
@@ -208,12 +210,30 @@ def test_an_access_that_means_nothing_is_refused(given, text):
 
 
 def test_an_access_function_may_be_awaited(outbox):
-    from starlette.testclient import TestClient
-
-    from outbox import dashboard
-
     async def access(request):
         await asyncio.sleep(0)
         return Access(user="eve", may={"see"})
 
     assert TestClient(dashboard.app(outbox, access=access)).get("/").status_code == 200
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_access_function_may_lead_to_a_login_and_a_failing_one_lets_nobody_in(outbox, several):
+    def to_login(request):
+        raise HTTPException(303, headers={"location": "https://shop.example/login"})
+
+    def failing(request):
+        raise ConnectionError("the table of users is away: hunter2")
+
+    shown = {"shop": outbox} if several else outbox
+    place = "/db/shop" if several else ""
+    paths = ("/", f"{place}/", f"{place}/m/1", f"{place}/live", f"{place}/status.json", "/healthz", "/db/none/")
+    led, failed = (
+        [TestClient(dashboard.app(shown, access=each), follow_redirects=False).get(path) for path in paths]
+        for each in (to_login, failing)
+    )
+
+    known = 7 if several else 6
+    assert [each.status_code for each in led] == [303] * known + [404] * (7 - known)
+    assert [each.status_code for each in failed] == [500] * known + [404] * (7 - known)
+    assert [each for each in failed if "hunter2" in each.text or "x-content-type-options" not in each.headers] == []
