@@ -27,6 +27,13 @@ class Findings:
     away: str | None = None
     #: True when the destination has accepted a message of the batch.
     some_accepted: bool = False
+    #: True when several messages failed together, and nobody knows which one failed.
+    unclear: bool = False
+
+    @property
+    def seek_accepted(self) -> bool:
+        """True while a topic is refused, and messages of others together may show whether the destination is away."""
+        return bool(self.refused) and not (self.some_accepted or self.unclear or self.away is not None)
 
     def accepted(self, messages: Iterable[Message]) -> None:
         """Note that the destination has accepted messages of the batch."""

@@ -35,25 +35,30 @@ class Chooser:
         of others, and of these each topic alone that may be silent. So every message is tried some time, although the
         message in front is never accepted.
         """
-        most = 1 if self._policy.suspend else self._caller.concurrency
-        calls = most - len(under_way)
+        side_by_side = 1 if self._policy.suspend else self._caller.concurrency
+        calls = side_by_side - len(under_way)
         if calls < 1 or len(self._caller.overdue) >= MAX_HUNG:
             return []
-        size = self._next_size(batch, most)
+        size = self._next_size(batch, side_by_side)
         refused, suspected = batch.findings.refused, self._silences.suspected
         suspicious = batch.findings.tried or refused or suspected or self._blame.some_suspects
         if calls == 1 and not (suspicious or under_way):
             return batch.messages[:size]
         for topics in self._left_out(batch, refused, suspected):
             suspects: list[Message] = []
-            allowed = self._free(batch, under_way, suspects, topics)
-            if refused and topics and not batch.findings.some_accepted:
+            allowed, most = self._free(batch, under_way, suspects, topics), size
+            if topics and batch.findings.seek_accepted:
                 # Any of them may show that the destination accepts others.
-                size, allowed = MOST_PROBES, one_of_each_topic(allowed)
-            free = list(islice(allowed, calls * size))
-            if chosen := self._share(free, calls)[:size] or self._blame.next_suspect(suspects):
+                allowed, most = one_of_each_topic(allowed, ordered=self._policy.ordered), MOST_PROBES
+            free = list(islice(allowed, calls * most))
+            if chosen := self._share(free, calls)[:most] or self._blame.next_suspect(suspects):
                 return chosen
         return []
+
+    def some_untried(self, batch: Pending) -> bool:
+        """Return whether a call may have messages of topics that are neither refused nor suspected."""
+        topics = {*batch.findings.refused, *self._silences.suspected}
+        return next(self._free(batch, (), [], topics), None) is not None
 
     def _left_out(
         self, batch: Pending, refused: Collection[str], suspected: Collection[str]
@@ -115,10 +120,12 @@ class Chooser:
         return [message for message, key in zip(messages, keys, strict=True) if key in own]
 
 
-def one_of_each_topic(messages: Iterable[Message]) -> Iterator[Message]:
-    """Yield the first message of each topic."""
-    met = set[str]()
+def one_of_each_topic(messages: Iterable[Message], *, ordered: bool) -> Iterator[Message]:
+    """Yield the first message of each topic. `ordered`: none behind an earlier message of its key that is left out."""
+    met, left = set[str](), set[str]()
     for message in messages:
-        if message.topic not in met:
+        if message.topic not in met and message.key not in left:
             met.add(message.topic)
             yield message
+        elif ordered and message.key is not None:
+            left.add(message.key)

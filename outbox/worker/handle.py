@@ -259,13 +259,12 @@ class BatchHandler:
             elif self._keeps_all_open(batch, chunk, tried):
                 break
 
-    @staticmethod
-    def _others_untried(batch: Pending, call: Call) -> bool:
+    def _others_untried(self, batch: Pending, call: Call) -> bool:
         """Return whether a call has shown that its topics are refused, while others of the log have not been tried."""
-        refused = batch.findings.refused
-        if batch.parked or batch.findings.away is not None or not refused:
+        findings = batch.findings
+        if batch.parked or findings.away is not None or not findings.refused:
             return False
-        return all(m.topic in refused for m in call.messages) and any(m.topic not in refused for m in batch.messages)
+        return all(m.topic in findings.refused for m in call.messages) and self._chooser.some_untried(batch)
 
     def _judged(self, batch: Pending, call: Call) -> bool:
         """Judge a call; return False if no message got an outcome. A failure here loses no answer of the handler."""

@@ -128,6 +128,7 @@ class Judge:
         """Decide about a failure without verdicts; return whether a message got an outcome."""
         self._size.one()
         if len(messages) > 1:
+            batch.findings.unclear = True
             return False
         message = messages[0]
         if self._blame.failed_alone(message):

@@ -90,7 +90,7 @@ class Line:
             raise LeaseLostError("lost")
         return True
 
-    def begin(self, given: Sequence[Message], *, until: float) -> Call:
+    def begin(self, given: Sequence[Message], *, until: float, patience: float) -> Call:
         """Begin at once."""
         self._machine.check_call(given)
         call = ScriptedCall(given)
