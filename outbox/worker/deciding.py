@@ -31,17 +31,20 @@ class Deciding:
         self._known = known
         self._policy = policy
 
-    def carry_out(self, progress: Progress | None, under_way: Container[int | None] = ()) -> bool:
+    def carry_out(
+        self, progress: Progress | None, under_way: Container[int | None] = (), *, last: bool = False
+    ) -> bool:
         """Carry out decisions on parked messages; return whether there may be more to do.
 
-        `progress`: as it is stored. `under_way`: messages that are being handled, which are left for later.
+        `progress`: as it is stored. `under_way`: messages that are being handled, which are left for later. `last`:
+        perhaps there is no later look, so holders of other partitions are waited for.
         """
         open = self._decisions.open()
         if not open:
             return False
         with self._settlement.held():
             # A writer must not hold up the partition for as long as its transaction takes.
-            carried_out = self._decisions.carry_out(open, progress, waits=False, under_way=under_way)
+            carried_out = self._decisions.carry_out(open, progress, waits=False, last=last, under_way=under_way)
             # Before the commit, because the answer to the commit may be lost as well.
             self._known.forget({id for each in carried_out for id in each.messages})
         self._note(carried_out)

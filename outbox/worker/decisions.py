@@ -53,6 +53,8 @@ class OpenDecisions:
         self._waiting: dict[int, Decision] = {}
         self._unread: dict[int, tuple[UUID, Decision]] = {}
         self._met: list[CarriedOut] = []
+        #: False before the first look, which misses no decision: messages are read from the log after it.
+        self._looked = False
         self._look_at = 0.0
 
     def open(self) -> list[int]:
@@ -70,15 +72,19 @@ class OpenDecisions:
         progress: Progress | None = None,
         *,
         waits: bool = True,
+        last: bool = False,
         under_way: Container[int | None] = (),
     ) -> list[CarriedOut]:
         """Carry out open decisions on at most `MOST` parked messages, inside a transaction with the lease held.
 
         Decisions without any message left are stamped. Messages not parked any more do not count. `progress`: as
-        stored of the partition. `waits`: as in `free_keys`. `under_way`: messages that are left for later.
+        stored of the partition. `waits`: as in `free_keys`. `last`: wait for the holders of other partitions, as
+        at the first look.
+        `under_way`: messages that are left for later.
         """
         found, room, waiting = list[CarriedOut](), MOST, {**self._waiting}
-        for decision in filter(None, map(self._decisions.take, open)):
+        waits_here, self._looked = last or not self._looked, True
+        for decision in filter(None, (self._decisions.take(id, waits=waits_here) for id in open)):
             unread = self._decisions.unread(decision, progress, self._partition)
             there = self._parked.still(decision.left)
             unread.difference_update(there)

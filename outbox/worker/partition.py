@@ -260,9 +260,9 @@ class PartitionWorker:
                 self.decide()
             yield wait
 
-    def decide(self) -> None:
-        """Carry out decisions of people, at any point but within a call."""
-        if self._deciding.carry_out(self._stored.progress, self._parked_queue.under_way):
+    def decide(self, *, last: bool = False) -> None:
+        """Carry out decisions of people, at any point. `last`: nobody may work under the next lease for a while."""
+        if self._deciding.carry_out(self._stored.progress, self._parked_queue.under_way, last=last):
             self._parked_queue.look_soon()
         self._decide_at = time.monotonic() + upkeep.DECISIONS
 
@@ -277,7 +277,7 @@ class PartitionWorker:
             self._parked_queue.settle(outcome)
         self.settle_handled()
         # Perhaps people have paused the subscription since, and nobody will work before the resume.
-        self.decide()
+        self.decide(last=True)
         if self._stored.passed is not None:
             self._store(self._stored.passed)
         elif self._settlement.only_begun and not self._care.in_log:

@@ -174,10 +174,16 @@ class SubscriptionWorker:
         self.look_at = self._pauses_at
 
     def _some_decided(self, connection: Connection, stored: Subscription) -> bool:
-        """Return whether people have decided since the last lease; then the leases are taken for that alone."""
+        """Return whether people have decided since the last leases; then the leases are taken for that alone.
+
+        Of all partitions, because two workers may each think that the other one is to have a partition.
+        """
         self._open = Decisions(connection.channel, stored.name).counts()
-        partitions = self._search.own or stored.all_partitions()
-        return bool(self._open) and any(self._decided.get(each) != self._open for each in partitions)
+        return bool(self._open) and any(self._decided.get(each) != self._open for each in stored.all_partitions())
+
+    def _has_turn(self, partition: Partition, stored: Subscription) -> bool:
+        """Return whether a partition is at work, or has looked for decisions in this pause already."""
+        return partition in self.turns or (stored.is_paused and self._decided.get(partition) == self._open)
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
         """Take the free leases of this worker's share; return each with a moment before."""
@@ -198,7 +204,7 @@ class SubscriptionWorker:
             if partition not in self._search.own:
                 turn.held.stop.ask()
         tries = {each: self._failures.tries(each) for each in partitions if each in self._search.own - met}
-        open = [each for each, tried in tries.items() if each not in self.turns and not tried.finished]
+        open = [each for each, tried in tries.items() if not (tried.finished or self._has_turn(each, stored))]
         if any(each.generation != stored.generation for each in self.turns):
             # Their calls end first, or are left behind: until then the keys that they have are not known here.
             open = []
@@ -235,6 +241,7 @@ class SubscriptionWorker:
         if turn.between:
             self._note_step(connection, self._failures.tries(partition))
         if not goes_on:
+            self._decided[partition] = self._open
             self._failures.tries(partition).finished = turn.finished
             self._note_given_back(connection, turn)
             self._end(connection, partition)
@@ -264,6 +271,8 @@ class SubscriptionWorker:
         if turn.arrived:
             is_backfill = self._stored is not None and self._stored.kind == "backfill"
             return f"partition {number} has come to {'its end' if is_backfill else 'where all partitions meet'}"
+        if self._stored is not None and self._stored.is_paused and turn.began_under == self._stored.pauses:
+            return f"all is paused, and decisions on messages of partition {number} were looked for"
         if self._stored is not None and turn.began_under != self._stored.pauses:
             return f"what is paused has changed, which concerns partition {number}"
         if turn.held.lease.partition not in self._search.own:
@@ -335,7 +344,6 @@ class SubscriptionWorker:
             tasks = _other_tasks(connection.channel, subscription, keep)
             if subscription.is_paused:
                 # The turn ends as it begins, which carries out decisions of people.
-                self._decided[lease.partition] = self._open
                 stop.ask()
             return Turn.of(assigned, PartitionWorker.of(assigned, BatchHandler.of(assigned), tasks))
         except BaseException:

@@ -128,3 +128,28 @@ def test_a_decision_that_a_pause_follows_at_once_is_carried_out_before_the_resum
 
     assert meanwhile == []
     assert (sorted(destination.bodies), states(engine)) == ([b"later", b"slow"][: 1 + hangs], {})
+
+
+@pytest.mark.storm
+def test_decisions_of_a_pause_reach_every_partition_of_two_workers(engine):
+    """More messages of each partition than one transaction has; two workers may each leave a partition to the other."""
+    outbox, destination = Outbox(engine), Destination(lambda _message: Reject("never"))
+    send(outbox, *map(str, range(3_100)))
+    relay_to(destination, outbox, partitions=3).until_empty()
+    relays = [relay_to(destination, Outbox(engine), partitions=3) for _ in range(2)]
+    for relay in relays:
+        relay.start()
+    pause(outbox)
+    assert looks_pass()
+    decide(engine, "discard")
+    assert eventually(lambda: all_done(engine))
+    send(outbox, "1", "2", "3", "poison")
+    outbox.admin.set_aside(3_104, reason="kills")
+    destination.answer = lambda _message: DONE
+    resume(outbox)
+    assert eventually(lambda: states(engine) and len(destination.bodies) >= 3)
+    for relay in relays:
+        relay.stop()
+        relay.join(60)
+
+    assert (sorted(destination.bodies), states(engine)) == ([b"1", b"2", b"3"], {"dead": 1})

@@ -15,6 +15,7 @@ from outbox.store.subscriptions.decisions import Decisions
 from outbox.worker.settle import Settlement
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.parked import decisions, states
+from tests.support.waiting import eventually
 
 NAME = "relay"
 
@@ -103,6 +104,25 @@ def test_each_partition_meets_its_own_messages(engine, outbox):
 
     assert (destination.bodies, states(engine)) == ([], {})
     assert [each[-2:] for each in decisions(engine)] == [(12, True)]
+
+
+def test_a_worker_that_begins_waits_for_a_decision_that_another_partition_has_in_hand(pg_engine):
+    """Else the worker would send a message that was set aside long before."""
+    outbox, destination = Outbox(pg_engine), Destination()
+    (id,) = send(outbox, "poison")
+    outbox.admin.set_aside(id, reason="kills", by="ann")
+    relay = relay_to(destination, outbox)
+    with pg_engine.connect() as other:
+        other.execute(text("SELECT id FROM outbox_decision FOR UPDATE"))
+        relay.start()
+        waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        with pg_engine.connect() as looker:
+            assert eventually(lambda: looker.scalar(waits) or destination.bodies)
+    assert eventually(lambda: states(pg_engine) or destination.bodies)
+    relay.stop()
+    relay.join(60)
+
+    assert (destination.bodies, states(pg_engine)) == ([], {"dead": 1})
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["delivered meanwhile", "another message of the id"])

@@ -117,8 +117,7 @@ class Decisions:
         """
         chosen = {*ids}
         for id in self.open():
-            self._channel.run(_LOCK, id=id)
-            earlier = self.take(id)
+            earlier = self.take(id, waits=True)
             if earlier is not None and not chosen.isdisjoint(earlier.left):
                 self.store(earlier, [each for each in earlier.left if each not in chosen])
         words = {"by": by, "verb": verb, "reason": reason, "subscription": self._subscription}
@@ -151,8 +150,13 @@ class Decisions:
         bound = {"since": self._channel.database.dialect.clock.bind(since)}
         return self._read(_GENERATIONS, subscription=self._subscription, **bound)
 
-    def take(self, id: int) -> Decision | None:
-        """Return an open decision, and lock it until the transaction ends; None: it is closed, or another has it."""
+    def take(self, id: int, *, waits: bool = False) -> Decision | None:
+        """Return an open decision, and lock it until the transaction ends; None: it is closed, or another has it.
+
+        `waits`: wait for the other one, whose transaction is short.
+        """
+        if waits:
+            self._channel.run(_LOCK, id=id)
         return next(iter(self._read(_TAKE, id=id)), None)
 
     def store(self, decision: Decision, left: Sequence[int], *, carried_out: int = 0) -> None:
