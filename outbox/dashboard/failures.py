@@ -29,7 +29,10 @@ _TITLES = {
 def page_of(error: Exception, admin: Admin | None = None) -> Page:
     """Return the page of an error. `admin`: of the outbox in question."""
     status, text = _told(error, admin)
-    return failed(status, text, title="The tables are not there" if isinstance(error, SchemaError) else None)
+    if isinstance(error, SchemaError):
+        return failed(status, text, title="The tables are not there")
+    # The text of a missing right names the command with the rights.
+    return failed(status, text, title="The database refused" if status == 503 and "db grants" in text else None)
 
 
 def failed(status: int, text: str, *, title: str | None = None) -> Page:
@@ -52,7 +55,10 @@ def _told(error: Exception, admin: Admin | None) -> tuple[int, str]:
         OutboxError: 503,
     }
     if isinstance(error, TimeoutError):
-        return 504, f"no answer within {PATIENCE_SECONDS:g} s; the database may be busy: load the page again"
+        return 504, (
+            "no answer in time; the database may be busy: load the page again. A decision may"
+            " still be carried out: look at the decisions before another one"
+        )
     status = next((status for kind, status in told.items() if isinstance(error, kind)), None)
     if status is not None:
         return status, str(error)
