@@ -163,7 +163,7 @@ class Checks:
         self._set_aside(pending // 2)
         fill_halves(place, pending - pending // 2)
         self._every = pending // 2 // due
-        self._service = Supervisor([CheckService(self._broker, _GROUP, _POLICY, self._answer)])
+        self._service = Supervisor([CheckService.of(self._broker, _GROUP, _POLICY, self._answer)])
         self._let_fall_due()
         started = time.perf_counter()
         self._service.start()

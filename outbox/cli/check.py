@@ -124,7 +124,7 @@ def _service(
         broker = Broker(outbox, connections=1)
         open.callback(broker.close)
         checks = CheckPolicy(transaction_timeout=timeout, **asdict(policy))
-        yield CheckService(broker, group, checks, question, business)
+        yield CheckService.of(broker, group, checks, question, business)
 
 
 def _run(service: CheckService, target: Target, probes: Probes, *, once: bool) -> None:

@@ -28,6 +28,7 @@ from outbox.rocketmq.simple_consumer import SimpleConsumer
 from outbox.rocketmq.states import (
     LocalTransactionState,
     MessageQueue,
+    NobodyAsked,
     SendResult,
     SendStatus,
     TransactionResolution,
@@ -39,8 +40,8 @@ __all__ = [
     "CheckPolicy", "ConsumeConcurrentlyContext", "ConsumeConcurrentlyStatus", "ConsumeFromWhere",
     "ConsumeOrderlyContext", "ConsumeOrderlyStatus", "DefaultMQProducer", "DefaultMQPushConsumer",
     "LocalTransactionState", "MQClientError", "MessageExt", "MessageListenerConcurrently", "MessageListenerOrderly",
-    "MessageModel", "MessageQueue", "MessageQueueSelector", "MessageSelector", "SelectMessageQueueByHash",
-    "SelectMessageQueueByRandom", "SendResult", "SendStatus", "SimpleConsumer", "Transaction", "TransactionChecker",
-    "TransactionListener", "TransactionMQProducer", "TransactionResolution", "TransactionSendResult",
-    "VerdictStandsError", "dead_letters", "split_batch",
+    "MessageModel", "MessageQueue", "MessageQueueSelector", "MessageSelector", "NobodyAsked",
+    "SelectMessageQueueByHash", "SelectMessageQueueByRandom", "SendResult", "SendStatus", "SimpleConsumer",
+    "Transaction", "TransactionChecker", "TransactionListener", "TransactionMQProducer", "TransactionResolution",
+    "TransactionSendResult", "VerdictStandsError", "dead_letters", "split_batch",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from outbox.rocketmq.business import PATIENCE_SECONDS, Business, Elsewhere
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.listener import Question, knows
 from outbox.rocketmq.questions import Answer, Hanging, Respondent, Unasked, ask_all
-from outbox.rocketmq.states import op_of
+from outbox.rocketmq.states import NobodyAsked, op_of
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.throttled_log import ThrottledLog
@@ -36,7 +36,7 @@ NO_BUSINESS = "the business database is not known here: business=… (or --busin
 #: Why another process of the group may find out more than this process.
 _LACKING = "transactions wait for a listener or a business database that this process does not have"
 #: More calls than this never overlap: a worker makes no other one while eight of its calls hang.
-_MOST_CALLS = 10
+MOST_CALLS = 10
 #: The pause between two questions is longer than the interval by up to this part, at random.
 _JITTER = 0.1
 
@@ -97,16 +97,17 @@ class Checker:
         *,
         spread: Callable[[], float] = random.random,
         at_a_loss: Callable[[str], None] = lambda _why: None,
+        connections: Connections | None = None,
     ) -> None:
         """`spread`: returns numbers from 0 to 1, by which questions are spread. `at_a_loss`: called with the reason
-        why only another process can find out the outcome of a transaction.
+        why only another process can find out the outcome of a transaction. `connections`: shared with others.
         """
         self._broker = broker
         self._group = group
         self._policy = policy
         self._spread = spread
         self._at_a_loss = at_a_loss
-        self._connections = Connections(broker.database.open, _MOST_CALLS)
+        self._connections = connections or Connections(broker.database.open, MOST_CALLS)
         self._question = question
         self._seconds = policy.check_timeout.total_seconds()
         #: Who is asked, by the way to the verdict.
@@ -236,6 +237,9 @@ class Checker:
             return self._later(NO_LISTENER if self._question is None else NOT_KNOWN)
         if answer.raised:
             logger.warning("the check of transaction %s raised %s", transaction, answer.reason)
+        if isinstance(answer.returned, NobodyAsked):
+            self._at_a_loss(answer.returned.reason)
+            return self._later(answer.returned.reason)
         op = op_of(answer.returned)
         if op is None:
             return self._unknown(answer.reason)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from outbox.errors import MQClientError
 from outbox.model.command import OF_ENVIRONMENT
 from outbox.model.encoding import MAX_BODY_BYTES
-from outbox.model.limits import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC, MAX_KEY_BYTES
 from outbox.model.message import TRANSACTION_ID, Message
 from outbox.store.half_messages.half import CHECK_TIMES, GIVEN_UP_TOPIC, IMMUNITY
 
@@ -74,6 +74,17 @@ def checked_subscribed(topic: str) -> str:
     if topic in _FORBIDDEN | _SYSTEM or topic.startswith("rmq_sys_"):
         raise MQClientError("cannot access system topic")
     return topic
+
+
+def checked_transaction_id(id: str) -> str:
+    """Return the id of a transaction; raise in RocketMQ's words if it is empty."""
+    if not isinstance(id, str):
+        raise TypeError(f"a transaction id is a str, not {type(id).__name__}")
+    if not id:
+        raise MQClientError("transaction id cannot be empty")
+    if len(id.encode(errors="replace")) > MAX_KEY_BYTES or not id.isprintable():
+        raise MQClientError(f"a transaction id has at most {MAX_KEY_BYTES} bytes, all of which can be printed")
+    return id
 
 
 def require_message(message: object) -> Message:

@@ -31,7 +31,7 @@ class TransactionListener(Protocol):
         """Return the state of the local transaction. UNKNOW, an exception or any other object mean: ask again later.
 
         Answer ROLLBACK_MESSAGE only if the local transaction cannot be committed any more, and UNKNOW about a
-        transaction that this program does not know.
+        transaction that this program does not know. A `NobodyAsked` counts for nothing: another process may ask.
         """
 
 

@@ -18,7 +18,7 @@ from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import CheckPolicy
-from outbox.rocketmq.limits import checked_group, require_message
+from outbox.rocketmq.limits import checked_group, checked_transaction_id, require_message
 from outbox.rocketmq.listener import Question, TransactionChecker, TransactionListener, execution_of, question_of
 from outbox.rocketmq.service import CheckService
 from outbox.rocketmq.states import LocalTransactionState, TransactionResolution, TransactionSendResult, op_of
@@ -84,7 +84,7 @@ class TransactionMQProducer:
         self._question = question_of(listener)
         self._execute = execution_of(listener)
         self._listener = listener
-        self._service = CheckService(self._broker, self.group, self._policy, self._question, self._business)
+        self._service = CheckService.of(self._broker, self.group, self._policy, self._question, self._business)
 
     # The 4.x shape
 
@@ -129,7 +129,7 @@ class TransactionMQProducer:
 
     # The 5.x shape
 
-    def begin_transaction(self, *, verdict: Way | None = None) -> Transaction:
+    def begin_transaction(self, *, verdict: Way | None = None, id: str | None = None) -> Transaction:
         """Begin a transaction of any number of messages.
 
         Args:
@@ -137,9 +137,12 @@ class TransactionMQProducer:
                 "join": a business transaction in the outbox's own database, which joins at its beginning. "record": a
                 business transaction in the `business` database. None: "listener" if the producer has a listener, else
                 "record" if it has a `business`.
+            id: of the transaction; None: a new one. After a second beginning with the same id, a message that is sent
+                again with its own id is delivered once.
 
         Raises:
-            MQClientError: the producer lacks the listener or the `business` for this verdict.
+            MQClientError: the producer lacks the listener or the `business` for this verdict; or RocketMQ would refuse
+                the id.
         """
         if verdict is None and self._question is None and self._business is None:
             raise MQClientError(
@@ -153,7 +156,7 @@ class TransactionMQProducer:
             raise MQClientError("Transaction checker should not be null")
         if way == "record" and self._business is None:
             raise MQClientError('verdict="record" needs the engine of the business database: business=…')
-        return self._begin(way, id=str(uuid7()))
+        return self._begin(way, id=str(uuid7()) if id is None else checked_transaction_id(id))
 
     def send(self, message: Message, transaction: Transaction) -> TransactionSendResult:
         """Store a half message in a transaction, as RocketMQ's 5.x clients write it.

@@ -25,6 +25,16 @@ class TransactionResolution(Enum):
     UNKNOWN = "unknown"
 
 
+@dataclass(frozen=True, slots=True)
+class NobodyAsked:
+    """The answer of a listener that could ask nobody about a transaction, such as a front without a client.
+
+    The answer does not count as an UNKNOWN, and another process of the group is let go first. `reason`: in words.
+    """
+
+    reason: str = "nobody could be asked"
+
+
 class SendStatus(Enum):
     """The outcome of a call that stores messages; a call raises if nothing is stored."""
 

@@ -278,7 +278,7 @@ def check(task: Task) -> NoReturn:
 def check_back(task: Task, works_since: Any) -> None:
     """Find out what became of transactions; `works_since` is set when it has the lease."""
     listener = (NaiveListener if task.naive else FencingListener)(task.business, task.asked)
-    service = CheckService(
+    service = CheckService.of(
         Broker(Outbox(create_engine(task.url)), connections=2),
         GROUP,
         CheckPolicy(

@@ -43,7 +43,7 @@ def ask(engine: Engine, *, group: str = "shop", answer: Callable[[Message], Any]
     broker = Broker(Outbox(engine), connections=1)
     interval = timedelta.resolution if again else timedelta(hours=1)
     policy = CheckPolicy(transaction_timeout=timedelta(0), check_interval=interval, check_max=2)
-    Supervisor([CheckService(broker, group, policy, answer)]).until_empty()
+    Supervisor([CheckService.of(broker, group, policy, answer)]).until_empty()
     broker.close()
 
 

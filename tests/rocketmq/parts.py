@@ -110,7 +110,7 @@ def service_of(
     **policy: Any,
 ) -> Supervisor:
     """Somebody of the group who checks back; in an hour again, unless told otherwise."""
-    service = CheckService(
+    service = CheckService.of(
         Broker(outbox, connections=1),
         GROUP,
         CheckPolicy(**{"transaction_timeout": IMMUNITY, "check_interval": HOUR, **policy}),

@@ -462,7 +462,7 @@ def test_a_running_check_service_asks_again(engine):
     ask(engine)
     broker = Broker(Outbox(engine), connections=1)
     policy = CheckPolicy(transaction_timeout=timedelta(0), check_interval=timedelta.resolution, check_max=2)
-    service = Supervisor([CheckService(broker, "shop", policy, lambda _message: TransactionResolution.COMMIT)])
+    service = Supervisor([CheckService.of(broker, "shop", policy, lambda _message: TransactionResolution.COMMIT)])
     service.start()
     try:
         assert eventually(lambda: outbox(engine, "status", "--json").json["subscriptions"][0]["live"])

@@ -86,7 +86,7 @@ def listen(message):
     return TransactionResolution.COMMIT
 
 policy = CheckPolicy(transaction_timeout=timedelta(seconds=0.2), check_interval=timedelta.resolution)
-Supervisor([CheckService(Broker(outbox, connections=1), "shop", policy, listen)]).until_empty()
+Supervisor([CheckService.of(Broker(outbox, connections=1), "shop", policy, listen)]).until_empty()
 """
 
 
