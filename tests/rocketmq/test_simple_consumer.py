@@ -71,6 +71,7 @@ def test_what_is_not_acknowledged_comes_again_and_the_old_receipt_is_worth_nothi
     send(outbox, "1")
     consumer = consumer_of(outbox)
     (first,) = consumer.receive(1, AT_ONCE)
+    time.sleep(10 * AT_ONCE.total_seconds())
     late = refused(lambda: consumer.ack(first))
 
     (second,) = consumer_of(outbox, await_duration=HOUR).receive(1, HOUR)
