@@ -95,6 +95,8 @@ class SubscriptionWorker:
         #: for which the lease of a partition was taken.
         self._open: dict[int, int] = {}
         self._decided: dict[Partition, dict[int, int]] = {}
+        #: When those are forgotten, because a writer may have held up a decision, and it shows in no count.
+        self._decide_again_at = 0.0
         #: True when the subscription was not there when it was last declared on this connection.
         self._awaited = False
 
@@ -179,6 +181,8 @@ class SubscriptionWorker:
         Of all partitions, because two workers may each think that the other one is to have a partition.
         """
         self._open = Decisions(connection.channel, stored.name).counts()
+        if time.monotonic() >= self._decide_again_at:
+            self._decided, self._decide_again_at = {}, time.monotonic() + upkeep.DECISIONS_AGAIN
         return bool(self._open) and any(self._decided.get(each) != self._open for each in stored.all_partitions())
 
     def _has_turn(self, partition: Partition, stored: Subscription) -> bool:

@@ -16,6 +16,8 @@ PRUNE_EXPIRED = 600.0
 RENEW_ERRORS = 60.0
 #: Decisions of people are looked for so often while nothing is handed over.
 DECISIONS = 1.0
+#: While a subscription is paused, a lease is taken again so often for decisions that could not be carried out.
+DECISIONS_AGAIN = 10.0
 #: Messages past their retention are looked for so often.
 PURGE = 60.0
 #: After a portion when there is more to delete, so that messages are handled between the portions.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from tenacity import wait_fixed
 
 from outbox import Message, Outbox, Reject, Unavailable
@@ -17,7 +17,7 @@ from tests.support.deadlines import overdue
 from tests.support.destination import Destination, relay_to
 from tests.support.parked import decide, decisions, states
 from tests.support.waiting import eventually
-from tests.worker.test_pausing import looks_pass, pause, resume
+from tests.worker.test_pausing import epoch, looks_pass, pause, resume
 
 
 @pytest.fixture
@@ -153,3 +153,23 @@ def test_decisions_of_a_pause_reach_every_partition_of_two_workers(engine):
         relay.join(60)
 
     assert (sorted(destination.bodies), states(engine)) == ([b"1", b"2", b"3"], {"dead": 1})
+
+
+def test_a_discard_in_a_pause_waits_no_longer_than_the_writer_that_has_the_dedup_key(pg_engine, monkeypatch):
+    monkeypatch.setattr("outbox.worker.upkeep.DECISIONS_AGAIN", 0.1)
+    outbox = Outbox(pg_engine)
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b"bad", dedup_key="once")
+    with running(Unreliable(), outbox):
+        assert eventually(lambda: states(pg_engine) == {"dead": 1})
+        pause(outbox)
+        assert looks_pass()
+        with pg_engine.begin() as writer:
+            writer.execute(text("SELECT 1 FROM outbox_dedup FOR UPDATE"))
+            before = epoch(outbox)
+            decide(pg_engine, "discard")
+            assert eventually(lambda: epoch(outbox) > before)
+            meanwhile = states(pg_engine)
+        assert eventually(lambda: all_done(pg_engine))
+
+    assert (meanwhile, states(pg_engine)) == ({"dead": 1}, {})
