@@ -65,8 +65,12 @@ class Access:
         """Return whether the messages of a subscription are shown. Backfills and instances belong to a name."""
         if self.subscriptions is None or subscription is None:
             return True
-        names = {subscription, subscription_of(subscription), subscription.partition(AT)[0]}
-        return not names.isdisjoint(self.subscriptions)
+        return not names_of(subscription).isdisjoint(self.subscriptions)
+
+
+def names_of(subscription: str) -> set[str]:
+    """Return the names by which a subscription is meant: its own, and those of which it is a backfill or instance."""
+    return {subscription, subscription_of(subscription) or subscription, subscription.partition(AT)[0]}
 
 
 #: The access hook of an application: returns the access of a request, or None for nobody.

@@ -126,7 +126,7 @@ def _ids(values: Sequence[str], name: str | None) -> dict[str, list[int]]:
         raise BadAddressError(f"at most {_MOST_SELECTED} messages can be selected")
     found = defaultdict[str, list[int]](list)
     for value in values:
-        id, _, of = value.partition(" ")
+        id, _, of = (filters.text({"id": value}, "id") or "").partition(" ")
         number, subscription = filters.message_id(id), of or name
         if not isinstance(number, int) or subscription is None:
             raise BadAddressError("id must be a number of the log and a subscription")

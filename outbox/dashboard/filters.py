@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -79,11 +79,11 @@ def moment(value: str, name: str) -> datetime:
     """Return a moment with a zone."""
     try:
         found = datetime.fromisoformat(value)
-    except ValueError:
+        if found.tzinfo is None:
+            raise BadAddressError(f"{name} has no time zone; append Z for UTC")
+        return found.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise BadAddressError(f"{name} must be a moment such as 2026-01-31T12:00:00Z") from None
-    if found.tzinfo is None:
-        raise BadAddressError(f"{name} has no time zone; append Z for UTC")
-    return found
 
 
 def message_id(value: str) -> int | UUID:

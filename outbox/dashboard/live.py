@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeVar
 
+from starlette.concurrency import run_in_threadpool
+
 from outbox.dashboard.values import in_utc
 from outbox.runtime.clock import clock
 
@@ -150,7 +152,9 @@ async def stream(
             if each.value is None:
                 yield _event("silent", {"at": at})
             else:
-                sections = {name: str(html) for name, html in render(each.value).items()}
+                # In a thread, because the loop may be that of an application.
+                rendered = await run_in_threadpool(render, each.value)
+                sections = {name: str(html) for name, html in rendered.items()}
                 changed = {name: html for name, html in sections.items() if sent.get(name) != html}
                 yield _event("answer", {"at": at, "sections": changed})
                 sent = sections

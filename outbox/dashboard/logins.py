@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import secrets
-import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 
 import anyio
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from outbox.dashboard.access import RIGHTS, Access
+from outbox.dashboard.filters import BadAddressError
 from outbox.dashboard.rendering import Renderer
 from outbox.dashboard.security import SecurityHeaders, is_own_form
 from outbox.dashboard.tokens import FORM_SECONDS, Tokens
@@ -44,8 +44,10 @@ class Proxy:
     may: Collection[str]
 
     def access(self, request: Request) -> Access | None:
-        """Return the access of the user in the header; None: without the header, or from elsewhere."""
-        user = request.headers.get(self.header, "").strip()
+        """Return the access of the user in the header; None: without one header of the name, or from elsewhere."""
+        # A visitor may send the header, too, and a proxy may append its own.
+        given = request.headers.getlist(self.header)
+        user = given[0].strip() if len(given) == 1 else ""
         try:
             client = ip_address("" if request.client is None else request.client.host)
         except ValueError:
@@ -62,7 +64,6 @@ class UserFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._one_at_a_time = threading.Lock()
 
     def access(self, name: str) -> Access | None:
         """Return the access of a user; None: the file has no such user.
@@ -73,14 +74,17 @@ class UserFile:
         found = self._lines().get(name)
         return None if found is None else found[0]
 
+    def stored(self, name: str) -> str:
+        """Return the password of a user as the file keeps it; empty: the file has no such user."""
+        return self._lines().get(name, (None, ""))[1]
+
     def login(self, name: str, password: str) -> Access | None:
         """Return the access of a user with the right password; unknown users take as long as known users."""
         access, stored = self._lines().get(name, (None, _NO_PASSWORD))
-        with self._one_at_a_time:
-            return access if _matches(password, stored) else None
+        return access if _matches(password, stored) else None
 
     def add(self, name: str, may: Collection[str], password: str) -> None:
-        """Append a user, or replace the line of the user.
+        """Append a user, or replace the line of the user; the subscriptions of the line stay.
 
         Raises:
             ValueError: the name has a colon, or a right is unknown.
@@ -90,9 +94,11 @@ class UserFile:
             raise ValueError("a name has no colon and no line end")
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         kept = [line for line in lines if line.partition(":")[0] != name]
+        before = self._lines().get(name, (None, ""))[0] if lines else None
+        only = "" if before is None or before.subscriptions is None else f":{','.join(before.subscriptions)}"
         self._path.touch(mode=0o600)
         self._path.write_text(
-            "".join(f"{line}\n" for line in [*kept, f"{name}:{','.join(sorted(may))}:{hashed(password)}"])
+            "".join(f"{line}\n" for line in [*kept, f"{name}:{','.join(sorted(may))}:{hashed(password)}{only}"])
         )
 
     def _lines(self) -> dict[str, tuple[Access | None, str]]:
@@ -137,6 +143,8 @@ class Door:
         self._users, self._proxy = users, proxy
         self.one_time = secrets.token_urlsafe(24) if users is None and proxy is None else None
         self._tokens, self._renderer = Tokens(), Renderer(title, ())
+        # Passwords that wait for their turn must not hold the threads of all pages.
+        self._one_password = asyncio.Lock()
         # Browsers send cookies to every port of a host.
         self._cookie = f"outbox-dashboard-{secrets.token_hex(4)}"
 
@@ -144,10 +152,15 @@ class Door:
         """Return the access of a request."""
         if self._proxy is not None and (found := self._proxy.access(request)) is not None:
             return found
-        user = self._tokens.session(request.cookies.get(self._cookie, ""))
-        if user is None:
+        session = self._tokens.session(request.cookies.get(self._cookie, ""))
+        user = (session or "").partition(" ")[2]
+        if session is None or session != self._session_of(user):
             return None
         return Access(user=user, may=RIGHTS) if self._users is None else self._users.access(user)
+
+    def _session_of(self, user: str) -> str:
+        """Return the subject of a session, which ends with the password."""
+        return f"{'' if self._users is None else self._tokens.short(self._users.stored(user))} {user}"
 
     def access(self, request: Request) -> Access | None:
         """Return the access of a request for a page; lead strangers to the login, if there is a login."""
@@ -170,9 +183,15 @@ class Door:
             return await self.enter(request)
         if request.method == "GET":
             return await self._page(request, None, 200)
-        fields = await form_of(request)
+        try:
+            fields = await form_of(request)
+        except BadAddressError as error:
+            return await self._page(request, str(error), 400)
         name, password = (fields.get(each, [""])[0] for each in ("user", "password"))
-        found = await run_in_threadpool(self._users.login, name, password) if is_own_form(request) else None
+        found = None
+        if is_own_form(request):
+            async with self._one_password:
+                found = await run_in_threadpool(self._users.login, name, password)
         if found is None:
             await anyio.sleep(_PAUSE_SECONDS)
             return await self._page(request, "Name or password is wrong.", 403)
@@ -180,8 +199,9 @@ class Door:
 
     def _session(self, request: Request, user: str) -> Response:
         answer = RedirectResponse("./", 303)
-        secure = request.url.scheme == "https"
-        session = self._tokens.of_session(user)
+        # A proxy that ends TLS says so; whoever else says so harms the own session alone.
+        secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
+        session = self._tokens.of_session(self._session_of(user))
         answer.set_cookie(self._cookie, session, max_age=FORM_SECONDS, httponly=True, samesite="strict", secure=secure)
         return answer
 
@@ -192,7 +212,5 @@ class Door:
 
 def behind(door: Door, inner: ASGIApp) -> ASGIApp:
     """Return a dashboard behind a door, whose `access` and `known` the dashboard has."""
-    return Starlette(
-        routes=[Route("/login", door.login, methods=["GET", "POST"]), Mount("/", inner)],
-        middleware=[Middleware(SecurityHeaders)],
-    )
+    login = Route("/login", door.login, methods=["GET", "POST"], middleware=[Middleware(SecurityHeaders)])
+    return Router([login], default=inner, redirect_slashes=False)

@@ -9,6 +9,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outbox.dashboard.values import plain
+
 logger = logging.getLogger("outbox.dashboard")
 
 POLICY = (
@@ -33,8 +35,8 @@ class SecurityHeaders:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Without the query, which may name keys and errors.
-                logger.info("%s %s %d", scope["method"], scope["path"], message["status"])
+                # Without the query, which may name keys and errors. A line end would begin a line of its own.
+                logger.info("%s %s %d", scope["method"], plain(scope["path"]), message["status"])
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
                 headers.setdefault("cache-control", "no-store")

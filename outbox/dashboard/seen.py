@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from outbox.admin.results import ParkedCount, Trace
-from outbox.dashboard.access import Access, NotSeenError
+from outbox.dashboard.access import Access, NotSeenError, names_of
 from outbox.dashboard.filters import PAGE, Chosen, group_of
 from outbox.dashboard.port import Admin
 from outbox.dashboard.redaction import Keys, Redact, clean
@@ -48,7 +48,10 @@ class Seen:
         Raises:
             NotSeenError: the visitor does not.
         """
-        if self.access.subscriptions is not None and (name is None or not self.access.sees(name)):
+        if self.access.subscriptions is None:
+            return
+        # The error of an unknown subscription would name all others.
+        if name is None or name not in {each for known in self.names() for each in names_of(known)}:
             raise NotSeenError(f"there is no subscription {name} that you may see" if name else "you do not see all")
 
     def own(self, found: Iterable[T]) -> tuple[T, ...]:
@@ -119,7 +122,7 @@ class Seen:
         """Return a message and the body, redacted, and keep the reading as a decision."""
         trace = self.trace(id)
         copies = [each.copy.subscription for each in trace.subscriptions if each.copy is not None]
-        copy = None if trace.in_log else name or next(iter(copies), None)
+        copy = None if trace.in_log else name if name in copies else next(iter(copies), None)
         message = self.admin.read_body(trace.id, name=copy, by=self.access.user)
         return message, self.redact(message)[1]
 
@@ -167,5 +170,6 @@ class Seen:
     def half_transaction(self, id: str) -> Any:
         """Return a transaction; without a group left, for visitors of all subscriptions."""
         found = self.admin.half_transaction(id)
-        self.require(None if found.transaction is None else check_of(found.transaction.group))
+        if found.transaction is None or not self.access.sees(check_of(found.transaction.group)):
+            self.require(None)
         return found

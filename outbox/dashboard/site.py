@@ -40,6 +40,7 @@ from outbox.dashboard.rendering import Renderer
 from outbox.dashboard.security import SecurityHeaders, is_own_form
 from outbox.dashboard.seen import Seen
 from outbox.dashboard.tokens import TokenError, Tokens
+from outbox.dashboard.values import plain
 from outbox.dashboard.visit import Page, Visit, form_of, own_path, path_of
 from outbox.errors import SchemaError, SubscriptionError
 from outbox.runtime.document import json_text
@@ -54,6 +55,10 @@ _FILES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.
 _NAME = re.compile(r"[\w-]+")
 #: So many pages ask their databases at once.
 _THREADS = 4
+#: So many machines, whose answers must not wait for the pages of people.
+_MACHINE_THREADS = 2
+#: So many pages follow the numbers of a database; each of them is rendered by itself.
+_MOST_VIEWERS = 100
 #: A decision may wait for another command, and be carried out here.
 _DECIDING_SECONDS = 90.0
 
@@ -170,6 +175,7 @@ class Site:
         self._numbers = {name: Numbers() for name in admins}
         self._live = {name: Live(partial(self._numbers[name].ask, admin)) for name, admin in admins.items()}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outbox-dashboard")
+        self._machine_threads = ThreadPoolExecutor(_MACHINE_THREADS, thread_name_prefix="outbox-dashboard-machine")
 
     # Routes
 
@@ -215,7 +221,7 @@ class Site:
             error = NotSeenError(str(error))
         page = page_of(error, None if visit is None else visit.seen.admin)
         if page.status == 500:
-            logger.error("%s failed", request.url.path, exc_info=error)
+            logger.error("%s failed", plain(path_of(request)), exc_info=error)
         return page
 
     async def _answer(self, request: Request, visit: Visit | None, page: Page) -> Response:
@@ -236,16 +242,17 @@ class Site:
         def ask(admin: Admin) -> Page:
             return page(replace(visit, seen=replace(visit.seen, admin=admin)))
 
-        return await self._asked(ask, visit.seen.admin, patience)
+        return await self._asked(ask, visit.seen.admin, patience, self._threads)
 
-    async def _asked(self, ask: Callable[[Admin], T], admin: Admin, patience: float) -> T:
+    @staticmethod
+    async def _asked(ask: Callable[[Admin], T], admin: Admin, patience: float, threads: ThreadPoolExecutor) -> T:
         """Ask in a thread, on a connection; give up after so many seconds."""
 
         def run() -> T:
             with admin.connected() as shared:
                 return ask(shared)
 
-        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._threads, run), patience)
+        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(threads, run), patience)
 
     # Visitors
 
@@ -309,6 +316,8 @@ class Site:
             raise
         except Exception as error:
             return await self._answer(request, None, self._failed(request, error))
+        if self._live[visit.database].viewers >= _MOST_VIEWERS:
+            return PlainTextResponse("too many viewers\n", 503, {"retry-after": "60"})
         overview = path_of(request).removesuffix("live")
 
         def render(answer: Answer) -> dict[str, str]:
@@ -347,7 +356,7 @@ class Site:
             access = await self._allowed(self._machines, request)
             if access is None or not access.allows("see") or access.subscriptions is not None:
                 return PlainTextResponse("no access to all of this outbox\n", 401 if access is None else 403)
-            return await self._asked(ask, admin or self._admin(request), PATIENCE_SECONDS)
+            return await self._asked(ask, admin or self._admin(request), PATIENCE_SECONDS, self._machine_threads)
         except HTTPException:
             raise
         except Exception as error:

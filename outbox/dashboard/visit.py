@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, quote, urlencode
 
 from starlette.requests import Request
 
-from outbox.dashboard.filters import BadAddressError
+from outbox.dashboard.filters import BadAddressError, text
 from outbox.dashboard.numbers import Numbers
 from outbox.dashboard.seen import Seen
 
@@ -48,8 +48,12 @@ class Visit:
         return self.seen.access.user
 
     def part(self, name: str) -> str:
-        """Return a part of the path."""
-        return str(self.request.path_params[name])
+        """Return a part of the path.
+
+        Raises:
+            BadAddressError: the part has a NUL, or is too long.
+        """
+        return text(self.request.path_params, name) or ""
 
     def field(self, name: str) -> str:
         """Return a field of the form; empty: not given."""
