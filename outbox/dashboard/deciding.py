@@ -13,6 +13,7 @@ from outbox.dashboard.access import RefusedError
 from outbox.dashboard.filters import BadAddressError, Chosen
 from outbox.dashboard.seen import Seen
 from outbox.dashboard.visit import Page, Visit
+from outbox.errors import SubscriptionError
 from outbox.model.subscription import check_of
 from outbox.runtime.text import counted
 
@@ -260,7 +261,11 @@ def _carried_out(seen: Seen, order: Order, reason: str | None) -> list[str]:
         admin.pause(str(order.name), key=order.key(seen), rate=order.rate, reason=reason, by=by)
         return [f"{order.name} is {'slowed down' if order.rate else 'paused'}; all workers follow within a poll."]
     if order.verb == "resume":
-        admin.resume(str(order.name), key=order.key(seen), by=by)
+        key = order.key(seen)
+        try:
+            admin.resume(str(order.name), key=key, by=by)
+        except SubscriptionError as error:
+            raise SubscriptionError(seen.without_key(str(error), key)) from error
         return [f"{order.name} goes on."]
     id = str(order.transaction)
     if order.verb == "ask":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from outbox.model.message import Message
 from outbox.runtime.secret import is_secret_name, scrubbed
@@ -24,6 +25,19 @@ def scrub(message: Message) -> tuple[Mapping[str, str], bytes]:
 def clean(text: str) -> str:
     """Return a text of an error or a destination without likely secrets."""
     return scrubbed(text, ())
+
+
+def cleaned(document: str) -> str:
+    """Return a document of JSON whose texts are `clean`."""
+    return json.dumps(_cleaned(json.loads(document)), separators=(",", ":"))
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {name: _cleaned(each) for name, each in value.items()}
+    return [_cleaned(each) for each in value] if isinstance(value, list) else value
 
 
 def _value(name: str, value: str) -> str:

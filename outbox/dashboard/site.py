@@ -29,13 +29,14 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from outbox.admin.results import Look
 from outbox.dashboard import deciding, pages
 from outbox.dashboard.access import Access, Hook, NotSeenError, RefusedError, StrangerError
 from outbox.dashboard.failures import PATIENCE_SECONDS, failed, page_of
 from outbox.dashboard.live import Live, stream
 from outbox.dashboard.numbers import Answer, Numbers
 from outbox.dashboard.port import Admin, Outbox
-from outbox.dashboard.redaction import Keys, Redact, scrub
+from outbox.dashboard.redaction import Keys, Redact, cleaned, scrub
 from outbox.dashboard.rendering import Renderer
 from outbox.dashboard.security import SecurityHeaders, is_own_form
 from outbox.dashboard.seen import Seen
@@ -43,6 +44,7 @@ from outbox.dashboard.tokens import TokenError, Tokens
 from outbox.dashboard.values import plain
 from outbox.dashboard.visit import Page, Visit, form_of, own_path, path_of
 from outbox.errors import SchemaError, SubscriptionError
+from outbox.model.pausing import Pause
 from outbox.runtime.document import json_text
 
 T = TypeVar("T")
@@ -338,9 +340,20 @@ class Site:
         return FileResponse(_STATIC / name, media_type=_FILES[name], headers={"cache-control": "no-cache"})
 
     async def _status(self, request: Request) -> Response:
-        """Answer as `outbox status --json` prints."""
+        """Answer as `outbox status --json` prints, but without secrets, and with keys perhaps hashed."""
         found = await self._told_to_machine(request, lambda admin: admin.look())
-        return found if isinstance(found, Response) else _json(json_text(found.document()))
+        return found if isinstance(found, Response) else _json(cleaned(json_text(self._shown(found).document())))
+
+    def _shown(self, look: Look) -> Look:
+        """Return a look with keys perhaps hashed."""
+        if self._keys == "shown":
+            return look
+
+        def hashed(pause: Pause) -> Pause:
+            return pause if pause.key is None else replace(pause, key=f"#{self._tokens.short(pause.key)}")
+
+        statuses = (replace(each, pauses=tuple(map(hashed, each.pauses))) for each in look.subscriptions)
+        return replace(look, subscriptions=tuple(statuses))
 
     async def _health(self, request: Request) -> Response:
         """Answer whether each database answers."""

@@ -12,7 +12,7 @@ from outbox import Outbox, Reject, Relay
 from outbox.dashboard import Access, app
 from outbox.dashboard.logins import Door, Proxy, UserFile, behind
 from outbox.dashboard.numbers import Numbers
-from tests.support.dashboards import EVERYTHING, form, headline, visitor
+from tests.support.dashboards import EVERYTHING, form, form_of, headline, send, visitor
 
 
 class Refusing:
@@ -135,7 +135,12 @@ def test_pages_that_wait_for_their_database_keep_no_machine_waiting(outbox, monk
 def test_passwords_that_wait_for_their_turn_keep_no_page_waiting(outbox, tmp_path, monkeypatch):
     began, gate = threading.Event(), threading.Event()
     monkeypatch.setattr("outbox.dashboard.logins._PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("outbox.dashboard.logins._matches", lambda *_: began.set() or not gate.wait(60))
+
+    def matches(password: str, stored: str) -> bool:
+        began.set()
+        return not gate.wait(60)
+
+    monkeypatch.setattr("outbox.dashboard.logins._matches", matches)
     (tmp_path / "users").write_text("ines:see:x\n")
     door = Door(users=UserFile(tmp_path / "users"))
     made = behind(door, app(outbox, access=door.access))
@@ -213,3 +218,16 @@ def test_a_page_beyond_the_most_viewers_is_not_live(outbox, monkeypatch):
     monkeypatch.setattr("outbox.dashboard.site._MOST_VIEWERS", 0)
 
     assert visitor(outbox).get("/live").status_code == 503
+
+
+def test_hashed_keys_are_in_no_status_and_in_no_error(outbox):
+    browser = visitor(outbox, keys="hashed")
+    outbox.admin.pause("mail", key="order-1", reason="token=hunter2")
+    first = form(browser, "/k?of=1", "Resume")
+    status = browser.get("/status.json").text
+    outbox.admin.resume("mail", key="order-1")
+
+    error = send(browser, form_of(send(browser, first), "Resume"))
+
+    assert (error.status_code, "is not paused for key" in error.text) == (409, True)
+    assert [each in text for text in (status, error.text) for each in ("order-1", "hunter2")] == [False] * 4
