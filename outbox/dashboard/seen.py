@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -150,8 +152,11 @@ class Seen:
 
     def decisions(self, name: str | None, since: datetime | None) -> tuple[Decision, ...]:
         """Return the newest decisions about the visitor's subscriptions; those about none are for visitors of all."""
-        found = self.own(self.admin.decisions(subscription=name, since=since, limit=_ONE_MORE))
         sees_all = self.access.subscriptions is None
+        # By name, because decisions of others would fill the page, and be hidden.
+        names = [name] if name is not None or sees_all else sorted({*self.names(), *(self.access.subscriptions or ())})
+        asked = (self.admin.decisions(subscription=each, since=since, limit=_ONE_MORE) for each in names)
+        found = sorted(self.own(chain.from_iterable(asked)), key=attrgetter("at"), reverse=True)[:_ONE_MORE]
         return tuple(
             replace(each, choice=self._shown_choice(each.choice))
             for each in found

@@ -231,3 +231,14 @@ def test_hashed_keys_are_in_no_status_and_in_no_error(outbox):
 
     assert (error.status_code, "is not paused for key" in error.text) == (409, True)
     assert [each in text for text in (status, error.text) for each in ("order-1", "hunter2")] == [False] * 4
+
+
+def test_decisions_of_others_hide_no_decision_from_a_visitor_of_one(outbox):
+    outbox.admin.pause("mail", by="ines")
+    for _ in range(30):
+        outbox.admin.pause("billing", by="eve")
+        outbox.admin.resume("billing", by="eve")
+
+    page = visitor(outbox, subscriptions=["mail"]).get("/decisions").text
+
+    assert [name in page for name in ("ines", "billing")] == [True, False]
