@@ -29,7 +29,7 @@ from outbox.worker.judging import Judge
 from outbox.worker.outages import Outages
 from outbox.worker.outcome import Outcome, Pending
 from outbox.worker.pace import Pace
-from outbox.worker.policy import MAX_HUNG, PAUSE, HandlerPolicy, Portions
+from outbox.worker.policy import HALF_HUNG_SECONDS, MAX_HUNG, PAUSE, HandlerPolicy, Portions
 from outbox.worker.portions import PortionedCall
 from outbox.worker.silences import PATIENCE_SECONDS, Silences
 from outbox.worker.waiting import Look, Wait
@@ -166,7 +166,11 @@ class BatchHandler:
     @property
     def gave_up(self) -> bool:
         """True when so many calls of the handler hang that only a new process helps."""
-        return sum(call.hangs for call in self._calls.caller.overdue) >= MAX_HUNG
+        overdue = self._calls.caller.overdue
+        if len(overdue) < MAX_HUNG // 2:
+            return False
+        for_long = sum(call.seconds >= HALF_HUNG_SECONDS for call in overdue)
+        return sum(call.hangs for call in overdue) >= MAX_HUNG or for_long >= MAX_HUNG // 2
 
     @property
     def stops(self) -> bool:

@@ -25,6 +25,9 @@ MAX_ERROR = 2000
 #: With so many calls past their deadline no further call is made, and with so many past three deadlines the worker
 #: gives up.
 MAX_HUNG = 8
+#: The worker gives up as well when half as many have been under way for so many seconds: by then a silent topic is
+#: not tried any more.
+HALF_HUNG_SECONDS = 300.0
 #: So many messages of a partition are parked as waiting before the partition pauses.
 MAX_WAITING = 1_000_000
 #: So many topics are probed at once.

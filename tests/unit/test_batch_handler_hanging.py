@@ -254,6 +254,19 @@ def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
     assert sorted(id for call in handler.calls for id in call) == list(range(1, 13))
 
 
+def test_half_as_many_calls_end_it_when_they_hang_for_minutes(monkeypatch):
+    """A silent topic is not tried beside four of its calls; only a new process finds that an answer would come."""
+    handler = Handler()
+    stage = Stage(handler)
+    with hanging(handler, *range(1, 5), hopeless=lambda: False):
+        stage.run(messages(*"abcde"))
+        for_seconds = stage.batch_handler.gave_up
+        monkeypatch.setattr("outbox.worker.handle.HALF_HUNG_SECONDS", 0.0)
+        for_minutes = stage.batch_handler.gave_up
+
+    assert (for_seconds, for_minutes) == (False, True)
+
+
 def test_no_more_messages_of_calls_that_hang_are_parked_than_may_wait():
     """The partition waits for the next call, and after three deadlines only a new process helps."""
     handler, times = Handler(), list[None]()
