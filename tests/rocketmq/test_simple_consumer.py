@@ -19,6 +19,7 @@ from outbox.rocketmq import MessageExt, MessageSelector, MQClientError, SimpleCo
 from outbox.rocketmq.partition_pops import MAX_BEHIND
 from outbox.runtime import failpoints
 from tests.support.faults import arm_kill, arm_stop
+from tests.support.leases import step_clock
 from tests.support.parked import states
 from tests.support.programs import Program
 from tests.support.refusals import refusal
@@ -70,8 +71,8 @@ def test_a_received_message_is_nobody_elses_and_is_done_when_it_is_acknowledged(
 def test_what_is_not_acknowledged_comes_again_and_the_old_receipt_is_worth_nothing(engine, outbox):
     send(outbox, "1")
     consumer = consumer_of(outbox)
-    (first,) = consumer.receive(1, AT_ONCE)
-    time.sleep(10 * AT_ONCE.total_seconds())
+    (first,) = consumer.receive(1, HOUR)
+    step_clock(engine, 2 * HOUR, "outbox_parked.due_at")
     late = refused(lambda: consumer.ack(first))
 
     (second,) = consumer_of(outbox, await_duration=HOUR).receive(1, HOUR)
