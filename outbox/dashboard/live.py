@@ -132,17 +132,22 @@ class Live(Generic[T]):
 
 
 async def stream(
-    live: Live[T], render: Callable[[T], Mapping[str, str]], *, lasting: timedelta = _LASTING
+    live: Live[T],
+    render: Callable[[T], Mapping[str, str]],
+    *,
+    lasting: timedelta = _LASTING,
+    pause: timedelta = timedelta(0),
 ) -> AsyncGenerator[str, None]:
     """Yield server-sent events for one viewer, until the time is over or the viewer leaves.
 
     Events: `answer` with the moment and the sections that have changed; `silent` with the moment of the last answer;
-    `again` at the end, so that the browser comes back at once.
+    `again` at the end, so that the browser comes back.
 
     Args:
         live: whose answers.
         render: returns the HTML of each section by its name.
-        lasting: for so long, at least.
+        lasting: for so long, at least; of no time a stream has one answer.
+        pause: until the browser comes back.
     """
     until, sent = clock() + lasting.total_seconds(), dict[str, str]()
     yield "retry: 2000\n\n"
@@ -160,7 +165,7 @@ async def stream(
                 sent = sections
             if clock() >= until:
                 break
-    yield _event("again", {})
+    yield _event("again", {"after": round(pause.total_seconds() * 1000)})
 
 
 def _event(name: str, data: Mapping[str, object]) -> str:

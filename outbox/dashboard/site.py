@@ -9,6 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,6 +107,7 @@ def app(
     read_only: bool = False,
     title: str = "Outbox",
     secret: str | bytes | None = None,
+    polls: timedelta | None = None,
 ) -> ASGIApp:
     """Return the dashboard of an outbox as an ASGI application.
 
@@ -119,6 +121,7 @@ def app(
         read_only: there is no route for decisions.
         title: of all pages.
         secret: signs forms; the same in all processes behind an address. None: a new secret a process.
+        polls: the pause after which an open page asks for new numbers; None: a page keeps a connection open for them.
 
     Raises:
         ValueError: `access` is missing, there is no outbox, or the secret is too short.
@@ -144,6 +147,7 @@ def app(
         read_only=read_only,
         tokens=Tokens(secret),
         renderer=Renderer(title, map(str, admins) if several else ()),
+        polls=polls,
     )
     made = Starlette(
         routes=site.routes(),
@@ -169,11 +173,12 @@ class Site:
         read_only: bool,
         tokens: Tokens,
         renderer: Renderer,
+        polls: timedelta | None,
     ) -> None:
         self._admins = admins
         self._access, self._machines = access, machines
         self._redact, self._keys, self._read_only = redact, keys, read_only
-        self._tokens, self._renderer = tokens, renderer
+        self._tokens, self._renderer, self._polls = tokens, renderer, polls
         self._numbers = {name: Numbers() for name in admins}
         self._live = {name: Live(partial(self._numbers[name].ask, admin)) for name, admin in admins.items()}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outbox-dashboard")
@@ -326,8 +331,9 @@ class Site:
             values = pages.numbers(visit, answer)
             return {name: self._renderer.section(overview, name, visit, values) for name in pages.SECTIONS}
 
+        lasting = {} if self._polls is None else {"lasting": timedelta(0), "pause": self._polls}
         return StreamingResponse(
-            stream(self._live[visit.database], render),
+            stream(self._live[visit.database], render, **lasting),
             media_type="text/event-stream",
             headers={"x-accel-buffering": "no"},
         )

@@ -1,5 +1,6 @@
 """The page about the dashboard: its code mounts the dashboard into FastAPI, Litestar and Django."""
 
+import httpx
 import pytest
 from litestar import Litestar
 from starlette.testclient import TestClient
@@ -35,6 +36,13 @@ def page(sqlite_template, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield run(PAGE, "dashboard")
+
+
+def test_the_dashboard_stands_in_a_wsgi_server(page):
+    with httpx.Client(transport=httpx.WSGITransport(app=page["wsgi"]), base_url="http://localhost") as client:
+        stranger, style = client.get("/"), client.get("/static/dashboard.css")
+
+    assert (stranger.status_code, style.status_code) == (401, 200)
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "litestar", "django"])

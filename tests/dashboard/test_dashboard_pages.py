@@ -6,9 +6,13 @@ import json
 import re
 import sqlite3
 import threading
+from datetime import timedelta
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+import httpx
 import pytest
+from a2wsgi import ASGIMiddleware
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 from starlette.applications import Starlette
@@ -351,3 +355,15 @@ def test_a_viewer_gets_the_sections_of_the_overview_as_events(outbox):
     assert "1 dead letter" in told["sections"]["findings"]
     assert '<a href="./s/relay">' in told["sections"]["subscriptions"]
     assert visitor(outbox, ()).get("/live").status_code == 401
+
+
+def test_below_wsgi_an_answer_with_numbers_ends_and_the_page_asks_again_after_a_pause(outbox):
+    """No thread of the server is kept."""
+    pages: Any = dashboard.app(outbox, access=lambda _: Access(user="ines", may={"see"}), polls=timedelta(seconds=10))
+    below: Any = ASGIMiddleware(pages)
+
+    with httpx.Client(transport=httpx.WSGITransport(app=below), base_url="http://localhost") as client:
+        events = client.get("/live").text
+
+    assert re.findall(r"^event: (\w+)", events, re.MULTILINE) == ["answer", "again"]
+    assert events.endswith('data: {"after": 10000}\n\n')

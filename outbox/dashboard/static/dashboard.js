@@ -32,9 +32,9 @@ function connect() {
     apply();
   });
   source.addEventListener("silent", (event) => silent(JSON.parse(event.data).at ?? lastAnswer));
-  source.addEventListener("again", () => {
+  source.addEventListener("again", (event) => {
     disconnect();
-    connect();
+    setTimeout(connect, JSON.parse(event.data).after);
   });
   source.addEventListener("error", () => {
     silent(lastAnswer);
