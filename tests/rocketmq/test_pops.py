@@ -330,6 +330,7 @@ def test_a_message_that_expires_in_somebodys_hands_does_not_come_again(engine, o
     assert (texts(found), consumer.receive(32, HOUR), states(engine)) == (["1"], [], {"dead": 1})
 
 
+@pytest.mark.storm
 def test_all_partitions_are_asked_also_while_their_number_changes(engine, outbox):
     consumer = begun(outbox)
     outbox.admin.alter("billing", partitions=3)

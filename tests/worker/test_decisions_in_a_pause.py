@@ -85,6 +85,7 @@ def test_a_discard_does_not_wait_for_a_destination_that_is_away(engine, outbox):
     assert (decided.worker is not None, meanwhile, states(engine)) == (True, ([], {"retry": 1}), {})
 
 
+@pytest.mark.smoke("decisions are looked for once a second while nothing is handed over")
 @pytest.mark.parametrize(("verb", "left"), [("discard", {}), ("set_aside", {"dead": 1})])
 def test_a_decision_reaches_a_message_that_waits_for_a_destination_that_is_away(engine, outbox, verb, left):
     """The message is in the hands of the worker, and neither sent nor parked: the worker reads the message again."""
@@ -105,6 +106,7 @@ def test_a_decision_reaches_a_message_that_waits_for_a_destination_that_is_away(
     assert (sorted(destination.bodies), states(engine)) == (sorted(map(str.encode, BATCH[:-1])), left)
 
 
+@pytest.mark.smoke("decisions are looked for once a second while nothing is handed over")
 @pytest.mark.parametrize("hangs", [False, True], ids=["nobody has the lease", "a call that hangs keeps the lease"])
 def test_a_decision_that_a_pause_follows_at_once_is_carried_out_before_the_resume(engine, outbox, hangs):
     destination, is_hanging = Unreliable(), threading.Event()
