@@ -108,6 +108,16 @@ def after(given: Mapping[str, str]) -> tuple[str, int] | None:
     return name, found
 
 
+def number(given: Mapping[str, str], name: str) -> int | None:
+    """Return a whole number from 1 on."""
+    value = text(given, name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdecimal() and len(value) < 20 and 1 <= int(value) <= MAX_NUMBER):
+        raise BadAddressError(f"{name} must be a number from 1 on")
+    return int(value)
+
+
 def hours(given: Mapping[str, str]) -> int:
     """Return the hours of a history: 1, 6 or 24."""
     value = text(given, "hours") or "1"

@@ -188,8 +188,9 @@ def _key_of(visit: Visit) -> str:
 def half(visit: Visit) -> Page:
     """Transactions of half messages without a verdict."""
     group, given_up = filters.text(visit.query, "group"), "given_up" in visit.query
-    found = visit.seen.half_transactions(group, given_up=given_up)
-    return Page("half.html", {"found": found, "group": group, "given_up": given_up, "size": PAGE})
+    found, following = visit.seen.half_transactions(group, given_up=given_up, after=filters.text(visit.query, "after"))
+    values = {"found": found, "group": group, "given_up": given_up, "next": following, "size": PAGE}
+    return Page("half.html", values)
 
 
 def transaction(visit: Visit) -> Page:
@@ -206,8 +207,11 @@ def workers(visit: Visit) -> Page:
 def decisions(visit: Visit) -> Page:
     """The decisions of people, the newest first."""
     name, since = filters.text(visit.query, "name"), filters.text(visit.query, "since")
-    found = visit.seen.decisions(name, None if since is None else filters.moment(since, "since"))
-    return Page("decisions.html", {"found": found[:PAGE], "is_more": len(found) > PAGE, "name": name, "since": since})
+    moment, after = None if since is None else filters.moment(since, "since"), filters.number(visit.query, "after")
+    found = visit.seen.decisions(name, moment, after)
+    following = found[PAGE - 1].id if len(found) > PAGE else None
+    values = {"found": found[:PAGE], "next": following, "name": name, "since": since, "size": PAGE}
+    return Page("decisions.html", values)
 
 
 def doctor(visit: Visit) -> Page:

@@ -22,6 +22,8 @@ from outbox.model.subscription import check_of
 
 #: One more than a page tells whether there is another page.
 _ONE_MORE = PAGE + 1
+#: Where a visitor sees some groups, so many pages of all are looked through for one.
+_MOST_LOOKS = 10
 
 
 class _OfSubscription(Protocol):
@@ -150,13 +152,17 @@ class Seen:
 
     # Decisions and transactions
 
-    def decisions(self, name: str | None, since: datetime | None) -> tuple[Decision, ...]:
-        """Return the newest decisions about the visitor's subscriptions; those about none are for visitors of all."""
+    def decisions(self, name: str | None, since: datetime | None, after: int | None) -> tuple[Decision, ...]:
+        """Return the newest decisions about the visitor's subscriptions; those about none are for visitors of all.
+
+        `after`: the id of the last one of the page before.
+        """
         sees_all = self.access.subscriptions is None
         # By name, because decisions of others would fill the page, and be hidden.
         names = [name] if name is not None or sees_all else sorted({*self.names(), *(self.access.subscriptions or ())})
-        asked = (self.admin.decisions(subscription=each, since=since, limit=_ONE_MORE) for each in names)
-        found = sorted(self.own(chain.from_iterable(asked)), key=attrgetter("at"), reverse=True)[:_ONE_MORE]
+        page: dict[str, Any] = {"since": since, "limit": _ONE_MORE, "after": after}
+        asked = (self.admin.decisions(subscription=each, **page) for each in names)
+        found = sorted(self.own(chain.from_iterable(asked)), key=attrgetter("id"), reverse=True)[:_ONE_MORE]
         return tuple(
             replace(each, choice=self._shown_choice(each.choice))
             for each in found
@@ -167,10 +173,21 @@ class Seen:
         key = choice.get("key")
         return {**choice, "key": self.key(key)} if isinstance(key, str) else choice
 
-    def half_transactions(self, group: str | None, *, given_up: bool) -> tuple[Any, ...]:
-        """Return the oldest transactions without a verdict."""
-        found = self.admin.half_transactions(group=group, given_up=given_up, limit=PAGE)
-        return tuple(each for each in found if self.access.sees(check_of(each.group)))
+    def half_transactions(
+        self, group: str | None, *, given_up: bool, after: str | None
+    ) -> tuple[Sequence[Any], str | None]:
+        """Return a page of transactions without a verdict, the oldest first, and where the next page begins."""
+        found: list[Any] = []
+        for _ in range(_MOST_LOOKS):
+            asked = self.admin.half_transactions(group=group, given_up=given_up, limit=_ONE_MORE, after=after)
+            found += [each for each in asked if self.access.sees(check_of(each.group))]
+            if len(found) > PAGE:
+                return found[:PAGE], found[PAGE - 1].transaction_id
+            if len(asked) < _ONE_MORE:
+                return found, None
+            # Others may have a page full of transactions.
+            after = asked[-1].transaction_id
+        return found, after
 
     def half_transaction(self, id: str) -> Any:
         """Return a transaction; without a group left, for visitors of all subscriptions."""

@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 
 from outbox import Outbox, Reject, Relay, dashboard
 from outbox.dashboard import Access
+from tests.rocketmq.halves import producer
 from tests.support.dashboards import EVERYTHING, form, form_of, headline, read, send, visitor
 
 HOSTILE = "<script>alert(1)</script>\u202e\"'&javascript:"
@@ -207,20 +208,44 @@ def test_a_parameter_is_a_page_or_a_mistake_and_never_sizes_the_work(outbox, add
     assert (answer.status_code, bool(re.search(text, read(answer.text).text))) == (status, True)
 
 
+def pages_of(browser: TestClient, path: str, row: str) -> list[list[str]]:
+    """Follow the links to the next page; return what each page has."""
+    found = list[list[str]]()
+    while path:
+        answer = browser.get(path)
+        found.append(re.findall(row, answer.text))
+        path = next((urljoin(path, each) for each in read(answer.text).links if "after=" in each), "")
+    return found
+
+
 def test_a_page_of_a_list_leads_to_the_next_one(sqlite_engine):
     outbox = Outbox(sqlite_engine)
     with outbox.begin() as session:
         for _ in range(120):
             outbox.send(session, "orders", b"1")
     Relay(outbox, Refusing()).until_empty()
-    browser, path, found = visitor(outbox), "/parked?state=dead", list[str]()
 
-    while path:
-        answer = browser.get(path)
-        found += re.findall(r'name="id" value="(\d+) relay"', answer.text)
-        path = next((urljoin(path, each) for each in read(answer.text).links if "after=" in each), "")
+    found = pages_of(visitor(outbox), "/parked?state=dead", r'name="id" value="(\d+) relay"')
 
-    assert found == [str(number) for number in range(1, 121)]
+    assert found == [[str(number) for number in range(first, min(first + 50, 121))] for first in (1, 51, 101)]
+
+
+@pytest.mark.storm
+def test_pages_of_decisions_and_transactions_lead_to_the_next_ones(sqlite_engine):
+    outbox = Outbox(sqlite_engine)
+    for _ in range(30):
+        outbox.admin.pause("relay", reason="because", by="ann")
+        outbox.admin.resume("relay", by="ann")
+    shops = {group: producer(sqlite_engine, group) for group in ("theirs", "mine")}
+    for group in ("theirs", "mine"):
+        for _ in range(60):
+            shops[group].begin_transaction().send("orders", b"1")
+
+    decisions = pages_of(visitor(outbox), "/decisions?name=relay", r"<td>(pause|resume)</td>")
+    transactions = pages_of(visitor(outbox, subscriptions=["check:mine"]), "/half", r"<bdi>(theirs|mine)</bdi>")
+
+    assert [len(page) for page in decisions] == [50, 10]
+    assert transactions == [["mine"] * 50, ["mine"] * 10]
 
 
 def test_without_messages_subscriptions_or_tables_each_page_says_so(sqlite_engine, tmp_path):
