@@ -348,8 +348,8 @@ class Machine(Writers):
         assert judge(self.model.facts, self.history, batch=ROWS).wrong == {}
 
 
-#: What has to have happened in any run, or it has tried nothing. A late arrival needs several writers. A decision within
-#: a batch is rare.
+#: What has to have happened in any run, or it has tried nothing. A late arrival needs several writers; and a decision
+#: within a batch is rare.
 USUAL = {"page", "whole window", "settle", "settle of a zombie", "crash", "tried again"}
 
 
