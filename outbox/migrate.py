@@ -232,8 +232,13 @@ def sql(url: str | URL, schema: str | None = None, slots: int = SLOTS) -> str:
 def fence(connection: Connection, schema: str | None, version: int) -> None:
     """Take the right to settle from workers of the stored version, before the tables become those of another one."""
     stored = None if current_revision(connection, schema) is None else _version(connection, schema)
-    if stored not in (None, version):
-        connection.execute(text(identity.fence(connection.dialect, tables(schema, connection.dialect.name))))
+    if stored in (None, version):
+        return
+    ours, dialect = tables(schema, connection.dialect.name), connection.dialect
+    if (lock := part_of(dialect.name, Dialect).locks.table) is not None:
+        # A worker that waits for a row of the fence has the table, which a revision may want for itself.
+        connection.execute(text(lock.format(table=dialect.identifier_preparer.format_table(ours.lease))))
+    connection.execute(text(identity.fence(dialect, ours)))
 
 
 def current_revision(bind: Engine | Connection, schema: str | None = None) -> str | None:

@@ -230,6 +230,8 @@ class Locks:
     subscriptions: str | None
     #: Makes others wait who upgrade the tables of this name, until the transaction ends.
     upgrades: Callable[[Connection, str], None]
+    #: Keeps all others from a table `{table}` until the transaction ends.
+    table: str | None
     #: A clause that keeps a row as it is until the transaction ends, without writing a new version of it.
     share: str
     #: A clause that keeps a row from being deleted until the transaction ends.

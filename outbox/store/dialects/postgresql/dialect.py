@@ -267,6 +267,7 @@ DIALECT = Dialect(
         subscriptions="SELECT pg_advisory_xact_lock(hashtext('outbox_subscription'),"
         " CAST(CAST(CAST('{subscription}' AS regclass) AS oid) AS integer))",
         upgrades=_serialize_upgrades,
+        table="LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
         share="FOR SHARE",
         keep="FOR KEY SHARE",
         skip_locked="FOR UPDATE SKIP LOCKED",

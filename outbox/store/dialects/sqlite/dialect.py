@@ -228,6 +228,7 @@ DIALECT = Dialect(
         try_share_text=None,
         subscriptions=None,
         upgrades=_serialize_upgrades,
+        table=None,
         share="",
         keep="",
         skip_locked="",
