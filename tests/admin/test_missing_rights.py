@@ -42,7 +42,7 @@ CHANGED = " OR ".join(
 PUT_BACK = ";".join(f"DELETE FROM {table}; INSERT INTO {table} TABLE saved_{table}" for table in RIGHTS)
 
 
-@pytest.mark.smoke("tries each decision with each right missing")
+@pytest.mark.storm
 def test_a_role_that_lacks_a_right_changes_nothing(pg_engine):
     """Each decision is tried with each right missing, on a subscription with dead letters and a paused key."""
     with owner_and_guest(pg_engine) as (owner, guest), closing(Outbox(guest)) as outbox:

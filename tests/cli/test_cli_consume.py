@@ -78,7 +78,7 @@ def consuming(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.storm)])
 def test_a_consumer_handles_until_a_signal_lets_it_finish(shop, number):
     write(shop, "1", "2")
     with consuming("shop:billing", "--partitions", "2", "--concurrency", "3") as process:

@@ -79,7 +79,13 @@ def test_findings_are_told_and_end_with_1(engine):
         "ALTER TABLE outbox_subscription DROP COLUMN grace_ms",
     ],
 )
-@pytest.mark.parametrize("ours", [True, False], ids=["made by our migrations", "made by an application"])
+@pytest.mark.parametrize(
+    "ours",
+    [
+        pytest.param(True, id="made by our migrations", marks=pytest.mark.storm),
+        pytest.param(False, id="made by an application"),
+    ],
+)
 def test_what_a_finding_advises_mends_it(engine, loss, ours):
     """An upgrade would find nothing to do, or refuse the tables."""
     with engine.begin() as connection:

@@ -221,7 +221,7 @@ def test_what_was_parked_is_told_at_the_end(sqlite_engine, tmp_path):
     assert (ended.code, ended.err.splitlines()[-1]) == (0, "relay: 0 sent; parked: 1 delayed")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.storm)])
 def test_a_signal_lets_it_finish_and_give_the_lease_back(engine, tmp_path, number):
     out = tmp_path / "out"
     with running(engine, "--to", f"file://{out}") as process:

@@ -217,7 +217,14 @@ def test_a_url_and_a_file_of_the_same_rank_are_refused(tmp_path):
     assert (ended.code, "leave one out" in ended.err) == (2, True)
 
 
-@pytest.fixture(scope="module", params=GUARDED)
+#: Their servers take seconds to start, or another one of the kind is asked at once: a storm asks these.
+LATER = ("nats-token", "amqp", "redis+sentinel")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=[pytest.mark.storm] if each in LATER else []) for each in GUARDED],
+)
 def door(request: pytest.FixtureRequest) -> Iterator[Door]:
     """A server of each kind that lets in whoever knows the secret."""
     with ExitStack() as stack:

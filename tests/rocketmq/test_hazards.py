@@ -299,7 +299,7 @@ def test_h3_a_checker_that_waited_for_the_business_reads_what_it_came_to(pg_engi
         assert place.outcome() == ((["ann"], ["1"]) if end == "commit" else ([], []))
 
 
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize("level", ["repeatable read", pytest.param("serializable", marks=pytest.mark.storm)])
 @pytest.mark.parametrize("way", ["join", "record", "listener"])
 def test_h4_the_isolation_that_a_database_has_by_default_makes_no_difference(pg_engine, level, way):
     """To what we do on connections of our own."""
@@ -363,7 +363,9 @@ def test_h12_a_checker_that_waited_in_vain_goes_on_with_the_others(pg_engine):
 # H13, H14: snapshots older than the fence
 
 
-@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize(
+    "level", ["READ COMMITTED", "REPEATABLE READ", pytest.param("SERIALIZABLE", marks=pytest.mark.storm)]
+)
 @pytest.mark.parametrize("way", ["join", "record"])
 def test_h13_a_business_with_an_older_snapshot_than_the_fence_commits_nothing(pg_engine, way, level):
     """Whether it believes the error or not."""

@@ -390,7 +390,12 @@ def child(argument: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "hit"), [("relay.after_send", 3), ("worker.before_settle", 3), ("worker.after_settle", 2)]
+    ("point", "hit"),
+    [
+        pytest.param("relay.after_send", 3, marks=pytest.mark.storm),
+        ("worker.before_settle", 3),
+        pytest.param("worker.after_settle", 2, marks=pytest.mark.storm),
+    ],
 )
 def test_killed_in_the_middle_it_goes_on(engine, channel, outbox, sent, tmp_path, point, hit):
     """At most a batch of each partition is sent again, and nothing is left out."""

@@ -137,8 +137,14 @@ def load(engine: Engine, tmp_path: Path, full: bool) -> Load:
 
 
 @pytest.mark.parametrize(
-    "relays",
-    [pytest.param(1, marks=pytest.mark.smoke("three changes under load")), pytest.param(3, marks=pytest.mark.storm)],
+    ("engine", "relays"),
+    [
+        pytest.param("postgresql", 1, marks=pytest.mark.smoke("three changes under load")),
+        pytest.param("postgresql", 3, marks=pytest.mark.storm),
+        pytest.param("sqlite", 1, marks=pytest.mark.storm),
+        pytest.param("sqlite", 3, marks=pytest.mark.storm),
+    ],
+    indirect=["engine"],
 )
 def test_nothing_is_lost_repeated_or_overtaken(load, relays):
     written, found, _ = load.perform(relays=relays, pause=None)
