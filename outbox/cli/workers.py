@@ -25,7 +25,9 @@ _HEADERS = (
 def workers(*, target: Target, name: str | None, json: bool) -> None:
     """List the processes that work for subscriptions, with their partitions and their last settle.
 
-    Processes that wait for a share of several partitions are listed, too, with no partition.
+    A settle stores how far the worker is: also when messages are parked, because a destination is away. Partitions are
+    counted; numbers, from 0, follow where a process has some of them. Processes that wait for a share of several
+    partitions are listed, too. One that stands by for the only partition is not.
     """
     from outbox.admin.admin import Admin
 
@@ -44,6 +46,8 @@ def _row(worker: WorkerStatus) -> tuple[object, ...]:
         None if each is None else moment(each, zone=False)
         for each in (worker.since, worker.last_settle_at, worker.lease_until)
     )
-    partitions = f"{','.join(map(str, worker.partitions)) or 'none'} of {worker.partitions_in_all}"
+    some = 0 < len(worker.partitions) < worker.partitions_in_all
+    which = f": {','.join(map(str, worker.partitions))}" if some else ""
+    partitions = f"{len(worker.partitions)} of {worker.partitions_in_all}{which}"
     who = (worker.subscription, worker.host or worker.name, worker.process, worker.version, since)
     return (*who, partitions, settled, until, worker.notice)

@@ -94,7 +94,7 @@ def too_narrow(topic: str, problem: str, fitting: str) -> Verdict:
     first, dot, rest = topic.partition(".")
     if dot and fitting == f"{first}-{rest}":
         old, new = f"{first}.{ANYTHING}", f"{first}-{ANYTHING}"
-    return without_name(topic, f'{problem}; write in the route: rename = {{"{old}" = "{new}"}}')
+    return without_name(topic, f'{problem}; write in the route of outbox.toml: rename = {{"{old}" = "{new}"}}')
 
 
 def check_option(option: str, topic: str) -> None:

@@ -1,5 +1,6 @@
 """Partitions from the command line: how many, who has which, and what changing their number says."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -127,6 +128,23 @@ def test_the_list_shows_how_many_and_who(engine, channel, relay):
 
     assert ("2" in row, row[-2:]) == (True, ["ann,", "bob"])
     assert (found["partitions"], found["workers"], found["live"]) == (2, ["ann", "bob"], True)
+
+
+@ONE_DATABASE
+def test_workers_are_listed_with_the_partitions_that_each_has(engine, channel, relay):
+    def listed(**owners: str) -> list[str]:
+        for number, owner in owners.items():
+            assert Leases(channel).acquire(
+                Subscriptions(channel).get("relay").partition(int(number[1:])), owner, LENGTH
+            )
+        rows = outbox(engine, "workers").out.splitlines()[1:]
+        return [found for row in rows for found in re.findall(r"\d of \d(?:: [\d,]+)?", row)]
+
+    alone = listed(_0="a:1:x")
+    with Subscriptions(channel).changing():
+        Subscriptions(channel).repartition("relay", 4)
+
+    assert (alone, listed(_0="a:1:x", _1="b:2:x", _3="b:2:x")) == (["1 of 1"], ["1 of 4: 0", "2 of 4: 1,3"])
 
 
 @ONE_DATABASE

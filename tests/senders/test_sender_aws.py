@@ -129,7 +129,7 @@ def test_a_topic_that_is_no_name_of_a_queue_waits_for_a_line_of_configuration(fi
     assert sender.send([a_message(topic, 1), a_message("orders", 2)]) == [
         Unavailable(
             f"SQS cannot carry it: {name!r} is no name of a queue, which has at most 80 letters, digits, - and _, and"
-            f" perhaps .fifo; write in the route: rename = {{{line}}}"
+            f" perhaps .fifo; write in the route of outbox.toml: rename = {{{line}}}"
         ),
         DONE,
     ]

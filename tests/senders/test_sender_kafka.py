@@ -169,7 +169,7 @@ def test_a_topic_that_kafka_cannot_have_waits_for_a_line_of_configuration(sender
     [refused, long] = sender.send([a_message("a|b", 1), a_message("x" * 249, 2)])
 
     rule = "a name has letters, digits, ., - and _, at most 249"
-    fix = 'write in the route: rename = {"a|b" = "a-b"}'
+    fix = 'write in the route of outbox.toml: rename = {"a|b" = "a-b"}'
     assert refused == Unavailable(f"Kafka has no topic '{topics.prefix}.a|b': {rule}; {fix}")
     assert long.error.endswith(f'rename = {{"{"x" * 249}" = "{"x" * (248 - len(topics.prefix))}"}}')
 

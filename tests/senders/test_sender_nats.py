@@ -169,7 +169,7 @@ def test_a_message_above_its_streams_limit_is_rejected(stream, sender):
 @pytest.mark.parametrize("topic", [".a", "a.", "a..b"])
 def test_a_topic_that_is_no_subject_waits_for_a_line_of_configuration(sender, topic):
     rule = "what stands between dots has to be letters, digits, - and _, and not empty"
-    fix = f'write in the route: rename = {{"{topic}" = "{topic.strip(".").replace("..", ".")}"}}'
+    fix = f'write in the route of outbox.toml: rename = {{"{topic}" = "{topic.strip(".").replace("..", ".")}"}}'
 
     assert sender.send([a_message(topic, 1)]) == [Unavailable(f"NATS has no subject {topic!r}: {rule}; {fix}")]
 
