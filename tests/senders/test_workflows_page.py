@@ -6,8 +6,10 @@ import json
 import sys
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -47,11 +49,20 @@ def sent(sqlite_engine) -> list[str]:
 
 
 def hand_over_twice(engine: Any, file: ModuleType, function: str) -> None:
-    """By two relays, as if the first had lost the answers; the second has loaded the file anew, as a process does."""
+    """By two relays, as if the first had lost the answers; the second has loaded the file anew, as a process does.
+
+    A server that is slow to answer in the crowd gets messages once more, later.
+    """
     for name in ("first", "second"):
         with closing(Relay(Outbox(engine), getattr(file, function), name=name)) as relay:
-            relay.until_empty()
+            assert eventually(partial(everything_sent, engine, relay))
         importlib.reload(file)
+
+
+def everything_sent(engine: Any, relay: Relay) -> bool:
+    relay.until_empty()
+    with engine.connect() as connection:
+        return not connection.scalar(text("SELECT count(*) FROM outbox_parked"))
 
 
 def attempts_while_away(engine: Any, file: ModuleType, function: str) -> int:
@@ -225,7 +236,8 @@ def test_a_chain_of_celery_starts_with_each_message(rabbitmq: RabbitServer, fold
 
     tasks = asyncio.run(taken(rabbitmq.url, "celery"))
     file.app.close()
-    assert sorted(str(headers["id"]) for headers, _ in tasks) == sorted([*sent, *sent])
+    started = Counter(str(headers["id"]) for headers, _ in tasks)
+    assert ({*started}, [id for id in sent if started[id] < 2]) == ({*sent}, [])
     assert {(headers["task"], step["task"]) for headers, embed in tasks for step in embed["chain"]} == {
         ("charge", "ship")
     }
