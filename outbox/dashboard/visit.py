@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
+import anyio
 from starlette.requests import Request
 
 from outbox.dashboard.filters import BadAddressError, text
@@ -15,6 +16,8 @@ from outbox.dashboard.seen import Seen
 
 #: A form is at most so long, and has at most so many fields.
 _MOST_BYTES, _MOST_FIELDS = 64 * 1024, 100
+#: A form that trickles in holds a connection of the server.
+_MOST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +106,16 @@ def address(base: str, database: str | None, path: str, query: Mapping[str, obje
 
 
 async def form_of(request: Request) -> Mapping[str, list[str]]:
-    """Return the fields of a form of at most 64 KiB."""
+    """Return the fields of a form of at most 64 KiB, which has to come within `_MOST_SECONDS`."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_BYTES:
-            raise BadAddressError(f"the form is longer than {_MOST_BYTES} bytes")
+    try:
+        with anyio.fail_after(_MOST_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > _MOST_BYTES:
+                    raise BadAddressError(f"the form is longer than {_MOST_BYTES} bytes")
+    except TimeoutError:
+        raise BadAddressError(f"the form was not complete after {_MOST_SECONDS:.0f} seconds; send it again") from None
     try:
         return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError:

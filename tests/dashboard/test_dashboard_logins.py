@@ -7,6 +7,7 @@ import subprocess
 import sys
 from ipaddress import ip_network
 
+import anyio
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -53,6 +54,24 @@ def test_the_printed_address_lets_one_browser_in_once(outbox):
     assert answers[2].headers["location"] == "./"
     assert {"HttpOnly", "SameSite=strict"} <= {each.strip() for each in answers[2].headers["set-cookie"].split(";")}
     assert second.get("/").status_code == 401
+
+
+def test_a_form_that_does_not_end_is_given_up(outbox, users, monkeypatch):
+    monkeypatch.setattr("outbox.dashboard.visit._MOST_SECONDS", 0.1)
+
+    async def endless():
+        yield b"user="
+        await anyio.sleep_forever()
+
+    async def answer() -> httpx.Response:
+        door = Door(users=users)
+        server = httpx.ASGITransport(behind(door, app(outbox, access=door.access)))
+        async with httpx.AsyncClient(transport=server, base_url="http://testserver") as client:
+            return await client.post("/login", content=endless())
+
+    answered = anyio.run(answer)
+
+    assert (answered.status_code, "the form was not complete" in answered.text) == (400, True)
 
 
 def test_a_user_logs_in_and_has_the_rights_of_the_file_until_the_line_goes(outbox, users, tmp_path):
