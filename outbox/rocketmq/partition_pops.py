@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import takewhile
+from typing import NamedTuple
 
 from outbox.errors import LeaseLostError
 from outbox.model.barrier import has_arrived
 from outbox.model.lease import Holder, Partition
 from outbox.model.message import Message
-from outbox.model.parking import Parking
+from outbox.model.parking import Parking, States
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Selection, Subscription
@@ -42,8 +44,29 @@ MAX_BEHIND, _MOST_PORTIONS = 320, 16
 _PORTION = 32
 #: So many delayed messages fall due in one transaction.
 _FALLING_DUE = 1_000
+#: The parking of a message that is passed before it is handed out, because of others of the keys of a pop.
+NEXT = Parking(state=States.RETRY, holds=True, delay=timedelta(0))
 #: The length of a lease that is taken over from a worker that has ended, and given back at once.
 _LEASE = timedelta(seconds=3)
+
+
+class Asked(NamedTuple):
+    """One of the calls that a pop serves: `most` messages, each of which is nobody else's for a `time`."""
+
+    most: int
+    time: timedelta
+
+
+@dataclass(eq=False, slots=True)
+class _Share:
+    """The messages that one call gets."""
+
+    asked: Asked
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        return self.asked.most - len(self.messages)
 
 
 @dataclass(slots=True)
@@ -51,38 +74,59 @@ class _Taking:
     """What one pop takes, until it is written. `receipt`: the error of what is handed out."""
 
     receipt: str
-    times: Sequence[timedelta]
+    shares: Sequence[_Share]
     policy: HandlerPolicy
     most: int
-    out: list[Message] = field(default_factory=list)
     parkings: list[tuple[Message, Parking]] = field(default_factory=list)
     #: The messages of the log that are passed.
     read: list[Message] = field(default_factory=list)
-    #: The keys of which a message holds back the later ones.
-    keys: set[str | None] = field(default_factory=set)
-    copied: int = 0
+    #: The keys of which a message holds back the later ones; the share is that of the message, if it is handed out.
+    keys: dict[str | None, _Share | None] = field(default_factory=dict)
+
+    @property
+    def room(self) -> int:
+        """So many messages all calls may still get."""
+        return sum(each.room for each in self.shares)
+
+    @property
+    def together(self) -> bool:
+        """True when a call may get several messages of a key."""
+        return self.policy.ordered and any(each.asked.most > 1 for each in self.shares)
+
+    @property
+    def last(self) -> int | None:
+        """The last id that is handed out."""
+        return max((message.id or 0 for each in self.shares for message in each.messages), default=None)
 
     @property
     def full(self) -> bool:
         """True when nothing more is handed out or copied."""
-        return len(self.out) >= len(self.times) or self.copied >= MAX_BEHIND
+        return not self.room or sum(parking is BEHIND for _, parking in self.parkings) >= MAX_BEHIND
 
     def take(self, message: Message, parking: Parking | None = None) -> None:
-        """Park a message as given; else hand it out for the next of the times, unless an earlier one holds its key."""
-        if message.key in self.keys and (parking is None or parking.holds):
+        """Park a message as given; else hand it out, unless an earlier one of its key is in other hands."""
+        behind, share = message.key in self.keys, None
+        if parking is None and message.attempt > self.most:
+            parking = self.policy.dead(message, f"not acknowledged after {self.most} deliveries")
+        if parking is None:
+            share = self.keys[message.key] if behind else max(self.shares, key=lambda each: each.room)
+            share = share if share is not None and share.room else None
+        if share is not None:
+            share.messages.append(message)
+            parking = self.policy.failed(message, Retry(self.receipt, after=share.asked.time))
+            parking = replace(parking, state=States.BEHIND) if behind else parking
+        parking = parking or NEXT
+        if share is None and behind and parking.holds:
             parking = BEHIND
-        parking = parking or self._handed_out(message)
         if parking.holds and message.key is not None:
-            self.keys.add(message.key)
-        self.copied += parking is BEHIND
+            self.keys[message.key] = share
         self.parkings.append((message, parking))
-        if parking.error == self.receipt:
-            self.out.append(message)
 
-    def _handed_out(self, message: Message) -> Parking:
-        if message.attempt > self.most:
-            return self.policy.dead(message, f"not acknowledged after {self.most} deliveries")
-        return self.policy.failed(message, Retry(self.receipt, after=self.times[len(self.out)]))
+    def keep(self, ids: Collection[int | None]) -> None:
+        """Leave out messages that were not stored as handed out after all."""
+        for each in self.shares:
+            each.messages = [message for message in each.messages if message.id in ids]
+        self.parkings = [each for each in self.parkings if each[1].error != self.receipt or each[0].id in ids]
 
 
 class Unhanded:
@@ -140,12 +184,13 @@ class PartitionPops:
         #: The worker that has the lease; None: nobody.
         self.holder: Holder | None = None
 
-    def pop(self, channel: Channel, receipt: str, times: Sequence[timedelta]) -> list[Message] | None:
-        """Return at most as many messages as there are `times`, after they were stored as handed out.
+    def pop(self, channel: Channel, receipt: str, asked: Sequence[Asked]) -> list[list[Message]] | None:
+        """Return the messages of each call, after they were stored as handed out.
 
         None: the subscription has changed, or somebody has taken the lease; look again.
         """
-        pop = _Pop(channel, self, _Taking(receipt, times, self.policy, self.most))
+        shares = [_Share(each) for each in asked]
+        pop = _Pop(channel, self, _Taking(receipt, shares, self.policy, self.most))
         try:
             while True:
                 began = time.monotonic()
@@ -166,13 +211,13 @@ class PartitionPops:
             return self._look_at_lease(channel)
         self.arrived = self.is_stop(pop.end)
         self._tidy(channel, pop)
-        return pop.taking.out
+        return [each.messages for each in shares]
 
     def is_stop(self, progress: Progress) -> bool:
         """Return whether all partitions meet there."""
         return self.stored.stop_at is not None and has_arrived(progress, self.stored.stop_at)
 
-    def _look_at_lease(self, channel: Channel) -> list[Message] | None:
+    def _look_at_lease(self, channel: Channel) -> list[list[Message]] | None:
         """Note who has the lease; give the lease back for a worker that has ended."""
         leases, owner = Leases(channel), unique_name()
         holder = leases.look(self.partition)
@@ -271,7 +316,8 @@ class _Pop:
     def _hand_out_again(self, standing: Standing) -> bool:
         """Hand out heads that are due; return False if nothing was written."""
         taking = self.taking
-        ready = self.pops.due(len(taking.times), ordered=self._policy.ordered, paused=self._partition.paused)
+        run = max(each.room for each in taking.shares)
+        ready = self.pops.due(taking.room, run, ordered=self._policy.ordered, paused=self._partition.paused)
         recalled = self._withdrawals.of([each.message for each in ready], inside=True)
         expired, withdrawn = {each.message.id for each in ready if each.expired}, recalled.withdrawn
         for message in recalled.free:
@@ -283,16 +329,10 @@ class _Pop:
             self._parked.change(by_id(dead))
             gone = [*withdrawn, *(message for message, _ in dead)]
             self._parked.advance({message.key for message in gone if message.key is not None})
-        again = [each for each in taking.parkings if each[1].state == "retry"]
-        self._keep(self.pops.hand_out_again(standing, taking.receipt, again))
+        again = [each for each in taking.parkings if each[1].error == taking.receipt]
+        taking.keep(self.pops.hand_out_again(standing, taking.receipt, again))
         # Also where a receipt was faster: the lock of the lease has drawn a transaction id.
         return bool(again or dead or withdrawn)
-
-    def _keep(self, ids: Collection[int | None]) -> None:
-        """Leave out messages that were not stored as handed out after all."""
-        taking = self.taking
-        taking.out = [message for message in taking.out if message.id in ids]
-        taking.parkings = [each for each in taking.parkings if each[1].error != taking.receipt or each[0].id in ids]
 
     # Messages of the log
 
@@ -306,7 +346,7 @@ class _Pop:
             seen = seen or batch.seen > 0
             highest = None if highest is None else max(highest, batch.highest)
             self.end = self._take(standing, batch, messages)
-            if taking.out or taking.full or not batch.seen:
+            if taking.last is not None or taking.full or not batch.seen:
                 break
         if taking.parkings or self._is_stored(standing, seen=seen, passed=portions > 2):
             self._write(standing, highest)
@@ -314,24 +354,25 @@ class _Pop:
     def _take(self, standing: Standing, batch: Batch, messages: list[Message]) -> Progress:
         """Take messages of a batch, and return the progress behind them."""
         taking, policy = self.taking, self._policy
-        some = messages[: max(_PORTION, 2 * len(taking.times))]
+        some = messages[: max(_PORTION, 2 * taking.room)]
         held = self._partition.paused | self._held(standing, some)
         free, decided = self._decisions.separate(some, held, policy)
         free, parkings = policy.sort_out(free, batch.now, held=held)
         replaced = {message.id for message in newest(free)[1]} if policy.compact else set()
         recalled = self._withdrawals.of(free, inside=True)
-        passed = replaced | {message.id for message in recalled.withdrawn}
+        gone = replaced | {message.id for message in recalled.withdrawn}
         at_once = {message.id: parking for message, parking in [*decided, *parkings]}
         at_once |= {message.id: DELAYED for message in recalled.open}
-        for message in some:
-            if taking.full:
-                return Progress(batch.window.base, batch.window.target, (message.id or 0) - 1)
-            taking.read.append(message)
-            if message.id not in passed:
+        for message in _by_keys(some) if policy.ordered else some:
+            if message.id not in gone:
                 taking.take(message, at_once.get(message.id))
-        if len(some) < len(messages):
-            return Progress(batch.window.base, batch.window.target, some[-1].id)
-        return batch.end
+        if not taking.room:
+            some = some[: _passed(some, taking.last or 0, together=taking.together)]
+        taking.read += some
+        if len(some) == len(messages):
+            return batch.end
+        taking.parkings = [each for each in taking.parkings if (each[0].id or 0) <= (some[-1].id or 0)]
+        return Progress(batch.window.base, batch.window.target, some[-1].id)
 
     def _held(self, standing: Standing, messages: Sequence[Message]) -> set[str]:
         keys = {message.key for message in messages if message.key is not None} if standing.held else set[str]()
@@ -348,8 +389,25 @@ class _Pop:
     def _write(self, standing: Standing, highest: int | None) -> None:
         crash_point("pop.before_write")
         taking = self.taking
-        self._keep(self.pops.settle(standing, self.end, highest, self._parked, taking.receipt, by_id(taking.parkings)))
-        behind = {m.key for m, parking in taking.parkings if parking.holds and parking.state != "retry"}
+        taking.keep(self.pops.settle(standing, self.end, highest, self._parked, taking.receipt, by_id(taking.parkings)))
+        behind = {m.key for m, parking in taking.parkings if parking.holds and parking.error != taking.receipt}
         self._parked.advance({key for key in behind if key is not None})
         self._decisions.meet([message for message, _ in taking.parkings])
         self.stored = True
+
+
+def _by_keys(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages key by key, in the order of the first of each."""
+    first = dict[object, int]()
+    for place, each in enumerate(messages):
+        first.setdefault(each.key or each.id, place)
+    return sorted(messages, key=lambda each: first[each.key or each.id])
+
+
+def _passed(messages: Sequence[Message], last: int, *, together: bool) -> int:
+    """Return how many messages are passed: all up to the last one handed out.
+
+    `together`: also what follows at once of their keys, of which the next pop may hand out several.
+    """
+    keys = {each.key for each in messages if together and (each.id or 0) <= last and each.key is not None}
+    return sum(1 for _ in takewhile(lambda each: (each.id or 0) <= last or each.key in keys, messages))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from datetime import timedelta
 
 from outbox.model.lease import Holder
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, Start, Subscription
-from outbox.rocketmq.partition_pops import PartitionPops
+from outbox.rocketmq.partition_pops import Asked, PartitionPops
 from outbox.runtime.named import named
 from outbox.runtime.process import unique_name
 from outbox.store.database import Channel
@@ -66,8 +65,8 @@ class Popping:
         """The holders of leases that the last pop has met."""
         return [each.holder for each in self._partitions if each.holder is not None]
 
-    def pop(self, channel: Channel, receipt: str, times: Sequence[timedelta]) -> list[Message]:
-        """Return at most as many messages as there are `times`; each is nobody else's for its time.
+    def pop(self, channel: Channel, receipt: str, asked: Sequence[Asked]) -> list[list[Message]]:
+        """Return the messages of each call. In order those of a key that are out together go to one call.
 
         `receipt`: the error under which they are parked, and under no other time.
 
@@ -77,11 +76,11 @@ class Popping:
         self._turn += 1
         for _ in range(_MOST_ROUNDS):
             stored = self._stored or self._declare(channel)
-            found = self._pop(channel, stored, receipt, times)
+            found = self._pop(channel, stored, receipt, asked)
             if found is not None:
                 return found
             self._stored = None
-        return []
+        return [[] for _ in asked]
 
     def _declare(self, channel: Channel) -> Subscription:
         for finding in self._database.dialect.home.check_address(self._database.engine) if not self.known else ():
@@ -96,19 +95,31 @@ class Popping:
         return stored
 
     def _pop(
-        self, channel: Channel, stored: Subscription, receipt: str, times: Sequence[timedelta]
-    ) -> list[Message] | None:
+        self, channel: Channel, stored: Subscription, receipt: str, asked: Sequence[Asked]
+    ) -> list[list[Message]] | None:
         """Pop of one partition after the other until there are messages; None: something has changed."""
+        nothing = [list[Message]() for _ in asked]
         if stored.is_paused:
-            return [] if Subscriptions(channel).find(stored.name) == stored else None
+            return nothing if Subscriptions(channel).find(stored.name) == stored else None
         for number in range(stored.partitions):
             partition = self._partitions[(self._turn + number) % stored.partitions]
             pace = self._paces.of(partition.partition, stored)
-            paced = times if pace is None else times[: pace.free]
-            found = partition.pop(channel, receipt, paced) if paced else []
-            if pace is not None and found:
-                pace.spend(len(found))
-            if found is None or found:
+            paced = asked if pace is None else _at_most(asked, pace.free)
+            found = partition.pop(channel, receipt, paced) if any(each.most for each in paced) else nothing
+            if found is None:
+                return None
+            if count := sum(map(len, found)):
+                if pace is not None:
+                    pace.spend(count)
                 return found
         all_met = stored.next_partitions is not None and all(each.arrived for each in self._partitions)
-        return None if all_met and Subscriptions(channel).begin_next_generation(stored.name) else []
+        return None if all_met and Subscriptions(channel).begin_next_generation(stored.name) else nothing
+
+
+def _at_most(asked: Sequence[Asked], free: int) -> list[Asked]:
+    """Return what calls get of so many messages, the first call first."""
+    found = list[Asked]()
+    for each in asked:
+        found.append(each._replace(most=min(each.most, free)))
+        free -= found[-1].most
+    return found

@@ -19,6 +19,7 @@ from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import Expression, selection_of, subscribed_to
 from outbox.rocketmq.limits import checked_consumer_group
 from outbox.rocketmq.message_ext import MessageExt
+from outbox.rocketmq.partition_pops import Asked
 from outbox.rocketmq.popping import Popping
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
@@ -54,7 +55,8 @@ class SimpleConsumer:
         outbox: where the messages are.
         subscriptions: for each topic an expression: tags such as "TagA || TagB", "*" for all, or a `MessageSelector`.
         await_duration: for how long `receive` waits for a message, unless the call says otherwise.
-        fifo: a key is handed out in order; its next message comes after the `ack` of the last.
+        fifo: a key is handed out in order. A call gets messages of a key together; its next ones come after the `ack`
+            of all of them.
         max_attempts: deliveries, after which a message becomes a dead letter.
         start: where a new group begins: "earliest", "latest" or a moment.
 
@@ -127,7 +129,7 @@ class SimpleConsumer:
         require_duration("invisible_duration", invisible_duration, timedelta(milliseconds=1))
         wait = self._await_duration if wait is None else wait
         require_duration("wait", wait, timedelta(0))
-        call, began = _Call([invisible_duration] * max_message_num), clock()
+        call, began = _Call(Asked(max_message_num, invisible_duration)), clock()
         until, at_last = began + wait.total_seconds(), began + max(_SHORTEST_SECONDS, wait.total_seconds())
         self._pop(call)
         if not call.messages and (call.hindered or until > began):
@@ -160,12 +162,11 @@ class SimpleConsumer:
                 return
             # Calls that come meanwhile stay. This call is not among them if the pop of another call has failed.
             waiting = list(dict.fromkeys([*(self._calls.popleft() for _ in range(len(self._calls))), call]))
-            times = [time for each in waiting for time in each.times]
             # Stored as the error of what is handed out. Errors that differ in numbers are shown as one.
             receipt = f"handed out under receipt {secrets.randbits(64)}"
             try:
                 with self._connections.one() as channel, channel.database.explained():
-                    found = self._popping.pop(channel, receipt, times)
+                    found = self._popping.pop(channel, receipt, [each.asked for each in waiting])
             except Exception as error:
                 if not passes(self._outbox.database, error, known=self._popping.known):
                     raise
@@ -173,8 +174,8 @@ class SimpleConsumer:
                 log_away(self._log, in_one_line(error, self._outbox.database.commands)[0])
                 return
             hindered = bool(self._popping.holders)
-            for each in waiting:
-                each.messages, found = found[: len(each.times)], found[len(each.times) :]
+            for each, messages in zip(waiting, found, strict=True):
+                each.messages = messages
                 each.receipt, each.hindered, each.served = receipt, hindered, True
 
     def ack(self, message: MessageExt) -> None:
@@ -212,12 +213,12 @@ class SimpleConsumer:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call of `receive`: a time for each message that it may get, the messages that it got, and their receipt.
+    """A call of `receive`: what it asks for, the messages that it got, and their receipt.
 
     `hindered`: a lease, or a database that is away, has kept messages from it. `served`: by the last pop.
     """
 
-    times: list[timedelta]
+    asked: Asked
     messages: list[Message] = field(default_factory=list)
     receipt: str | None = None
     hindered: bool = False

@@ -1,7 +1,7 @@
 """Pops: calls that hand out the messages of a group, each in one transaction, and a worker that takes the lease.
 
 A message in somebody's hands is parked until its time is over. Which pop may write, and who reads what, says the
-library; a key's next message comes after the receipt of the last.
+library. A pop hands out what there is of a key together; the next of the key come after the receipts of all of these.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Worker(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything. `done`: of each key the last message that is done.
+    """Everything. `done`: of each key the messages that are done.
 
     `deaths`, `late`: so many calls may still die, and so many times be over while a message is in somebody's hands.
     """
@@ -62,7 +62,7 @@ class State(NamedTuple):
     parked: tuple[Copy, ...]
     calls: tuple[Call, ...]
     worker: Worker
-    done: tuple[tuple[str, int], ...]
+    done: tuple[tuple[str, tuple[int, ...]], ...]
     deaths: int
     late: int
     lock: int = NOBODY
@@ -86,7 +86,7 @@ class Popping:
         keys = sorted({key for writer in self._writers for key in writer.left})
         return State(
             Server(), self._writers, LeaseRow(), ProgressRow(), (), (Call(),) * self._calls, Worker(self._turns),
-            tuple((key, 0) for key in keys), self._deaths, self._late,
+            tuple((key, ()) for key in keys), self._deaths, self._late,
         )  # fmt: skip
 
     def moves(self, state: State) -> Moves[State]:
@@ -104,10 +104,10 @@ class Popping:
 
     def wrong_at_rest(self, state: State) -> str | None:
         """Return what is missing when nothing can happen any more."""
-        for key, last in state.done:
+        for key, done in state.done:
             number = sum(row.key == key for row in state.server.rows)
-            if last != number:
-                return f"lost: {key} ends with message {last} of {number}"
+            if len(done) != number:
+                return f"lost: of {key} are done {done} of {number}"
         return None
 
     # The rules, which twins break
@@ -128,6 +128,11 @@ class Popping:
         """Return the keys of which no message of the log is handed out."""
         return {each.row.key for each in state.parked}
 
+    def due(self, state: State) -> tuple[Row, ...]:
+        """Return what is handed out again, and what stands behind it: of keys of which nothing is in other hands."""
+        out = {each.row.key for each in state.parked if each.out}
+        return tuple(each.row for each in state.parked if each.row.key not in out)
+
     # The steps of a call
 
     def _call(self, state: State, number: int, call: Call, name: str) -> Moves[State]:
@@ -144,7 +149,7 @@ class Popping:
             yield f"{name} acknowledges {said((row,))}", _acknowledged(state, number, row, times)
 
     def _read(self, state: State, number: int, call: Call, name: str) -> Moves[State]:
-        due = tuple(each.row for each in _heads(state) if not each.out)
+        due = self.due(state)
         if due:
             yield f"{name} finds {said(due)}", _with(state, number, call._replace(step="read", again=due))
             return
@@ -170,7 +175,6 @@ class Popping:
             parked[row] = Copy(row)
             if row.key not in held:
                 out.append((row, 1))
-            held.add(row.key)
         for row, times in out:
             parked[row] = Copy(row, times, out=True)
         stored = state.stored if call.again else ProgressRow(state.stored.epoch, 0, call.end)
@@ -210,7 +214,7 @@ class Popping:
             if row.key in keys:
                 parked.append(Copy(row))
             else:
-                done[row.key] = row.nth
+                done[row.key] = (*done[row.key], row.nth)
         return state._replace(
             stored=rules.newest((state.stored, ProgressRow(worker.epoch, 1, end)))._replace(n=0),
             parked=tuple(sorted(parked)),
@@ -218,12 +222,6 @@ class Popping:
             server=state.server.write(),
             worker=worker._replace(progress=end, batch=(), end=None),
         )
-
-
-def _heads(state: State) -> list[Copy]:
-    """Return the first parked message of each key."""
-    first = {each.row.key: each for each in sorted(state.parked, key=lambda each: -each.row.nth)}
-    return [each for each in state.parked if first[each.row.key] == each]
 
 
 def _time(state: State) -> Moves[State]:
@@ -245,7 +243,7 @@ def _acknowledged(state: State, number: int, row: Row, times: int) -> State:
     if Copy(row, times, out=True) not in state.parked:
         return after
     parked = tuple(each for each in state.parked if each.row != row)
-    done = tuple((key, row.nth if key == row.key else last) for key, last in state.done)
+    done = tuple((key, tuple(sorted({*had, row.nth})) if key == row.key else had) for key, had in state.done)
     return after._replace(parked=parked, done=done, server=state.server.write())
 
 
@@ -254,10 +252,13 @@ def _given(state: State, rows: tuple[Row, ...]) -> State:
     done, broken = dict(state.done), state.broken
     hands = {row for call in state.calls for row, times in call.hands if Copy(row, times, out=True) in state.parked}
     for row in rows:
-        if row in hands or row.nth <= done[row.key]:
+        if row in hands or row.nth in done[row.key]:
             broken = broken or f"twice: message {row.nth} of {row.key} is in other hands, or done"
-        if row.nth != done[row.key] + 1:
-            broken = broken or f"order: message {row.nth} of {row.key} came after message {done[row.key]}"
+        if row.key in {each.key for each in hands}:
+            broken = broken or f"order: message {row.nth} of {row.key} came while another one is in other hands"
+        before = {each.nth for each in rows if each.key == row.key and each.nth < row.nth}
+        if not {*range(1, row.nth)} <= before.union(done[row.key]):
+            broken = broken or f"order: message {row.nth} of {row.key} came after {sorted(before)} and {done[row.key]}"
     return state._replace(broken=broken)
 
 
@@ -306,3 +307,11 @@ class HandsOutBehind(Popping):
     def held(self, state: State) -> set[str]:
         """Hold no key."""
         return set()
+
+
+class HandsOutTheRest(Popping):
+    """Looks at the time of a message, and not at what was handed out together with it."""
+
+    def due(self, state: State) -> tuple[Row, ...]:
+        """Return what is due, whatever is in other hands."""
+        return tuple(each.row for each in state.parked if not each.out)

@@ -186,10 +186,13 @@ def _last(rows: Parked, key: str | None) -> int:
 
 
 def advanced(rows: Parked, keys: Collection[str], now: int) -> Parked:
-    """Return the rows after the first of each of these keys became a head, if what stood before it is gone."""
+    """Return the rows after the first of each of these keys became a head, if what stood before it is gone.
+
+    One that was handed out with the head before it keeps its time.
+    """
     firsts = {min(places) for key in keys if (places := [(row.place, row.id) for row in rows if row.unit == key])}
     return frozenset(
-        row._replace(state="retry", attempts=0, due_at=now)
+        (row._replace(attempts=0, due_at=now) if row.due_at is None else row)._replace(state="retry")
         if row.unit in keys and (row.place, row.id) in firsts and row.state is None
         else row
         for row in rows
@@ -207,7 +210,8 @@ def replayed(rows: Parked, ids: Collection[int], now: int) -> Parked:
     Their attempts begin again, and they do not expire any more. What stands for itself joins the end of its key's unit.
     """
     rows = frozenset(
-        row._replace(expires_at=None, attempts=0) if row.id in ids and row.state is None else row for row in rows
+        row._replace(expires_at=None, attempts=0, due_at=None) if row.id in ids and row.state is None else row
+        for row in rows
     )
     asked = {row for row in rows if row.id in ids and row.state is not None}
     due = rows.difference(asked).union(

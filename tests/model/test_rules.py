@@ -247,7 +247,8 @@ class TwoParked:
     def parking(self, states: Collection[State] = STATES) -> Parking:
         """Return any parking that a handler may give a message."""
         state = self._chance.choice([*states])
-        delay = self._chance.choice((timedelta(0), timedelta(seconds=FAR))) if state in ("waiting", "retry") else None
+        delays = (timedelta(0), timedelta(seconds=FAR)) if state in ("waiting", "retry", "behind") else (None,)
+        delay = self._chance.choice((*delays, None) if state == "behind" else delays)
         holds = state == "behind" or (state != "delayed" and self._chance.random() < 0.7)
         return Parking(state=state, holds=holds, attempts=self._chance.randrange(3), delay=delay)
 

@@ -266,6 +266,7 @@ TWINS: tuple[Twin, ...] = (
     _twin("pops beside a worker", _of, popping.BesideWorker, Popping, "twice", _APART, turns=1),
     _twin("a pop that looks at the lease once", _of, popping.LooksOnce, Popping, "twice", _APART, turns=1),
     _twin("a pop that forgets held keys", _of, popping.HandsOutBehind, Popping, "order", _LATE),
+    _twin("the second of a key to another call", _of, popping.HandsOutTheRest, Popping, "order", _LATE, late=1),
     _twin("waits for its own length", _of, leasing.OwnLength, Leasing, "two at once", 3, 1, end=2, asks=2),
     _twin("believes a wall clock", _of, leasing.WallClock, Leasing, "two at once", 2, 1, end=1, leaps=1, asks=2),
     _twin("looks once, takes later", _of, leasing.LooksOnce, Leasing, "two at once", 2, 1, end=2, asks=3),

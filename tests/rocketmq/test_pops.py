@@ -15,6 +15,7 @@ from outbox import Message, Outbox, SubscriptionError, create_engine
 from outbox.model.lease import Lease, Partition
 from outbox.model.subscription import Declaration, Selection
 from outbox.rocketmq import MessageExt, MQClientError, SimpleConsumer, dead_letters, simple_consumer
+from outbox.rocketmq.partition_pops import Asked
 from outbox.rocketmq.popping import Popping
 from outbox.runtime import failpoints
 from outbox.store.database import Channel, Database
@@ -176,9 +177,28 @@ def test_what_is_passed_by_the_expression_of_one_call_is_passed_for_all(outbox):
         )
 
     with closing(outbox.database.open()) as channel:
-        found = [each.pop(channel, str(n), [HOUR] * 32) for n, each in enumerate((paid, all_of_them))]
+        found = [each.pop(channel, str(n), [Asked(32, HOUR)]) for n, each in enumerate((paid, all_of_them))]
 
-    assert [[each.body for each in messages] for messages in found] == [[b"1"], []]
+    assert [[each.body for each in messages] for (messages,) in found] == [[b"1"], []]
+
+
+def test_of_the_calls_of_one_pop_each_gets_messages_of_other_keys(outbox):
+    """Also of what is parked: a key goes to one call, and the next key to the call that has the most room."""
+    declared = Declaration(name="billing", destination=None, kind="consumer", topics=("orders",), on_dead="continue")
+    popping = Popping(outbox, declared, start="earliest", max_attempts=17)
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", f"{key}{n}", key=key) for n in range(3) for key in "abc"])
+    asked = [Asked(2, HOUR), Asked(1, HOUR), Asked(3, HOUR)]
+
+    with closing(outbox.database.open()) as channel:
+        found = [popping.pop(channel, str(n), asked) for n in range(2)]
+        ids = [Receipt(each.id or 0, each.key, "0") for messages in found[0] for each in messages]
+        Receipts(channel, "billing").ack(ids)
+        found.append(popping.pop(channel, "2", asked))
+
+    assert [["".join(each.body.decode() for each in messages) for messages in pop] for pop in found] == [
+        ["b0b1", "c0", "a0a1a2"], ["", "", ""], ["b2", "", "c1c2"],
+    ]  # fmt: skip
 
 
 # Beside a worker, and its lease
@@ -356,7 +376,7 @@ def test_one_statement_takes_receipts_of_many_and_says_which_were_valid(engine, 
     consumer = begun(outbox, fifo=True)
     for key in "abcd":
         send(outbox, f"{key}1", f"{key}2", key=key)
-    held = {each.body[:1].decode(): each for each in consumer.receive(32, HOUR)}
+    held = {each.body[:1].decode(): each for _ in "abcd" for each in consumer.receive(1, HOUR)}
     receipts = {key: Receipt(each.queue_offset, each.message.key, each.receipt_handle) for key, each in held.items()}
     stale = receipts["a"]._replace(error="handed out under receipt 1")
 
@@ -372,7 +392,7 @@ def test_one_statement_takes_receipts_of_many_and_says_which_were_valid(engine, 
     ids = {key: each.id for key, each in receipts.items()}
     assert found == [{ids["a"]}, {ids["a"], ids["b"]}, set(), {ids["c"]}]
     (dead,) = outbox.admin.parked(name="billing", state="dead")
-    assert (dead.error, states(engine)) == ("too hot", {"retry": 4, "dead": 1, "behind": 1})
+    assert (dead.error, states(engine)) == ("too hot", {"retry": 4, "dead": 1})
     assert texts(consumer.receive(32, HOUR)) == ["a2", "b2", "c2"]
 
 

@@ -1,7 +1,8 @@
 """Parked messages: copies of messages, made so that the position can move on. Only the lease holder changes them.
 
 A unit is a key that is held, or one message. Only the first message of a unit, its head, has a state; what stands
-behind it waits. So what a look costs depends on the heads, however many messages stand behind them.
+behind it waits. So what a look costs depends on the heads, however many messages stand behind them. A pop may hand out
+a head with the next ones behind it, which then have a time as well.
 """
 
 from __future__ import annotations
@@ -87,9 +88,10 @@ _REPLACED = """
         WHERE n.subscription = :subscription AND n.unit = o.unit AND n.place > o.place AND n.topic = o.topic
           AND n.id > o.id AND n.expires_at IS NULL AND n.deliver_at IS NULL)
 """
-#: The first message of a unit is tried now.
+#: The first message of a unit is tried now. One that a pop has handed out with the head before it keeps its time.
 _ADVANCE = """
-    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, error = NULL
+    UPDATE {parked} SET state = 'retry', attempts = CASE WHEN due_at IS NULL THEN 0 ELSE attempts END,
+           error = CASE WHEN due_at IS NOT NULL THEN error END, due_at = coalesce(due_at, {now})
     WHERE subscription = :subscription AND state IS NULL AND {firsts}
 """
 #: Of all units without a head; to find these reads all that stands behind.
@@ -176,8 +178,8 @@ _RENEW_ERROR = "UPDATE {parked} SET error = :error WHERE subscription = :subscri
 _CLEAR = "DELETE FROM {parked} WHERE subscription = :subscription AND coalesce(state, 'behind') = :state"
 #: Dead letters, or all messages, hold no key any more.
 _ALONE = """
-    UPDATE {parked} SET unit = NULL, state = coalesce(state, 'retry'), due_at = CASE WHEN state IS NULL THEN {now} ELSE
-           due_at END
+    UPDATE {parked} SET unit = NULL, state = coalesce(state, 'retry'),
+           due_at = CASE WHEN state IS NULL THEN coalesce(due_at, {now}) ELSE due_at END
     WHERE subscription = :subscription AND unit IS NOT NULL AND {chosen}
 """
 #: The messages of some topics become those of another subscription.

@@ -28,10 +28,16 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 #: Among the advisory locks of a database. No lock of a row, which would draw a transaction id: a position cannot be
 #: captured afterwards.
 _SEED = zlib.crc32(b"outbox pop")
-#: Heads that can be handed out. A delayed message of a key first joins the unit of its key.
-_OUT = """
-    p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.due_at <= {now}
-    AND (p.state <> 'delayed' OR p.key IS NULL OR {unordered}) {of_slots}
+#: At most so many messages of a key go out together.
+MOST_OF_KEY = 32
+#: Heads that can be handed out: none of what went out together is left in other hands. A delayed message of a key first
+#: joins the unit of its key. By the indexes on due_at and of units.
+_OUT = f"""
+    p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.due_at <= {{now}}
+    AND (p.state <> 'delayed' OR p.key IS NULL OR {{unordered}}) {{of_slots}}
+    AND NOT EXISTS (
+        SELECT 1 FROM {{parked}} AS o WHERE o.subscription = :subscription AND o.unit = p.unit
+          AND o.place > p.place AND o.place < p.place + {MOST_OF_KEY} AND o.due_at > {{now}})
 """
 #: Everything that a pop has to know before it reads the log, by primary keys and partial indexes: one probe each.
 _STANDING = f"""
@@ -56,28 +62,34 @@ _STANDING = f"""
     JOIN {{lease}} AS l ON l.subscription = s.name AND l.generation = s.generation AND l.partition = :partition
     WHERE s.name = :subscription
 """
-#: The index on due_at finds the heads; bodies stay out of the window function. `begins` has a bound of bytes.
+#: The index on due_at finds the heads, that of units what stands behind them; bodies stay out of the window function.
 _HEADS = f"""
+    WITH h AS (
+        SELECT p.id, p.unit, p.place, p.due_at, length(p.body) AS size FROM {{parked}} AS p
+        WHERE {_OUT} AND NOT {{paused}} ORDER BY p.due_at, p.id LIMIT :limit)
     SELECT {COLUMNS.format(body="body")}, attempts + 1, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END, error
-    FROM {{parked}}
-    WHERE subscription = :subscription AND id IN (
-        SELECT id FROM (
-            SELECT h.id, sum(h.size) OVER (ORDER BY h.due_at, h.id) AS cut,
-                   row_number() OVER (ORDER BY h.due_at, h.id) AS nth
-            FROM (SELECT p.id, p.due_at, length(p.body) AS size FROM {{parked}} AS p
-                  WHERE {_OUT} AND NOT {{paused}} ORDER BY p.due_at, p.id LIMIT :limit) AS h) AS c
-        WHERE cut <= :bytes OR nth = 1)
-    ORDER BY due_at, id
+    FROM (
+        SELECT r.its_id, sum(r.size) OVER (ORDER BY r.due, r.head, r.nth) AS cut,
+               row_number() OVER (ORDER BY r.due, r.head, r.nth) AS turn
+        FROM (SELECT h.id AS its_id, h.due_at AS due, h.id AS head, h.place AS nth, h.size FROM h
+              UNION ALL
+              SELECT b.id, h.due_at, h.id, b.place, length(b.body) FROM h CROSS JOIN {{parked}} AS b
+              WHERE b.subscription = :subscription AND b.unit = h.unit AND b.place > h.place
+                AND b.place < h.place + :run) AS r) AS c
+    CROSS JOIN {{parked}} WHERE subscription = :subscription AND id = c.its_id
+      AND (turn = 1 OR (turn <= :limit AND cut <= :bytes))
+    ORDER BY turn
 """
 #: Keeps the lease free until the transaction ends.
 _FREE = """
     SELECT 1 FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
       AND epoch = :leased AND lease_until IS NULL {share_lock}
 """
-#: A receipt may end, or prolong, the time of a message just before the time is over.
+#: A receipt may end, or prolong, the time of a message just before the time is over. Only a head has a state.
 _AGAIN = {
-    "changes": "state = 'retry', attempts = r.tries, due_at = {due}, error = :receipt",
-    "joined": "subscription = :subscription AND id = r.out_id AND due_at <= {now} AND {id_in_ids}"
+    "changes": "state = CASE WHEN state IS NOT NULL THEN 'retry' END, attempts = r.tries, due_at = {due},"
+    " error = :receipt",
+    "joined": "subscription = :subscription AND id = r.out_id AND coalesce(due_at, {now}) <= {now} AND {id_in_ids}"
     f" AND EXISTS ({_FREE})",
 }
 _ROWS = {"out_id": "bigint", "tries": "bigint", "seconds": "float"}
@@ -156,17 +168,18 @@ class Pops:
             now=self._database.moment(now),
         )
 
-    def due(self, most: int, *, ordered: bool, paused: Collection[str]) -> list[Ready]:
-        """Return at most so many heads whose time is over, those first that have been due for longest.
+    def due(self, most: int, run: int, *, ordered: bool, paused: Collection[str]) -> list[Ready]:
+        """Return at most so many messages whose time is over, the keys first that have been due for longest.
 
-        `paused`: keys of which no message is handed out.
+        `run`: at most so many of a key. `paused`: keys of which no message is handed out.
         """
         unordered = "FALSE" if ordered else "TRUE"
         among = self._database.among("coalesce(p.key, '')", texts="paused")  # no key is empty
         parts = {"of_slots": self._of_slots, "unordered": unordered, "paused": among}
         statement = self._database.sql(_HEADS, **parts)
-        bound = {"paused": self._database.bind(paused)}
-        rows = self._channel.rows(statement, **self._common, **bound, limit=most, bytes=MOST_BYTES)
+        bound: dict[str, Any] = {"paused": self._database.bind(paused)}
+        bound |= {"limit": most, "run": min(run, MOST_OF_KEY), "bytes": MOST_BYTES}
+        rows = self._channel.rows(statement, **self._common, **bound)
         messages = self._database.dialect.reads.messages([row[:12] for row in rows])
         return [Ready(each, bool(row[12]), row[13]) for each, row in zip(messages, rows, strict=True)]
 
@@ -175,7 +188,7 @@ class Pops:
         return bool(self._channel.rows(_FREE, **self._common, **_of_lease(standing)))
 
     def hand_out_again(self, standing: Standing, receipt: str, parkings: Sequence[tuple[Message, Parking]]) -> set[int]:
-        """Park heads anew, under a receipt; return the ids of those whose time was still over.
+        """Park messages anew, under a receipt; return the ids of those whose time was still over.
 
         None is handed out if somebody has taken the lease.
         """

@@ -11,9 +11,10 @@ from outbox.store.database import Channel
 from outbox.store.subscriptions.parked import Parked
 
 _ROWS = {"its_id": "bigint", "its_error": "text"}
-#: By primary key. Each handing-out stores an error of its own, and a message that is due may be in other hands.
+#: By primary key. Each handing-out stores an error of its own, and a message that is due may be in other hands. What
+#: was handed out behind the head of its key has no state.
 _VALID = """
-    subscription = :subscription AND {id_in_ids} AND state = 'retry' AND due_at > {now}
+    subscription = :subscription AND {id_in_ids} AND coalesce(state, 'retry') = 'retry' AND due_at > {now}
     AND EXISTS (SELECT 1 FROM {rows} AS r WHERE r.its_id = id AND r.its_error = error)
 """
 _FIND = f"SELECT id FROM {{parked}} WHERE {_VALID}"
