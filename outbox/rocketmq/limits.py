@@ -61,9 +61,7 @@ def _checked_group(group: str, what: str, reserved: str) -> str:
 
 def checked_subscribed(topic: str) -> str:
     """Return a topic to consume; raise in RocketMQ's words if it would refuse the topic."""
-    if not isinstance(topic, str) or not topic.strip():
-        raise MQClientError("The specified topic is blank")
-    _check_name(topic)
+    topic = checked_name_of_topic(topic)
     if topic.startswith((RETRY, DLQ)):
         group = topic.removeprefix(RETRY).removeprefix(DLQ)
         replay = OF_ENVIRONMENT.line("parked", "replay", "--all", "--name", group)
@@ -71,6 +69,14 @@ def checked_subscribed(topic: str) -> str:
             f"{topic} is no topic here: dead_letters(outbox, '{DLQ}<group>') lists the dead letters; to send them"
             f" again, run: {replay}"
         )
+    return topic
+
+
+def checked_name_of_topic(topic: str) -> str:
+    """Return the name of a topic; raise in RocketMQ's words if it is none, or is of the system's own."""
+    if not isinstance(topic, str) or not topic.strip():
+        raise MQClientError("The specified topic is blank")
+    _check_name(topic)
     if topic in _FORBIDDEN | _SYSTEM or topic.startswith("rmq_sys_"):
         raise MQClientError("cannot access system topic")
     return topic

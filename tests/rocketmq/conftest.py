@@ -1,6 +1,9 @@
 """What tests of transactions share: an outbox, and a producer whose listener says what a test wants."""
 
+import importlib
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from sqlalchemy import Engine
@@ -24,3 +27,10 @@ def producer(outbox: Outbox) -> Iterator[TransactionMQProducer]:
     made = producer_of(outbox, Listener())
     yield made
     made.shutdown()
+
+
+@pytest.fixture
+def official(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The official client; it writes its log below the home folder, from the first import on."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return importlib.import_module("rocketmq")

@@ -1,0 +1,12 @@
+"""A front that speaks the protocol of RocketMQ 5, for its official clients in every language."""
+
+from outbox.errors import MissingExtraError
+
+try:
+    from outbox.rocketmq.front.front import Front
+except ModuleNotFoundError as error:
+    if (error.name or "").split(".")[0] not in ("grpc", "google"):
+        raise
+    raise MissingExtraError("the front needs an extra: pip install 'outbox-log[rocketmq]'") from error
+
+__all__ = ["Front"]

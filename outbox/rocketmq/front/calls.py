@@ -1,0 +1,65 @@
+"""Calls of clients, without what belongs to gRPC: a handler takes who calls and the request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from outbox.rocketmq.front.protocol import Wire
+from outbox.rocketmq.front.statuses import Code, RefusedError
+
+R = TypeVar("R")
+
+#: Threads for calls of the database, and the most calls that wait for one.
+THREADS, MOST_WAITING = 16, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call's client, by the id that it gives itself; the `metadata` have names in lower case."""
+
+    client: str
+    metadata: Mapping[str, str]
+
+
+#: A handler of a call with one response, or with several. Either may raise a `RefusedError`.
+Unary = Callable[[Call, Wire], Awaitable[Wire]]
+Streaming = Callable[[Call, Wire], AsyncIterator[Wire]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handlers:
+    """The handlers by the name of their call; a call without one is unimplemented."""
+
+    unary: Mapping[str, Unary]
+    streaming: Mapping[str, Streaming]
+
+
+class Threads:
+    """Runs functions that wait for the database, and refuses more than may wait."""
+
+    def __init__(self, threads: int = THREADS, most_waiting: int = MOST_WAITING) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="outbox-front")
+        self._most = threads + most_waiting
+        self._under_way = 0
+
+    async def run(self, function: Callable[[], R]) -> R:
+        """Run a function in a thread and return its result. Called in one event loop only.
+
+        Raises:
+            RefusedError: too many functions wait.
+        """
+        if self._under_way >= self._most:
+            raise RefusedError(Code.TOO_MANY_REQUESTS, "too many calls wait for the database")
+        self._under_way += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        finally:
+            self._under_way -= 1
+
+    def close(self) -> None:
+        """End the threads, after the functions under way."""
+        self._pool.shutdown()

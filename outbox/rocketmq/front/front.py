@@ -1,0 +1,118 @@
+"""The front: a server for RocketMQ's clients over one outbox, as a work with a life cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import get_args
+
+from outbox.errors import OptionError
+from outbox.relay.life_cycle import LifeCycle
+from outbox.rocketmq.front.calls import Handlers, Threads
+from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.routing import Place, Routes, TopicType
+from outbox.rocketmq.front.server import Server
+from outbox.rocketmq.front.statuses import RefusedError
+from outbox.rocketmq.front.telemetry import Telemetry
+from outbox.rocketmq.front.validation import checked_topic
+from outbox.worker.settings import Until
+from outbox.writing.bare import BareOutbox
+
+
+class Front(LifeCycle):
+    """Serves the official clients of RocketMQ 5 from an outbox: `Front(outbox, topics={"orders": "NORMAL"}).run()`.
+
+    Any number of fronts may serve one outbox, each with the same topics: all that a client tells is stored there.
+
+    Args:
+        outbox: the outbox of the messages.
+        listen: the place to listen at, HOST:PORT; port 0: any free port.
+        advertise: the place that clients are told to connect to, such as a load balancer; None: `listen`.
+        topics: the topics with their types, as a topic of RocketMQ 5 has one.
+
+    Raises:
+        ValueError: a place or a topic is none.
+    """
+
+    _what = "front"
+
+    def __init__(
+        self,
+        outbox: BareOutbox,
+        *,
+        topics: Mapping[str, TopicType],
+        listen: str = "127.0.0.1:8081",
+        advertise: str | None = None,
+    ) -> None:
+        self._listen = Place.of(listen)
+        self._advertise = None if advertise is None else Place.of(advertise)
+        if self._advertise is None and self._listen.is_everywhere:
+            raise ValueError(f"no client can connect to {listen}: say by which host and port, with advertise")
+        self._topics = checked_topics(topics)
+        #: The place at which the front listens; None until then.
+        self.listening: Place | None = None
+        super().__init__(outbox, f"front:{self._listen}", None)
+
+    @cached_property
+    def _worker(self) -> _Serving:
+        return _Serving(self)
+
+    def close(self) -> None:
+        """Do nothing: each run closes what it has opened."""
+
+    def serve(self) -> None:
+        """Serve until a stop is asked."""
+        threads = Threads()
+        telemetry = Telemetry(Clients())
+        handlers = Handlers(
+            unary={
+                "QueryRoute": Routes(self._topics, self._told).query,
+                "Heartbeat": telemetry.heartbeat,
+                "NotifyClientTermination": telemetry.terminated,
+            },
+            streaming={},
+        )
+        try:
+            Server(self._listen, handlers, telemetry).serve(self._stop, self._bound)
+        finally:
+            self.listening = None
+            threads.close()
+
+    def _told(self) -> Place:
+        """Return the place that clients are told."""
+        return self._advertise or self.listening or self._listen
+
+    def _bound(self, place: Place) -> None:
+        self.listening = place
+
+
+class _Serving:
+    """The work of a front, for its life cycle."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def work(self, until: Until) -> None:
+        """Serve until a stop is asked."""
+        if until != "stopped":
+            raise OptionError("a front works until it is stopped: call run() or start()")
+        self._front.serve()
+
+    def hint(self) -> None:
+        """Do nothing: a front looks for no messages."""
+
+
+def checked_topics(topics: Mapping[str, TopicType]) -> dict[str, TopicType]:
+    """Return topics with their types.
+
+    Raises:
+        ValueError: a name or a type is none.
+    """
+    for name, type_ in topics.items():
+        try:
+            checked_topic(name)
+        except RefusedError as error:
+            raise ValueError(error.text) from error
+        if type_ not in get_args(TopicType):
+            raise ValueError(f"the type of topic {name} is one of {', '.join(get_args(TopicType))}, not {type_!r:.80}")
+    return dict(topics)

@@ -1,0 +1,86 @@
+"""Routes: a topic has one queue, and the front is its broker."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from outbox.rocketmq.front.calls import Call
+from outbox.rocketmq.front.protocol import RPCS, Wire, kind, numbers
+from outbox.rocketmq.front.statuses import Code, RefusedError, status
+from outbox.rocketmq.front.validation import checked_topic
+
+TopicType = Literal["NORMAL", "FIFO", "DELAY", "TRANSACTION"]
+
+_Response = RPCS["QueryRoute"].response
+_Endpoints = kind("Endpoints")
+_SCHEMES, _TYPES = numbers("AddressScheme"), numbers("MessageType")
+_READ_WRITE = numbers("Permission")["READ_WRITE"]
+_BROKER = "outbox"
+_FAQ = "For more information, please visit the url, https://rocketmq.apache.org/docs/bestPractice/06FAQ"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A host and a port, by which clients find a front."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Return the place in a text, HOST:PORT; an address of IPv6 is in brackets.
+
+        Raises:
+            ValueError: the text is no such place.
+        """
+        host, colon, port = text.rpartition(":")
+        bare = host.removeprefix("[").removesuffix("]")
+        if not colon or not bare or not port.isdecimal() or int(port) > 65535 or (":" in bare and bare == host):
+            raise ValueError(f"a place is HOST:PORT, such as 127.0.0.1:8081, not {text!r:.80}")
+        return cls(bare, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_everywhere(self) -> bool:
+        """True for an address that stands for all of a machine, and that no client can connect to."""
+        return self.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+    def endpoints(self) -> Wire:
+        """Return the place as the protocol has it."""
+        try:
+            scheme = f"IPv{ipaddress.ip_address(self.host).version}"
+        except ValueError:
+            scheme = "DOMAIN_NAME"
+        made = _Endpoints(scheme=_SCHEMES[scheme])
+        made.addresses.add(host=self.host, port=self.port)
+        return made
+
+
+class Routes:
+    """Answers where a topic is."""
+
+    def __init__(self, topics: Mapping[str, TopicType], advertised: Callable[[], Place]) -> None:
+        """`advertised`: returns the place that clients are told."""
+        self._topics = topics
+        self._advertised = advertised
+
+    async def query(self, _call: Call, request: Wire) -> Wire:
+        """Return the route of a topic."""
+        topic = checked_topic(request.topic.name)
+        if topic not in self._topics:
+            raise RefusedError(
+                Code.TOPIC_NOT_FOUND,
+                f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}\n{_FAQ}",
+            )
+        made = _Response(status=status())
+        queue = made.message_queues.add(id=0, permission=_READ_WRITE)
+        queue.topic.CopyFrom(request.topic)
+        queue.broker.name, queue.broker.id = _BROKER, 0
+        queue.broker.endpoints.CopyFrom(self._advertised().endpoints())
+        queue.accept_message_types.append(_TYPES[self._topics[topic]])
+        return made

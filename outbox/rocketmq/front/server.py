@@ -1,0 +1,198 @@
+"""The gRPC side of a front: one server in one event loop, which hands calls to handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from outbox.errors import OptionError
+from outbox.model.verdict import describe
+from outbox.rocketmq.front.calls import Call, Handlers, Streaming, Unary
+from outbox.rocketmq.front.protocol import RPCS, SERVICE, Rpc, Wire
+from outbox.rocketmq.front.routing import Place
+from outbox.rocketmq.front.settings import UnknownSettingsError
+from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
+from outbox.rocketmq.front.telemetry import Telemetry
+from outbox.runtime.stop import Stop
+from outbox.runtime.throttled_log import ThrottledLog
+
+logger = logging.getLogger("outbox")
+
+_TELEMETRY = RPCS["Telemetry"]
+#: Seconds for calls under way after a stop, and for a stream to take a command.
+_DRAIN_SECONDS, _WRITE_SECONDS = 8.0, 2.0
+_MIB = 1024 * 1024
+_OPTIONS = [
+    # Otherwise two fronts on one port would each get some of the connections, and nobody would notice.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 8 * _MIB),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 256 * 1024),
+    ("grpc.max_concurrent_streams", 100),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+]
+
+
+class Server:
+    """Serves the calls of the protocol until a stop."""
+
+    def __init__(self, listen: Place, handlers: Handlers, telemetry: Telemetry) -> None:
+        self._listen = listen
+        self._telemetry = telemetry
+        self._methods = {
+            **{name: self._unary(RPCS[name], handler) for name, handler in handlers.unary.items()},
+            **{name: self._streaming(RPCS[name], handler) for name, handler in handlers.streaming.items()},
+            _TELEMETRY.name: grpc.stream_stream_rpc_method_handler(
+                self._talk, _TELEMETRY.request.FromString, _TELEMETRY.response.SerializeToString
+            ),
+        }
+        self._log = ThrottledLog(logger)
+        #: The tasks of open streams, which a stop ends.
+        self._talks: set[asyncio.Task[Any]] = set()
+        self._ending = False
+
+    def serve(self, outer: Stop, bound: Callable[[Place], None]) -> None:
+        """Serve until a stop is asked; then end streams, and finish the calls under way. `bound`: told the place.
+
+        Raises:
+            OptionError: another process has the port, or the host is not of this machine.
+        """
+        asyncio.run(self._serve(outer, bound))
+
+    async def _serve(self, outer: Stop, bound: Callable[[Place], None]) -> None:
+        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(stopped.set)
+
+        stop = Stop(outer, wake=wake)
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods),))
+        try:
+            port = server.add_insecure_port(str(self._listen))
+        except RuntimeError as error:
+            raise OptionError(f"a front cannot listen at {self._listen}: {describe(error)}") from error
+        self._ending = False
+        await server.start()
+        bound(Place(self._listen.host, port))
+        logger.info("front: listens at %s", Place(self._listen.host, port))
+        try:
+            if not stop.asked:
+                await stopped.wait()
+        finally:
+            self._ending = True
+            ended = asyncio.ensure_future(server.stop(_DRAIN_SECONDS))
+            for talk in self._talks:
+                talk.cancel()
+            await ended
+
+    # Calls
+
+    def _unary(self, rpc: Rpc, handler: Unary) -> grpc.RpcMethodHandler:
+        async def answer(request: Wire, context: Any) -> Wire:
+            try:
+                return await handler(_call(context), request)
+            except Exception as error:
+                return rpc.response(status=self._refusal(rpc, error))
+
+        return grpc.unary_unary_rpc_method_handler(answer, rpc.request.FromString, rpc.response.SerializeToString)
+
+    def _streaming(self, rpc: Rpc, handler: Streaming) -> grpc.RpcMethodHandler:
+        async def answer(request: Wire, context: Any) -> AsyncIterator[Wire]:
+            try:
+                async for response in handler(_call(context), request):
+                    yield response
+            except Exception as error:
+                yield rpc.response(status=self._refusal(rpc, error))
+
+        return grpc.unary_stream_rpc_method_handler(answer, rpc.request.FromString, rpc.response.SerializeToString)
+
+    def _refusal(self, rpc: Rpc, error: Exception) -> Wire:
+        """Return the status for an error; log an error that is none of the client's."""
+        if not isinstance(error, RefusedError):
+            self._log.warning("front: %s failed: %s", rpc.name, describe(error))
+            error = internal(describe(error))
+        return status(error.code, error.text)
+
+    # Streams
+
+    async def _talk(self, commands: AsyncIterator[Wire], context: Any) -> None:
+        """Hear a client's stream until the client closes its half: a client's `close` waits for our end."""
+        task = asyncio.current_task()
+        assert task is not None, "a handler runs in a task"
+        self._talks.add(task)
+        try:
+            call = _call(context)
+            await self._hear(call, commands, _OpenStream(context))
+        except RefusedError as error:
+            await context.write(_TELEMETRY.response(status=status(error.code, error.text)))
+        except UnknownSettingsError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except asyncio.CancelledError:
+            if not self._ending:
+                raise
+        finally:
+            self._talks.discard(task)
+
+    async def _hear(self, call: Call, commands: AsyncIterator[Wire], stream: _OpenStream) -> None:
+        clients = self._telemetry.clients
+        clients.opened(call.client, stream)
+        try:
+            async for command in commands:
+                answer = self._telemetry.hear(call, command)
+                if answer is not None:
+                    await stream.send(answer)
+        finally:
+            stream.is_open = False
+            clients.closed(call.client, stream)
+
+
+class _OpenStream:
+    """A stream to a client, to which one command at a time is written."""
+
+    def __init__(self, context: Any) -> None:
+        self.is_open = True
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._one = asyncio.Lock()
+
+    async def send(self, command: Wire) -> None:
+        """Write a command, in the stream's own event loop."""
+        async with self._one:
+            await self._context.write(command)
+
+    def write(self, command: Wire) -> bool:
+        """Do as `Stream.write`."""
+        sending = asyncio.run_coroutine_threadsafe(self.send(command), self._loop)
+        try:
+            sending.result(_WRITE_SECONDS)
+        except (Exception, CancelledError):
+            # The client does not read, or is gone: another client is asked.
+            sending.cancel()
+            return False
+        return self.is_open
+
+
+def _call(context: Any) -> Call:
+    """Return who calls.
+
+    Raises:
+        RefusedError: the client does not say who it is.
+    """
+    metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+    client = metadata.get("x-mq-client-id", "")
+    if not client.strip():
+        raise RefusedError(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+    return Call(client, metadata)

@@ -1,0 +1,44 @@
+"""What a client says about itself: settings on its stream, heartbeats, and its good-bye."""
+
+from __future__ import annotations
+
+from outbox.rocketmq.front.calls import Call
+from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.protocol import RPCS, Wire
+from outbox.rocketmq.front.settings import answered
+from outbox.rocketmq.front.statuses import Code, RefusedError, status
+
+_Command = RPCS["Telemetry"].response
+_Beat = RPCS["Heartbeat"].response
+_Gone = RPCS["NotifyClientTermination"].response
+
+
+class Telemetry:
+    """Answers what clients say about themselves."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+
+    def hear(self, call: Call, command: Wire) -> Wire | None:
+        """Return the answer to a command on a client's stream; None: it needs none.
+
+        Raises:
+            UnknownSettingsError: the settings are of no kind of client.
+            RefusedError: there are too many clients, or the client is of a kind that is out.
+        """
+        if not command.HasField("settings"):
+            return None
+        settings = answered(command.settings)
+        self.clients.declared(call.client, settings)
+        return _Command(status=status(), settings=settings)
+
+    async def heartbeat(self, call: Call, _request: Wire) -> Wire:
+        """Note a sign of life."""
+        if not self.clients.beat(call.client):
+            raise RefusedError(Code.UNRECOGNIZED_CLIENT_TYPE, "the client has sent no settings on its stream")
+        return _Beat(status=status())
+
+    async def terminated(self, call: Call, _request: Wire) -> Wire:
+        """Forget the client."""
+        self.clients.gone(call.client)
+        return _Gone(status=status())
