@@ -1,4 +1,4 @@
-"""Calls of clients, without what belongs to gRPC: a handler takes who calls and the request."""
+"""Calls of clients, free of gRPC: a handler takes the caller and the request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THREADS, MOST_WAITING = 16, 1000
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call's client, by the id that it gives itself; the `metadata` have names in lower case."""
+    """A caller: the id of the client, and the call's metadata with names in lower case."""
 
     client: str
     metadata: Mapping[str, str]
@@ -32,7 +32,7 @@ Streaming = Callable[[Call, Wire], AsyncIterator[Wire]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handlers:
-    """The handlers by the name of their call; a call without one is unimplemented."""
+    """Handlers by the name of the call; a call without a handler is unimplemented."""
 
     unary: Mapping[str, Unary]
     streaming: Mapping[str, Streaming]

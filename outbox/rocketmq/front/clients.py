@@ -1,4 +1,4 @@
-"""Clients of a front: who is there, with which settings, and who can be asked."""
+"""Clients of a front: their settings, their open streams, and questions to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox.rocketmq.front.settings import PRODUCER, topics_of
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.runtime.clock import clock
 
-#: A client without an open stream is there for so long after its last heartbeat, as in RocketMQ.
+#: A client without an open stream is there for so long after the last heartbeat, as in RocketMQ.
 ALIVE_SECONDS = 30.0
 #: A client that shows no sign for so long is forgotten.
 _FORGOTTEN_SECONDS = 3600.0
@@ -27,7 +27,7 @@ class Stream(Protocol):
 
 @dataclass(slots=True)
 class Client:
-    """A client: its last settings, its open stream, and the moment of its last sign by `clock`."""
+    """A client: the last settings, the open stream, and the moment of the last sign of life by `clock`."""
 
     seen: float
     settings: Wire | None = None
@@ -36,7 +36,7 @@ class Client:
 
 
 class Clients:
-    """The clients that have called this front; any thread may ask."""
+    """All clients of a front; any thread may ask."""
 
     def __init__(self, most: int = MOST_CLIENTS) -> None:
         self._most = most
@@ -55,7 +55,7 @@ class Clients:
             self._of(id).stream = stream
 
     def closed(self, id: str, stream: Stream) -> None:
-        """Forget a client's stream, unless a newer one is open; its settings stay."""
+        """Forget a client's stream, unless a newer stream is open; the settings stay."""
         with self._lock:
             client = self._clients.get(id)
             if client is not None and client.stream is stream:
@@ -78,7 +78,7 @@ class Clients:
             return True
 
     def gone(self, id: str) -> None:
-        """Forget a client that says good-bye."""
+        """Forget a client after a good-bye."""
         with self._lock:
             self._clients.pop(id, None)
 
@@ -95,7 +95,7 @@ class Clients:
             return None if client is None else client.settings
 
     def ask(self, topic: str, command: Wire) -> bool:
-        """Write a command to one producer of a topic, each in its turn; return False if nobody could be asked."""
+        """Write a command to a producer of a topic, by turns; return False if no producer took the command."""
         with self._lock:
             streams = [
                 client.stream
@@ -108,7 +108,7 @@ class Clients:
         return any(stream.write(command) for stream in streams[first:] + streams[:first])
 
     def _of(self, id: str) -> Client:
-        """Return a client that shows a sign of life; a new one, if there is room."""
+        """Return a client after a sign of life; a new client, if there is room."""
         client = self._clients.get(id)
         if client is None:
             if len(self._clients) >= self._most:

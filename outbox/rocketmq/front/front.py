@@ -58,7 +58,7 @@ class Front(LifeCycle):
         return _Serving(self)
 
     def close(self) -> None:
-        """Do nothing: each run closes what it has opened."""
+        """Do nothing: a run closes all connections at the end."""
 
     def serve(self) -> None:
         """Serve until a stop is asked."""
@@ -79,7 +79,7 @@ class Front(LifeCycle):
             threads.close()
 
     def _told(self) -> Place:
-        """Return the place that clients are told."""
+        """Return the place for clients."""
         return self._advertise or self.listening or self._listen
 
     def _bound(self, place: Place) -> None:

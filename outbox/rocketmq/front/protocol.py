@@ -22,7 +22,7 @@ Wire = Any
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """A call of the protocol, with the classes of its request and its response."""
+    """A call of the protocol, with the classes of request and response."""
 
     name: str
     request: type[Wire]

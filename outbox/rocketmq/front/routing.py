@@ -1,4 +1,4 @@
-"""Routes: a topic has one queue, and the front is its broker."""
+"""Routes: a topic has a single queue, and the front is the broker."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Place:
 
     @property
     def is_everywhere(self) -> bool:
-        """True for an address that stands for all of a machine, and that no client can connect to."""
+        """True for an address of a whole machine, to which no client can connect."""
         return self.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
     def endpoints(self) -> Wire:
-        """Return the place as the protocol has it."""
+        """Return the place in the words of the protocol."""
         try:
             scheme = f"IPv{ipaddress.ip_address(self.host).version}"
         except ValueError:
@@ -65,7 +65,7 @@ class Routes:
     """Answers where a topic is."""
 
     def __init__(self, topics: Mapping[str, TopicType], advertised: Callable[[], Place]) -> None:
-        """`advertised`: returns the place that clients are told."""
+        """`advertised`: returns the place for clients."""
         self._topics = topics
         self._advertised = advertised
 

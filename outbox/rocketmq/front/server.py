@@ -1,4 +1,4 @@
-"""The gRPC side of a front: one server in one event loop, which hands calls to handlers."""
+"""The gRPC side of a front: a server in an event loop, with handlers for the calls."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Server:
 
 
 class _OpenStream:
-    """A stream to a client, to which one command at a time is written."""
+    """A stream to a client, for a single command at a time."""
 
     def __init__(self, context: Any) -> None:
         self.is_open = True
@@ -186,10 +186,10 @@ class _OpenStream:
 
 
 def _call(context: Any) -> Call:
-    """Return who calls.
+    """Return the caller.
 
     Raises:
-        RefusedError: the client does not say who it is.
+        RefusedError: the metadata have no id of a client.
     """
     metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
     client = metadata.get("x-mq-client-id", "")

@@ -1,4 +1,4 @@
-"""Settings that a client asks for, and those that it is to keep to."""
+"""Settings: a client asks, and the front answers with RocketMQ's numbers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class UnknownSettingsError(Exception):
 
 
 def topics_of(asked: Wire) -> frozenset[str]:
-    """Return the topics that a client names in its settings."""
+    """Return the topics in the settings of a client."""
     if asked.HasField("publishing"):
         return frozenset(topic.name for topic in asked.publishing.topics)
     return frozenset(entry.topic.name for entry in asked.subscription.subscriptions)
 
 
 def answered(asked: Wire) -> Wire:
-    """Return the settings for a client: those that it asks for, with RocketMQ's numbers.
+    """Return the settings for a client: the client's own, with RocketMQ's numbers.
 
     Raises:
         UnknownSettingsError: the client says neither what it publishes nor what it subscribes to, or has no known type.

@@ -1,4 +1,4 @@
-"""The statuses with which calls are answered: the codes of RocketMQ 5, and errors that carry one."""
+"""Statuses of answers: the codes of RocketMQ 5, and an error with a code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Status = kind("Status")
 
 
 class Code(IntEnum):
-    """The codes that a front answers with."""
+    """The codes of a front's answers."""
 
     OK = 20000
     MULTIPLE_RESULTS = 30000
@@ -47,7 +47,7 @@ class Code(IntEnum):
 
 
 class RefusedError(Exception):
-    """A call is answered with a code other than OK, and with a text: where RocketMQ has one, with that text first."""
+    """The answer to a call is a code other than OK, with a text: RocketMQ's own text first."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ class RefusedError(Exception):
 
 
 def internal(text: str, ours: str = "") -> RefusedError:
-    """Return an error inside the server, as RocketMQ words it. `ours`: what only this front knows, in brackets."""
+    """Return an error inside the server in RocketMQ's words. `ours`: more about the reason, in brackets."""
     return RefusedError(Code.INTERNAL_SERVER_ERROR, f"{_PROXY}{text}{f' [{ours}]' if ours else ''}")
 
 

@@ -1,4 +1,4 @@
-"""What a client says about itself: settings on its stream, heartbeats, and its good-bye."""
+"""Messages of clients about themselves: settings on the stream, heartbeats and good-byes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Gone = RPCS["NotifyClientTermination"].response
 
 
 class Telemetry:
-    """Answers what clients say about themselves."""
+    """Answers settings, heartbeats and good-byes."""
 
     def __init__(self, clients: Clients) -> None:
         self.clients = clients

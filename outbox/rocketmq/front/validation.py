@@ -8,7 +8,7 @@ from outbox.rocketmq.limits import checked_name_of_topic
 
 
 def checked_topic(topic: str) -> str:
-    """Return the name of a topic, which clients may use."""
+    """Return the name of a topic for clients."""
     try:
         return checked_name_of_topic(topic)
     except MQClientError as error:
