@@ -29,8 +29,8 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 MAX_TOPIC = 249
 MAX_KEY_BYTES = 1024
 MAX_TAGS = 255
-MAX_HEADERS = 64
-MAX_HEADER_BYTES = 16 * 1024
+MAX_HEADERS = 160
+MAX_HEADER_BYTES = 32 * 1024
 MAX_CONTENT_TYPE = 255
 MAX_DELAY = timedelta(days=36_525)
 #: The reason of an order is stored with each message that it is about.

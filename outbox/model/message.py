@@ -80,7 +80,7 @@ class Message:
             null for Kafka, and needs a key.
         key: the unit of order, over all topics of a subscription; 1 to 1024 bytes of UTF-8. None: no order.
         tags: one string of at most 255 characters for filters.
-        headers: at most 64, 16 KiB together, names are HTTP tokens.
+        headers: at most 160, 32 KiB together, names are HTTP tokens.
         content_type: overrides the content type that follows from the body's type.
         deliver_at: the message is not delivered before this moment (an aware datetime). Instead, `delay` may be given,
             which the database counts from the insert: a timedelta, or one of RocketMQ's levels by name ("1s" … "2h").

@@ -85,7 +85,7 @@ class Making(Random):
 
     def message(self) -> Message:
         """A row with any headers, tags and key, its JSON in one of the ways of writers."""
-        headers = {name: self.text() for name in ("a", "b", "$c_", "TAGS") if self.random() < 0.7}
+        headers = {name: self.text() for name in ("a", "b", "$c_", "TAGS", "KEYS") if self.random() < 0.7}
         written = self.choice([None, compact(headers), compact(headers), json.dumps(headers)])
         tags, key = (self.choice([None, self.text()]) for _ in range(2))
         return stored_message((None, b"", self.text(), key, tags, written, b"", None, None, None, None))
@@ -129,7 +129,7 @@ def in_python(texts: list[str], rows: list[Message]) -> list[list[bool | None]]:
     """The same, by the filter itself."""
 
     def value(text: str, row: Message) -> Any:
-        values = {"TAGS": row.tags, "KEYS": row.key, "TOPIC": row.topic}
+        values = {"TAGS": row.tags, "KEYS": row.headers.get("KEYS", row.key), "TOPIC": row.topic}
         return Filter.of(text).expression.value(lambda name: values[name] if name in values else row.headers.get(name))
 
     return [[value(text, row) for text in texts] for row in rows]

@@ -243,6 +243,14 @@ def test_a_filter_matches_headers_tags_key_and_topic():
     assert [Filter.of(text).matches(bare) for text in texts] == [False, False, False, True, True]
 
 
+def test_words_for_a_search_come_before_the_key():
+    """Clients of RocketMQ send them beside a message group, which is the key here."""
+    message = Message("orders", b"", key="group-7", headers={"KEYS": "order-1 order-2"})
+
+    texts = ["KEYS = 'order-1 order-2'", "KEYS CONTAINS 'order-2'", "KEYS = 'group-7'"]
+    assert [Filter.of(text).matches(message) for text in texts] == [True, True, False]
+
+
 @pytest.mark.parametrize("headers", ["{", "[1]", '"a"', '{"a": 5}'])
 def test_a_row_of_another_hand_has_no_properties_where_it_has_no_texts(headers):
     message = Message("orders", b"").sent_as("orders", headers_json=headers, body=b"", content_type=None)

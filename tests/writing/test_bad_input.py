@@ -145,7 +145,7 @@ def takes(field: str, value: object) -> bool:
     """Whether the field takes the value."""
     if not isinstance(value, str) or any(0xD800 <= ord(character) <= 0xDFFF for character in value):
         return False
-    small = field in {"body", "key", "dedup_key"} or len(value.encode()) < 16 * 1024
+    small = field in {"body", "key", "dedup_key"} or len(value.encode()) < 32 * 1024
     return small and TAKES[field](value)
 
 
@@ -197,7 +197,7 @@ def test_a_delay_counts_from_the_insert_by_the_clock_of_the_database(engine):
 
 def test_more_headers_than_allowed_are_refused(engine):
     outbox = Outbox(engine)
-    numbers = (0, 1, 64, 65, 200)
+    numbers = (0, 1, 160, 161, 200)
 
     attempts = run(outbox, [message("headers", {f"h{n}": "v" for n in range(number)}) for number in numbers])
 

@@ -105,11 +105,11 @@ def test_a_trace_of_the_user_wins_as_a_whole(name):
 @pytest.mark.parametrize(
     ("headers", "added"),
     [
-        ({f"h{n}": "v" for n in range(62)}, ["traceparent", "tracestate"]),
-        ({f"h{n}": "v" for n in range(63)}, ["traceparent"]),
-        ({f"h{n}": "v" for n in range(64)}, []),
-        ({"a": "x" * (16 * 1024 - 70)}, ["traceparent"]),
-        ({"a": "x" * (16 * 1024 - 1)}, []),
+        ({f"h{n}": "v" for n in range(158)}, ["traceparent", "tracestate"]),
+        ({f"h{n}": "v" for n in range(159)}, ["traceparent"]),
+        ({f"h{n}": "v" for n in range(160)}, []),
+        ({"a": "x" * (32 * 1024 - 70)}, ["traceparent"]),
+        ({"a": "x" * (32 * 1024 - 1)}, []),
     ],
     ids=["room for both", "room for one", "full", "bytes for one", "no bytes left"],
 )
@@ -202,6 +202,6 @@ def test_a_trace_in_another_form_is_not_added_beside_a_users_own():
 
 
 def test_baggage_without_room_is_left_out():
-    headers = {f"h{n}": "v" for n in range(63)}
+    headers = {f"h{n}": "v" for n in range(159)}
 
     assert list(traced(headers, {"traceparent": PARENT, "baggage": "tenant=a"})) == [*headers, "traceparent"]

@@ -71,6 +71,8 @@ class _Token(NamedTuple):
 
 #: Properties that are no headers, as RocketMQ calls them (which has no TOPIC), and their columns.
 SYSTEM_PROPERTIES = {"TAGS": "tags", "KEYS": "key", "TOPIC": "topic"}
+#: The one that a header of the same name comes before: words for a search beside the key, as RocketMQ's clients send.
+KEYS = "KEYS"
 
 
 class Filterable(Protocol):
@@ -107,12 +109,13 @@ class Filter:
 
         def properties(name: str) -> str | None:
             nonlocal headers
-            if name in SYSTEM_PROPERTIES:
-                found: object = getattr(message, SYSTEM_PROPERTIES[name])
-            else:
-                # Decoded once, and not for a filter of tags, keys and topics.
+            found: object = None
+            if name not in SYSTEM_PROPERTIES or name == KEYS:
+                # Decoded once, and not for a filter of tags and topics.
                 headers = _headers_of(message) if headers is None else headers
                 found = headers.get(name)
+            if not isinstance(found, str) and name in SYSTEM_PROPERTIES:
+                found = getattr(message, SYSTEM_PROPERTIES[name])
             return found if isinstance(found, str) else None
 
         return self.expression.value(properties) is True

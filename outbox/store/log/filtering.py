@@ -21,7 +21,7 @@ from outbox.model.filter.expression import (
     Property,
     Truth,
 )
-from outbox.model.filter.sql92 import SYSTEM_PROPERTIES, Filter
+from outbox.model.filter.sql92 import KEYS, SYSTEM_PROPERTIES, Filter
 from outbox.store.dialects.filtering import Filtering
 
 #: Conditions on the text `{value}`, which holds the text `{text}` there. LIKE would take marks of its own for patterns.
@@ -129,10 +129,11 @@ class _Writing:
 
     def column(self, name: str) -> str:
         """Return the SQL that reads a property."""
-        if name in SYSTEM_PROPERTIES:
+        if name in SYSTEM_PROPERTIES and name != KEYS:
             return SYSTEM_PROPERTIES[name]
         # A text of its own, because a plan that was made for all parameters would join the marks for each row.
-        return self._filtering.header.format(name=self._bind(name), begin=self._bind(f'"{name}":"'))
+        header = self._filtering.header.format(name=self._bind(name), begin=self._bind(f'"{name}":"'))
+        return f"coalesce({header}, {SYSTEM_PROPERTIES[name]})" if name == KEYS else header
 
     def _bind(self, text: str) -> str:
         return self._filtering.text.format(text=self._bound(text))
