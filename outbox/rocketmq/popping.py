@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 
 from outbox.model.lease import Holder
 from outbox.model.message import Message
@@ -123,3 +124,21 @@ def _at_most(asked: Sequence[Asked], free: int) -> list[Asked]:
         found.append(each._replace(most=min(each.most, free)))
         free -= found[-1].most
     return found
+
+
+def new_receipt() -> str:
+    """Return a receipt of its own, as which the error of what is handed out is stored."""
+    # Errors that differ in numbers are shown as one.
+    return f"handed out under receipt {secrets.randbits(64)}"
+
+
+def opening(outbox: BareOutbox) -> Callable[[], Channel]:
+    """Return the function that opens a connection, on which a process that is frozen holds up others for 5 s."""
+
+    def opened() -> Channel:
+        channel, impatient = outbox.database.open(), outbox.database.dialect.driving.impatient
+        if impatient is not None:
+            channel.run(impatient)
+        return channel
+
+    return opened

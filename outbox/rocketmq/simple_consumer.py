@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,15 +16,15 @@ from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Start
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import Expression, selection_of, subscribed_to
+from outbox.rocketmq.hints import Hints
 from outbox.rocketmq.limits import checked_consumer_group
 from outbox.rocketmq.message_ext import MessageExt
 from outbox.rocketmq.partition_pops import Asked
-from outbox.rocketmq.popping import Popping
+from outbox.rocketmq.popping import Popping, new_receipt, opening
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.runtime.wakeup import Wake
-from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.subscriptions.receipts import Receipt, Receipts
 from outbox.worker.failures import log_away, passes
@@ -36,7 +35,8 @@ logger = logging.getLogger("outbox")
 
 #: The most messages that RocketMQ's broker hands out at once.
 MAX_MESSAGES = 32
-_POLL_SECONDS = (0.05, 1.0)
+#: Pauses of a call that waits, until it hears of a commit.
+POLL_SECONDS = (0.05, 1.0)
 #: A call gets so much time, however short the time to wait for messages is: for a lease that another has for a moment,
 #: and for a database that is away.
 _SHORTEST_SECONDS = 10.0
@@ -97,7 +97,8 @@ class SimpleConsumer:
             ordered=fifo,
         )
         self._popping = Popping(outbox, declared, start=start, max_attempts=max_attempts)
-        self._connections = Connections(_opening(outbox), _CONNECTIONS)
+        self._connections = Connections(opening(outbox), _CONNECTIONS)
+        self._hints = Hints(outbox, opening(outbox))
         self._log = ThrottledLog(logger)
         self._reset()
         in_child(self._reset)
@@ -138,14 +139,12 @@ class SimpleConsumer:
 
     def _wait(self, call: _Call, until: float, at_last: float) -> None:
         """Pop again and again, until a call has messages or its time is over."""
-        polling, wake = Polling(*_POLL_SECONDS), Wake()
-        hints = self._outbox.notifier.listen(wake.set)
-        with closing(wake):
+        polling, wake = Polling(*POLL_SECONDS), Wake()
+        with closing(wake), self._hints.wake(wake.set):
             self._pop(call)
             while not call.messages and (left := (at_last if call.hindered else until) - clock()) > 0:
                 wake.wait(min(left, polling.pause()))
                 self._pop(call)
-        del hints
         holders = [] if call.messages else self._popping.holders
         if call.hindered and holders:
             raise SubscriptionError(
@@ -162,8 +161,7 @@ class SimpleConsumer:
                 return
             # Calls that come meanwhile stay. This call is not among them if the pop of another call has failed.
             waiting = list(dict.fromkeys([*(self._calls.popleft() for _ in range(len(self._calls))), call]))
-            # Stored as the error of what is handed out. Errors that differ in numbers are shown as one.
-            receipt = f"handed out under receipt {secrets.randbits(64)}"
+            receipt = new_receipt()
             try:
                 with self._connections.one() as channel, channel.database.explained():
                     found = self._popping.pop(channel, receipt, [each.asked for each in waiting])
@@ -197,6 +195,7 @@ class SimpleConsumer:
 
     def close(self) -> None:
         """Close the connections; messages that were not acknowledged are handed out again when their time is over."""
+        self._hints.close()
         self._connections.close()
 
     def __enter__(self) -> Self:
@@ -223,18 +222,6 @@ class _Call:
     receipt: str | None = None
     hindered: bool = False
     served: bool = False
-
-
-def _opening(outbox: BareOutbox) -> Callable[[], Channel]:
-    """Return the function that opens a connection, on which a process that is frozen holds up others for 5 s."""
-
-    def opened() -> Channel:
-        channel, impatient = outbox.database.open(), outbox.database.dialect.driving.impatient
-        if impatient is not None:
-            channel.run(impatient)
-        return channel
-
-    return opened
 
 
 def require_duration(name: str, duration: timedelta, least: timedelta) -> None:

@@ -15,9 +15,17 @@ from sqlalchemy import Engine, text
 
 from outbox import FilterError, Message, Outbox, SubscriptionError, create_engine
 from outbox.admin.commands import drop
-from outbox.rocketmq import MessageExt, MessageSelector, MQClientError, SimpleConsumer, dead_letters
+from outbox.rocketmq import (
+    MessageExt,
+    MessageSelector,
+    MQClientError,
+    SimpleConsumer,
+    dead_letters,
+    simple_consumer,
+)
 from outbox.rocketmq.partition_pops import MAX_BEHIND
 from outbox.runtime import failpoints
+from outbox.store.dialects.postgresql.channel import PostgresChannel
 from tests.support.faults import arm_kill, arm_stop
 from tests.support.leases import step_clock
 from tests.support.parked import states
@@ -154,6 +162,32 @@ def test_a_message_that_comes_later_is_waited_for(outbox):
     thread.join()
 
     assert texts(found) == ["1"]
+
+
+def test_a_call_that_waits_hears_of_a_commit_of_another_process(pg_engine, monkeypatch):
+    """Looks without a hint are an hour apart. The other process is a second outbox, with a notifier of its own."""
+    monkeypatch.setattr(simple_consumer, "POLL_SECONDS", (3600.0, 3600.0))
+    mine, other = Outbox(pg_engine), Outbox(pg_engine)
+    consumer = consumer_of(mine, await_duration=HOUR)
+    assert consumer.receive(1, HOUR, NOW) == []
+    found, listens = list[MessageExt](), threading.Event()
+    real = PostgresChannel.listen
+
+    def listen(channel: PostgresChannel) -> None:
+        real(channel)
+        listens.set()
+
+    monkeypatch.setattr(PostgresChannel, "listen", listen)
+    thread = threading.Thread(target=lambda: found.extend(consumer.receive(1, HOUR)))
+    thread.start()
+
+    assert listens.wait(120)
+    send(other, "1")
+    thread.join()
+
+    assert texts(found) == ["1"]
+    for each in (consumer, mine, other):
+        each.close()
 
 
 def test_nothing_comes_after_the_time_is_over(outbox):
