@@ -4,11 +4,13 @@ import random
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from psycopg.errors import UniqueViolation
 from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, SubscriptionError, create_engine
@@ -20,6 +22,7 @@ from outbox.rocketmq.popping import Popping
 from outbox.runtime import failpoints
 from outbox.store.database import Channel, Database
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.pops import Pops
 from outbox.store.subscriptions.progress import ProgressLog, Settled
 from outbox.store.subscriptions.receipts import Receipt, Receipts
 from tests.rocketmq.test_simple_consumer import HOUR, NOW, consumer_of, send, texts
@@ -140,15 +143,55 @@ def test_eight_callers_at_once_get_each_message_once_and_each_key_in_order(outbo
                     got.append(each.body.decode())
                 consumer.ack(each)
 
-    threads = [threading.Thread(target=receive, args=(consumers[n % 4],)) for n in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(receive, consumers * 2))
 
     assert [[body for body in got if body[0] == key] for key in keys] == [
         [f"{key}{n}" for n in range(6)] for key in keys
     ]
+
+
+def meet(engine: Engine, outbox: Outbox) -> list[list[str]]:
+    """What two consumers get, of which the second receives while the first is about to write."""
+    mine, yours = begun(outbox), consumer_of(outbox, await_duration=NOW)
+    send(outbox, "1", "2")
+    second, found = threading.Thread(target=lambda: found.append(texts(yours.receive(1, HOUR)))), list[list[str]]()
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
+
+    def met() -> bool:
+        with engine.connect() as connection:
+            return not second.is_alive() or bool(connection.execute(text(waiting)).scalar_one())
+
+    def at(point: str) -> None:
+        if point == "pop.before_write" and second.ident is None:
+            second.start()
+            assert eventually(met)
+
+    failpoints.arm(at)
+    try:
+        found.insert(0, texts(mine.receive(1, HOUR)))
+    finally:
+        failpoints.arm(None)
+        second.join()
+    return found
+
+
+def test_a_pop_waits_for_the_end_of_another(pg_engine):
+    """On SQLite one process writes at a time."""
+    outbox = Outbox(pg_engine)
+
+    assert meet(pg_engine, outbox) == [["1"], ["2"]]
+    outbox.close()
+
+
+def test_without_the_lock_both_take_the_same_message_and_one_of_them_fails(pg_engine, monkeypatch):
+    """A broken twin of the test before: the number of the progress keeps the message from going out twice."""
+    outbox = Outbox(pg_engine)
+    monkeypatch.setattr(Pops, "lock", lambda _pops: None)
+
+    with pytest.raises(UniqueViolation, match="outbox_progress_pkey"):
+        meet(pg_engine, outbox)
+    outbox.close()
 
 
 def test_what_commits_late_is_handed_out_although_later_ids_were(pg_engine):
