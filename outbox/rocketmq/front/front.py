@@ -8,15 +8,24 @@ from typing import get_args
 
 from outbox.errors import OptionError
 from outbox.relay.life_cycle import LifeCycle
+from outbox.relay.supervisor import Supervisor
+from outbox.rocketmq.checker import CheckPolicy
+from outbox.rocketmq.default_producer import Writes
 from outbox.rocketmq.front.calls import Handlers, Threads
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
+from outbox.rocketmq.front.sending import Sending
 from outbox.rocketmq.front.server import Server
 from outbox.rocketmq.front.statuses import RefusedError
 from outbox.rocketmq.front.telemetry import Telemetry
+from outbox.rocketmq.front.transactions import Transactions
 from outbox.rocketmq.front.validation import checked_topic
+from outbox.rocketmq.service import CheckedGroup, CheckService
 from outbox.worker.settings import Until
 from outbox.writing.bare import BareOutbox
+
+#: Seconds for questions under way after a stop.
+_DRAIN_SECONDS = 10.0
 
 
 class Front(LifeCycle):
@@ -28,9 +37,11 @@ class Front(LifeCycle):
         outbox: the outbox of the messages.
         listen: the place to listen at, HOST:PORT; port 0: any free port.
         advertise: the place that clients are told to connect to, such as a load balancer; None: `listen`.
-        topics: the topics with their types, as a topic of RocketMQ 5 has one.
+        topics: the topics with their types, as each topic of RocketMQ 5 has a type.
+        policy: when producers are asked about open transactions, and how often; the same for all fronts.
 
     Raises:
+        TypeError: the outbox is none.
         ValueError: a place or a topic is none.
     """
 
@@ -38,20 +49,25 @@ class Front(LifeCycle):
 
     def __init__(
         self,
-        outbox: BareOutbox,
+        outbox: Writes,
         *,
         topics: Mapping[str, TopicType],
         listen: str = "127.0.0.1:8081",
         advertise: str | None = None,
+        policy: CheckPolicy | None = None,
     ) -> None:
+        if not isinstance(outbox, BareOutbox):
+            raise TypeError(f"outbox is an Outbox, not {type(outbox).__name__}: pass Outbox(engine)")
+        super().__init__(outbox, f"front:{listen}", None)
         self._listen = Place.of(listen)
         self._advertise = None if advertise is None else Place.of(advertise)
         if self._advertise is None and self._listen.is_everywhere:
             raise ValueError(f"no client can connect to {listen}: say by which host and port, with advertise")
         self._topics = checked_topics(topics)
+        self._policy = policy or CheckPolicy()
+        self._writes = outbox
         #: The place at which the front listens; None until then.
         self.listening: Place | None = None
-        super().__init__(outbox, f"front:{self._listen}", None)
 
     @cached_property
     def _worker(self) -> _Serving:
@@ -61,22 +77,42 @@ class Front(LifeCycle):
         """Do nothing: a run closes all connections at the end."""
 
     def serve(self) -> None:
-        """Serve until a stop is asked."""
+        """Serve until a stop is asked, and ask about open transactions meanwhile."""
         threads = Threads()
-        telemetry = Telemetry(Clients())
+        clients = Clients()
+        telemetry = Telemetry(clients)
+        transactions = Transactions(self.outbox, clients, self._policy.transaction_timeout, threads)
+        sending = Sending(self._writes, self._topics, transactions, threads)
         handlers = Handlers(
             unary={
                 "QueryRoute": Routes(self._topics, self._told).query,
                 "Heartbeat": telemetry.heartbeat,
                 "NotifyClientTermination": telemetry.terminated,
+                "SendMessage": sending.send,
+                "EndTransaction": transactions.end,
+                "RecallMessage": sending.recall,
             },
             streaming={},
         )
+        checks = Supervisor(self._checks(transactions))
         try:
+            checks.start()
             Server(self._listen, handlers, telemetry).serve(self._stop, self._bound)
         finally:
             self.listening = None
+            checks.stop()
+            checks.join(_DRAIN_SECONDS)
             threads.close()
+            transactions.close()
+
+    def _checks(self, transactions: Transactions) -> list[CheckService]:
+        """Return the work that asks about open transactions, if a topic has any."""
+        groups = [
+            CheckedGroup(name=topic, policy=self._policy, question=transactions.ask)
+            for topic, type_ in self._topics.items()
+            if type_ == "TRANSACTION"
+        ]
+        return [CheckService(transactions.broker, groups)] if groups else []
 
     def _told(self) -> Place:
         """Return the place for clients."""

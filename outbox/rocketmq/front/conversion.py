@@ -1,0 +1,127 @@
+"""Conversion of messages: from the protocol's form to a message of the log, and back.
+
+What a client gives besides topic, body, tag and message group is in headers of the log's message, by RocketMQ's names:
+a relay sends those headers, and filters read the properties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+from outbox.model.limits import checked_tags, fits, stored_headers
+from outbox.model.message import Message, stored_message
+from outbox.rocketmq.front.protocol import Wire, kind, moment_of, numbers, set_moment
+
+ID, KEYS = "UNIQ_KEY", "KEYS"
+BORN_AT, BORN_HOST = "BORN_TIMESTAMP", "BORN_HOST"
+SHARDING_KEY = "__SHARDINGKEY"
+#: Properties of a client that no header can have: odd names, white space at an end, or too many for the log.
+OTHERS = "rocketmq-properties"
+ENCODING, TRACE = "content-encoding", "traceparent"
+_OURS = frozenset({ID, KEYS, BORN_AT, BORN_HOST, OTHERS, ENCODING, TRACE})
+
+_Message = kind("Message")
+_TYPES, _ENCODINGS = numbers("MessageType"), numbers("Encoding")
+_MD5 = numbers("DigestType")["MD5"]
+#: Ids of messages are made of the client's ids in this name space.
+_IDS = uuid.UUID("6f1d7c1e-0b7a-5c53-9a43-2b9a4f6d5e10")
+#: An id of RocketMQ begins with its version.
+_VERSION = "01"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def stored(wire: Wire) -> Message:
+    """Return the message of the log for a checked message of a client.
+
+    Raises:
+        InvalidMessageError: the log has a limit that RocketMQ has not.
+    """
+    system = wire.system_properties
+    return stored_message((
+        None, uuid.uuid5(_IDS, system.message_id), wire.topic.name, system.message_group or None,
+        checked_tags(system.tag) if system.tag else None, stored_headers(_headers(wire)), wire.body, None, None,
+        _deliver_at(system), None,
+    ))  # fmt: skip
+
+
+def _deliver_at(system: Wire) -> datetime | None:
+    if not system.HasField("delivery_timestamp"):
+        return None
+    return max(_EPOCH + _MILLISECOND, moment_of(system.delivery_timestamp))
+
+
+def _headers(wire: Wire) -> dict[str, str]:
+    """Return the headers: those of the system, and as many properties of the client as headers can have."""
+    system = wire.system_properties
+    headers = {ID: system.message_id}
+    if system.keys:
+        headers[KEYS] = " ".join(system.keys)
+    if system.HasField("born_timestamp"):
+        headers[BORN_AT] = str(system.born_timestamp.seconds * 1000 + system.born_timestamp.nanos // 1_000_000)
+    if system.body_encoding == _ENCODINGS["GZIP"]:
+        headers[ENCODING] = "gzip"
+    for name, value in ((BORN_HOST, system.born_host), (TRACE, system.trace_context)):
+        if value and fits(headers, name, value):
+            headers[name] = value
+    others = {}
+    taken = {name.lower() for name in _OURS}
+    for name, value in wire.user_properties.items():
+        if name.lower() not in taken and fits(headers, name, value):
+            headers[name] = value
+            taken.add(name.lower())
+        else:
+            others[name] = value
+    if others:
+        headers[OTHERS] = json.dumps(others, separators=(",", ":"))
+    return headers
+
+
+def id_of(message: Message) -> str:
+    """Return the id of a message for clients; a message that no client has sent has an id made of its UUID."""
+    return message.headers.get(ID) or f"{_VERSION}{message.message_id.hex.upper()}"
+
+
+def wire_of(message: Message, type_: str) -> Wire:
+    """Return a message of the log in the form for clients. `type_`: the type of its topic."""
+    headers = message.headers
+    wire = _Message(body=message.body)
+    wire.topic.name = message.topic
+    wire.user_properties.update(_properties(message, headers))
+    system = wire.system_properties
+    system.message_id = id_of(message)
+    system.message_type = _TYPES[type_]
+    system.body_encoding = _ENCODINGS["GZIP" if headers.get(ENCODING) == "gzip" else "IDENTITY"]
+    system.body_digest.type = _MD5
+    system.body_digest.checksum = hashlib.md5(message.body, usedforsecurity=False).hexdigest().upper()
+    system.born_host = headers.get(BORN_HOST, "")
+    set_moment(system.born_timestamp, _born_at(message, headers))
+    system.keys.extend(headers.get(KEYS, "").split())
+    system.delivery_attempt = message.attempt
+    if message.tags is not None:
+        system.tag = message.tags
+    if message.key is not None:
+        system.message_group = message.key
+    if message.deliver_at is not None:
+        set_moment(system.delivery_timestamp, message.deliver_at)
+    if TRACE in headers:
+        system.trace_context = headers[TRACE]
+    return wire
+
+
+def _properties(message: Message, headers: Mapping[str, str]) -> dict[str, str]:
+    others: dict[str, str] = json.loads(headers.get(OTHERS, "{}"))
+    properties = {name: value for name, value in headers.items() if name not in _OURS} | others
+    return properties if message.key is None else properties | {SHARDING_KEY: message.key}
+
+
+def _born_at(message: Message, headers: Mapping[str, str]) -> datetime:
+    """Return the moment at which the client made the message; of other messages the moment of the insert."""
+    born = headers.get(BORN_AT, "")
+    if born.isdecimal():
+        return _EPOCH + int(born) * _MILLISECOND
+    return message.created_at or _EPOCH
