@@ -8,35 +8,17 @@ from ipaddress import ip_network
 import httpx
 import pytest
 
-from outbox import Outbox, Reject, Relay
+from outbox import Outbox
 from outbox.dashboard import Access, app
 from outbox.dashboard.logins import Door, Proxy, UserFile, behind
 from outbox.dashboard.numbers import Numbers
-from tests.support.dashboards import EVERYTHING, form, form_of, headline, send, visitor
-
-
-class Refusing:
-    """A destination that refuses every message."""
-
-    destination = "nats://h:4222"
-
-    def send(self, messages):
-        """Refuse all."""
-        return [Reject("HTTP 422")] * len(messages)
-
-    def close(self):
-        """Nothing is open."""
+from tests.support.dashboards import EVERYTHING, form, form_of, headline, send, twice_dead, visitor
 
 
 @pytest.fixture
 def outbox(engine) -> Outbox:
     """An outbox with a dead letter of two subscriptions."""
-    outbox = Outbox(engine)
-    with outbox.begin() as session:
-        outbox.send(session, "orders", b'{"card": "4711"}', key="order-1")
-    for name in ("billing", "mail"):
-        Relay(outbox, Refusing(), name=name).until_empty()
-    return outbox
+    return twice_dead(engine)
 
 
 def client(made) -> httpx.AsyncClient:

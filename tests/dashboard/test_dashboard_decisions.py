@@ -4,25 +4,12 @@ import re
 
 import pytest
 
-from outbox import Outbox, Reject, Relay
+from outbox import Outbox, Relay
 from outbox.dashboard.tokens import Tokens
 from tests.rocketmq.halves import begun
-from tests.support.dashboards import form, form_of, headline, read, send, visitor
+from tests.support.dashboards import Refusing, form, form_of, headline, read, send, visitor
 
 SECRET = "0123456789abcdef"
-
-
-class Refusing:
-    """A destination that refuses every message; its errors differ in a number, and by topic."""
-
-    destination = "nats://h:4222"
-
-    def send(self, messages):
-        """Refuse all."""
-        return [Reject(f"HTTP 42{len(each.topic)} of order {each.id}: 100% {each.topic}") for each in messages]
-
-    def close(self):
-        """Nothing is open."""
 
 
 @pytest.fixture
@@ -39,9 +26,14 @@ def outbox(sqlite_engine) -> Outbox:
     return outbox
 
 
+def error_of(message):
+    """An error that differs in a number, and by topic."""
+    return f"HTTP 42{len(message.topic)} of order {message.id}: 100% {message.topic}"
+
+
 def die(outbox):
     """Have what is unread become dead letters."""
-    Relay(outbox, Refusing()).until_empty()
+    Relay(outbox, Refusing(error_of)).until_empty()
 
 
 def kept(outbox):

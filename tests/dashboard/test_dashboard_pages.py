@@ -19,26 +19,18 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from outbox import Outbox, Reject, Relay, dashboard
+from outbox import Outbox, Relay, dashboard
 from outbox.dashboard import Access
 from tests.rocketmq.halves import producer
-from tests.support.dashboards import EVERYTHING, form, form_of, headline, read, send, visitor
+from tests.support.dashboards import EVERYTHING, Refusing, form, form_of, headline, read, send, visitor
 
 HOSTILE = "<script>alert(1)</script>\u202e\"'&javascript:"
 HOSTILE_BODY = f'{{"n": 9007199254740993, "x": "{"</pre><script>"}"}}'.encode()
 
 
-class Refusing:
-    """A destination whose errors are hostile, too."""
-
-    destination = "nats://h:4222"
-
-    def send(self, messages):
-        """Refuse all."""
-        return [Reject(f"{HOSTILE} at https://user:hunter2@h/ password=hunter2")] * len(messages)
-
-    def close(self):
-        """Nothing is open."""
+def hostile_error(message):
+    """An error of a destination that is hostile, too."""
+    return f"{HOSTILE} at https://user:hunter2@h/ password=hunter2"
 
 
 @pytest.fixture
@@ -53,7 +45,7 @@ def outbox(sqlite_engine) -> Outbox:
         }
         for _ in range(2):
             outbox.send(session, "orders", HOSTILE_BODY, key=HOSTILE, headers=headers, content_type="application/json")
-    Relay(outbox, Refusing()).until_empty()
+    Relay(outbox, Refusing(hostile_error)).until_empty()
     outbox.admin.pause("relay", key="a/b?..", by=HOSTILE, reason=HOSTILE)
     return outbox
 

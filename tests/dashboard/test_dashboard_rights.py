@@ -9,36 +9,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from outbox import Outbox, Reject, Relay, dashboard
+from outbox import Outbox, dashboard
 from outbox.dashboard import LOCAL, Access
 from outbox.dashboard.deciding import RIGHTS as RIGHT_OF
 from outbox.dashboard.site import WAYS
 from outbox.dashboard.tokens import REHEARSAL_SECONDS, TokenError, Tokens
-from tests.support.dashboards import EVERYTHING, form, form_of, headline, read, send, visitor
-
-
-class Refusing:
-    """A destination that refuses every message."""
-
-    destination = "nats://h:4222"
-
-    def send(self, messages):
-        """Refuse all."""
-        return [Reject("HTTP 422")] * len(messages)
-
-    def close(self):
-        """Nothing is open."""
+from tests.support.dashboards import EVERYTHING, form, form_of, headline, read, send, twice_dead, visitor
 
 
 @pytest.fixture
 def outbox(sqlite_engine) -> Outbox:
     """An outbox with a dead letter of two subscriptions."""
-    outbox = Outbox(sqlite_engine)
-    with outbox.begin() as session:
-        outbox.send(session, "orders", b'{"card": "4711"}', key="order-1")
-    for name in ("billing", "mail"):
-        Relay(outbox, Refusing(), name=name).until_empty()
-    return outbox
+    return twice_dead(sqlite_engine)
 
 
 SECRET = "0123456789abcdef"

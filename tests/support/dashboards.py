@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urljoin
 
+from sqlalchemy import Engine
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
+from outbox import Message, Outbox, Reject, Relay
 from outbox.dashboard import Access, app
 
 EVERYTHING = ("see", "bodies", "replay", "discard", "pause", "decide")
+
+
+class Refusing:
+    """A destination that refuses every message."""
+
+    destination = "nats://h:4222"
+
+    def __init__(self, error_of: Callable[[Message], str] = lambda message: "HTTP 422") -> None:
+        self._error_of = error_of
+
+    def send(self, messages: Sequence[Message]) -> list[Reject]:
+        """Refuse all."""
+        return [Reject(self._error_of(each)) for each in messages]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def twice_dead(engine: Engine) -> Outbox:
+    """Return an outbox with a message that is a dead letter of two subscriptions."""
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b'{"card": "4711"}', key="order-1")
+    for name in ("billing", "mail"):
+        Relay(outbox, Refusing(), name=name).until_empty()
+    return outbox
 
 
 @dataclass
