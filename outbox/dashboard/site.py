@@ -305,24 +305,14 @@ class Site:
 
     async def _databases(self, request: Request) -> Response:
         """List the databases, for visitors with access."""
-        try:
-            visit = await self._visit(request)
-            _require(visit, "see")
-        except HTTPException:
-            raise
-        except Exception as error:
-            return await self._answer(request, None, self._failed(request, error))
-        return await self._answer(request, visit, Page("databases.html"))
+        visit = await self._seeing(request)
+        return visit if isinstance(visit, Response) else await self._answer(request, visit, Page("databases.html"))
 
     async def _events(self, request: Request) -> Response:
         """Answer with the numbers of the overview whenever new numbers come."""
-        try:
-            visit = await self._visit(request)
-            _require(visit, "see")
-        except HTTPException:
-            raise
-        except Exception as error:
-            return await self._answer(request, None, self._failed(request, error))
+        visit = await self._seeing(request)
+        if isinstance(visit, Response):
+            return visit
         if self._live[visit.database].viewers >= _MOST_VIEWERS:
             return PlainTextResponse("too many viewers\n", 503, {"retry-after": "60"})
         overview = path_of(request).removesuffix("live")
@@ -337,6 +327,17 @@ class Site:
             media_type="text/event-stream",
             headers={"x-accel-buffering": "no"},
         )
+
+    async def _seeing(self, request: Request) -> Visit | Response:
+        """Return the visit of somebody who may see, or the page that tells why not."""
+        try:
+            visit = await self._visit(request)
+            _require(visit, "see")
+            return visit
+        except HTTPException:
+            raise
+        except Exception as error:
+            return await self._answer(request, None, self._failed(request, error))
 
     async def _file(self, request: Request) -> Response:
         """Answer with a file of the library; the file holds no data."""
