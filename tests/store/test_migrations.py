@@ -6,7 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -343,6 +343,26 @@ def test_an_upgrade_gives_up_behind_a_long_transaction_so_that_no_writer_waits(e
     migrate.upgrade(empty_pg)
 
     assert (refused, migrate.current_revision(empty_pg)) == ("0002", migrate.head_revision())
+
+
+def test_an_upgrade_is_not_refused_because_workers_renew_their_leases_meanwhile(empty_pg):
+    """A worker that waits for a row keeps others from the table; so the upgrade takes the whole table before."""
+    make_earlier(empty_pg, "0007")
+    waits = text("SELECT cardinality(pg_blocking_pids(:pid))")
+    with ThreadPoolExecutor() as pool, empty_pg.connect() as worker:
+        pid = worker.scalar(text("SELECT pg_backend_pid()"))
+        renewals = list[Future[object]]()
+
+        def renew(connection, _cursor, statement, *_rest) -> None:
+            if not renewals and statement.startswith("UPDATE outbox_lease"):
+                renewals.append(pool.submit(worker.execute, text("UPDATE outbox_lease SET lease_until = now()")))
+                assert eventually(lambda: connection.scalar(waits, {"pid": pid}))
+
+        sqlalchemy.event.listen(empty_pg, "after_cursor_execute", renew)
+        migrate.upgrade(empty_pg)
+        renewals[0].result()
+
+    assert migrate.current_revision(empty_pg) == migrate.head_revision()
 
 
 @pytest.mark.storm
