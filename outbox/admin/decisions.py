@@ -7,14 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TypedDict
+from typing import TypedDict, Unpack
 from uuid import UUID
 
 from outbox.admin.commands import carry_out_without_worker
+from outbox.admin.face import Face, awaited
 from outbox.admin.results import Decided, ParkedCount, ParkedDetail
 from outbox.errors import SubscriptionError
-from outbox.model.decision import Verb
-from outbox.model.limits import require_flags, require_notes, require_numbers
+from outbox.model.decision import Decision, Verb
+from outbox.model.limits import require_flags, require_notes, require_numbers, require_wait
+from outbox.model.message import Message
 from outbox.model.parking import STATES, State, States
 from outbox.model.status import Count, TroubleStatus
 from outbox.model.subscription import Subscription
@@ -26,7 +28,7 @@ from outbox.store.database import Channel
 from outbox.store.operations import tail
 from outbox.store.operations.purge import moment_before, note_dead
 from outbox.store.operations.status import unread_by, unread_messages
-from outbox.store.subscriptions.decisions import MOST_IDS, Decisions
+from outbox.store.subscriptions.decisions import MOST_IDS, Decisions, listed, note
 from outbox.store.subscriptions.parked_messages import ParkedFilter, ParkedMessage, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -38,6 +40,8 @@ _MEANT: Mapping[Verb, tuple[State, ...]] = {
     "discard": (States.DEAD,),
     "set_aside": (States.DELAYED, States.WAITING, States.RETRY, States.BEHIND),
 }
+#: A count that takes longer is a minimum.
+_PATIENCE = timedelta(seconds=3)
 #: A decision on more messages that no worker has read is refused, because each worker keeps their ids in memory.
 MOST_UNREAD = 100_000
 
@@ -73,46 +77,200 @@ class Order(Choice, total=False):
     rehearsal: bool
 
 
-def parked(channel: Channel, limit: int, choice: Choice, after: tuple[str, int] | None = None) -> list[ParkedMessage]:
-    """Return at most `limit` parked messages, by subscription and in the order of the log.
+class Deciding(Face):
+    """Questions about parked messages, and decisions on messages."""
 
-    `after`: subscription and log id of the last message of the page before.
-    """
-    require_known("parked", choice, ("limit", "after", *Choice.__annotations__))
-    name, id = after or ("", -1)
-    chosen, found = _filter(choice), list[ParkedMessage]()
-    for each in _subscriptions(channel, choice.get("name")):
-        if each.name >= name and len(found) < limit:
-            messages = ParkedMessages(channel, each.name)
-            found += messages.list(chosen, limit - len(found), id if each.name == name else -1)
-    return found
+    def parked(
+        self, *, limit: int = 100, after: tuple[str, int] | None = None, **choice: Unpack[Choice]
+    ) -> tuple[ParkedMessage, ...]:
+        """Return at most `limit` parked messages, without bodies, by subscription and in the order of the log.
 
+        Args:
+            limit: at most so many.
+            after: `(subscription, id)` of the last message of the page before; None: from the first on.
+            choice: `name` of the subscription, `state` (one or several), `topic`, `key`, `error_like` (a part of the
+                error) and `before` (the moment of parking); without any all parked messages are meant.
 
-def count(channel: Channel, choice: Choice, patience: timedelta) -> ParkedCount:
-    """Count parked messages of a choice by state and error, for at most so long."""
-    require_known("parked_count", choice, ("patience", *Choice.__annotations__))
-    chosen, until, complete = _filter(choice), clock() + patience.total_seconds(), True
-    states, errors = Counter[str](), dict[tuple[str, str], TroubleStatus]()
-    for each in _subscriptions(channel, choice.get("name")):
-        rows, all_seen = ParkedMessages(channel, each.name).by_error(chosen, until)
-        complete &= all_seen
-        for state, error, number, parked_at in rows:
-            states[state] += number
-            if error is not None:
-                like, since = (state, without_numbers(error)), channel.database.moment(parked_at)
-                known = errors.get(like) or TroubleStatus(
-                    state=state, messages=0, messages_is_minimum=False, since=since, error=error
-                )
-                errors[like] = replace(known, messages=known.messages + number, since=min(known.since, since))
-    return ParkedCount(
-        messages=states.total(),
-        messages_is_minimum=not complete,
-        states={state: states[state] for state in STATES},
-        errors=tuple(
-            replace(each, messages_is_minimum=not complete)
-            for each in sorted(errors.values(), key=lambda each: (-each.messages, each.since))
-        ),
-    )
+        Raises:
+            SubscriptionError: there is no such subscription or state, or a moment has no zone.
+            ValueError: the limit is no whole number from 1 on.
+        """
+        require_numbers(limit=limit)
+        require_known("parked", choice, ("limit", "after", *Choice.__annotations__))
+        with self._channel() as channel:
+            first, last = after or ("", -1)
+            chosen, found = _filter(choice), list[ParkedMessage]()
+            for each in _subscriptions(channel, choice.get("name")):
+                if each.name >= first and len(found) < limit:
+                    messages = ParkedMessages(channel, each.name)
+                    found += messages.list(chosen, limit - len(found), last if each.name == first else -1)
+            return tuple(found)
+
+    def parked_count(self, *, patience: timedelta = _PATIENCE, **choice: Unpack[Choice]) -> ParkedCount:
+        """Count parked messages by state and by error.
+
+        Args:
+            patience: after this time the numbers are minimums.
+            choice: as of `parked`.
+
+        Raises:
+            SubscriptionError: as from `parked`.
+            ValueError: the patience is no timedelta, or below 0.
+        """
+        require_wait("patience", patience)
+        require_known("parked_count", choice, ("patience", *Choice.__annotations__))
+        with self._channel() as channel:
+            chosen, until, complete = _filter(choice), clock() + patience.total_seconds(), True
+            states, errors = Counter[str](), dict[tuple[str, str], TroubleStatus]()
+            for each in _subscriptions(channel, choice.get("name")):
+                rows, all_seen = ParkedMessages(channel, each.name).by_error(chosen, until)
+                complete &= all_seen
+                for state, error, number, parked_at in rows:
+                    states[state] += number
+                    if error is not None:
+                        like, since = (state, without_numbers(error)), channel.database.moment(parked_at)
+                        known = errors.get(like) or TroubleStatus(
+                            state=state, messages=0, messages_is_minimum=False, since=since, error=error
+                        )
+                        errors[like] = replace(known, messages=known.messages + number, since=min(known.since, since))
+            return ParkedCount(
+                messages=states.total(),
+                messages_is_minimum=not complete,
+                states={state: states[state] for state in STATES},
+                errors=tuple(
+                    replace(each, messages_is_minimum=not complete)
+                    for each in sorted(errors.values(), key=lambda each: (-each.messages, each.since))
+                ),
+            )
+
+    def dead_letters(
+        self, *, limit: int = 100, after: tuple[str, int] | None = None, **choice: Unpack[Choice]
+    ) -> tuple[ParkedMessage, ...]:
+        """Do as `parked`, for dead letters."""
+        choice["state"] = States.DEAD
+        return self.parked(limit=limit, after=after, **choice)
+
+    def unread(self, *, name: str | None = None, topic: str | None = None, key: str | None = None) -> dict[str, int]:
+        """Return how many messages subscriptions have still to read, by subscription; without any, nothing.
+
+        These are not parked, so `discard` reaches them only with `unread=True`. Many are estimated.
+
+        Args:
+            name: of the subscription; None: all relays, consumers and backfills.
+            topic, key: only messages of a topic, or with a key.
+
+        Raises:
+            SubscriptionError: there is no such subscription.
+        """
+        with self._channel() as channel:
+            return unread(channel, {"name": name, "topic": topic, "key": key})
+
+    def parked_message(self, id: int | UUID, *, name: str | None = None) -> ParkedDetail:
+        """Return a parked message with its contents. `name`: the subscription, if several have parked the message.
+
+        Raises:
+            SubscriptionError: no message is parked under this id, or several subscriptions have parked it.
+            ValueError: no message can have this id.
+        """
+        with self._channel() as channel:
+            return _detail(channel, id, name)
+
+    def read_body(self, id: int, *, name: str | None = None, by: str | None = None) -> Message:
+        """Return a message with its body, and keep who read the body, as a decision `read` of the same transaction.
+
+        Args:
+            id: in the log; also of a purged message that is still parked.
+            name: of the subscription with the parked copy; None: the message of the log.
+            by: the person; None: user and host of the process.
+
+        Raises:
+            SubscriptionError: there is no such message, or no such subscription.
+            ValueError: no message can have this id.
+        """
+        require_numbers(id=id)
+        require_notes(by=by)
+        with self._channel() as channel, channel.transaction():
+            found = tail.message(channel, id) if name is None else _detail(channel, id, name).message
+            if found is None:
+                raise SubscriptionError(f"no message {id} is in the log; perhaps it was purged")
+            note(channel, "read", by=by, subscription=name, choice={"message": id}, count=1)
+            return found
+
+    def replay(self, *ids: int | UUID, reason: str | None = None, **order: Unpack[Order]) -> tuple[Decided, ...]:
+        """Have parked messages sent now, with attempts counted from 0; without a state dead letters are meant.
+
+        The live worker carries the decision out; without a worker the call does.
+
+        Args:
+            ids: of messages, in the log or as `send` returned them; or `all=True` for every message of a choice.
+            reason: for the log.
+            order: a choice as in `parked`; `by`, the person; `rehearsal=True`: change nothing, and return the number of
+                messages that are meant.
+
+        Raises:
+            SubscriptionError: neither ids nor `all`; an id that is not parked, or that several subscriptions have
+                parked; or a state that cannot be replayed. Nothing was done.
+            InvalidMessageError: a text is too long, or no text. Nothing was done.
+            ValueError: no message can have one of the ids. Nothing was done.
+            LeaseLostError: a worker took the lease of a subscription meanwhile. The error says what was done there.
+        """
+        with self._channel() as channel:
+            return tuple(_decide(channel, "replay", ids, reason, order))
+
+    def discard(self, *ids: int | UUID, reason: str, **order: Unpack[Order]) -> tuple[Decided, ...]:
+        """Give parked messages up for good; messages behind them go on. Takes and raises what `replay` does.
+
+        With `unread=True` messages that no worker has read yet are meant, too: they are discarded when they are read.
+        """
+        with self._channel() as channel:
+            return tuple(_decide(channel, "discard", ids, reason, order))
+
+    def set_aside(self, *ids: int | UUID, reason: str, **order: Unpack[Order]) -> tuple[Decided, ...]:
+        """Make dead letters of messages that are not to be tried, also of messages that no worker has read yet.
+
+        By the policy of the subscription a dead letter holds its key. A message behind another one, or before its time,
+        holds nothing. Without a state all parked messages but dead letters are meant. Takes and raises what `replay`
+        does.
+        """
+        with self._channel() as channel:
+            return tuple(_decide(channel, "set_aside", ids, reason, order))
+
+    def decisions(
+        self,
+        *,
+        subscription: str | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+        after: int | None = None,
+    ) -> tuple[Decision, ...]:
+        """Return at most `limit` decisions of people, the newest first; each is kept for 90 days.
+
+        Args:
+            subscription: only those about this subscription, which may be dropped by now.
+            since: only those from this moment on, with a zone.
+            limit: at most so many.
+            after: the id of the last decision of the page before; None: from the newest on.
+
+        Raises:
+            SubscriptionError: the moment has no zone.
+            ValueError: the limit, or the id, is no whole number from 1 on.
+        """
+        require_numbers(limit=limit, **({} if after is None else {"after": after}))
+        if since is not None and since.tzinfo is None:
+            raise SubscriptionError(f"since: {since} has no time zone; pass a datetime with tzinfo")
+        with self._channel() as channel:
+            return tuple(listed(channel, limit, subscription=subscription, since=since, after=after))
+
+    aparked = awaited(parked)
+    aparked_count = awaited(parked_count)
+    adead_letters = awaited(dead_letters)
+    aunread = awaited(unread)
+    aparked_message = awaited(parked_message)
+    aread_body = awaited(read_body)
+    areplay = awaited(replay)
+    adiscard = awaited(discard)
+    aset_aside = awaited(set_aside)
+    adecisions = awaited(decisions)
 
 
 def unread(channel: Channel, choice: Choice, ids: Sequence[int] | None = None) -> dict[str, int]:
@@ -134,7 +292,7 @@ def in_words(unread: Mapping[str, int]) -> str:
     return " and ".join(f"{counted(number, 'message')} for {name}" for name, number in unread.items())
 
 
-def detail(channel: Channel, id: int | UUID, name: str | None) -> ParkedDetail:
+def _detail(channel: Channel, id: int | UUID, name: str | None) -> ParkedDetail:
     """Return a parked message with its contents.
 
     Raises:
@@ -154,7 +312,7 @@ def detail(channel: Channel, id: int | UUID, name: str | None) -> ParkedDetail:
     return ParkedDetail(parked=found[0], message=message, behind=parked.behind(chosen), dead_at=parked.dead_at(id))
 
 
-def decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str | None, order: Order) -> list[Decided]:
+def _decide(channel: Channel, verb: Verb, ids: Sequence[int | UUID], reason: str | None, order: Order) -> list[Decided]:
     """Write decisions on messages, and have them carried out: by the live worker, or here without a worker.
 
     Raises:

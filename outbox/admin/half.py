@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from functools import partial
 
 from outbox.admin.commands import carry_out_without_worker
+from outbox.admin.face import Face, awaited
 from outbox.errors import OutboxError, SubscriptionError, VerdictStandsError
-from outbox.model.limits import require_notes
+from outbox.model.limits import require_flags, require_notes, require_numbers
 from outbox.model.message import Message
 from outbox.model.parking import States
 from outbox.model.subscription import check_of
@@ -73,19 +74,87 @@ class Resumed:
     worker: str | None
 
 
-def detail(channel: Channel, id: str) -> TransactionDetail:
-    """Return a transaction, the verdict, and its messages as a commit delivers them."""
-    transaction, decided = found(channel, id)
-    rows = HalfTransactions(channel).messages(id)
-    return TransactionDetail(
-        transaction_id=id,
-        transaction=transaction,
-        op=None if decided is None else decided.op,
-        decided_by=None if decided is None else decided.decided_by,
-        decided_at=None if decided is None else decided.decided_at,
-        # One that no producer wrote is shown as it is stored.
-        messages=tuple(real_message(row) if is_readable(row) else row for row in rows),
-    )
+class HalfMessages(Face):
+    """Questions and orders about transactions with half messages."""
+
+    def half_transactions(
+        self, *, group: str | None = None, given_up: bool = False, limit: int = 100, after: str | None = None
+    ) -> tuple[HalfTransaction, ...]:
+        """Return at most `limit` transactions without a verdict, the oldest first, in the order of their ids.
+
+        Args:
+            group: of the producer; None: all.
+            given_up: only transactions that wait for a person.
+            limit: at most so many.
+            after: the id of the last transaction of the page before; None: from the oldest on.
+
+        Raises:
+            ValueError: the limit is no whole number from 1 on.
+        """
+        require_numbers(limit=limit)
+        require_flags(given_up=given_up)
+        with self._channel() as channel:
+            return tuple(HalfTransactions(channel).pending(group=group, given_up=given_up, limit=limit, after=after))
+
+    def half_transaction(self, id: str) -> TransactionDetail:
+        """Return a transaction, its verdict, and its messages as a commit delivers them.
+
+        Raises:
+            SubscriptionError: there is no such transaction.
+        """
+        with self._channel() as channel:
+            transaction, decided = found(channel, id)
+            rows = HalfTransactions(channel).messages(id)
+            return TransactionDetail(
+                transaction_id=id,
+                transaction=transaction,
+                op=None if decided is None else decided.op,
+                decided_by=None if decided is None else decided.decided_by,
+                decided_at=None if decided is None else decided.decided_at,
+                # One that no producer wrote is shown as it is stored.
+                messages=tuple(real_message(row) if is_readable(row) else row for row in rows),
+            )
+
+    def half_commit(self, id: str, *, by: str | None = None, unchecked: bool = False) -> HalfVerdict:
+        """Deliver the messages of a pending transaction. The first verdict stands for ever.
+
+        Args:
+            id: of the transaction.
+            by: the person; None: user and host of the process.
+            unchecked: decide a transaction with `verdict="record"` without its business database, which is gone.
+                Otherwise `outbox half commit` with `--business` asks that database first.
+
+        Raises:
+            SubscriptionError: there is no such transaction.
+            VerdictStandsError: the opposite verdict stands.
+            OutboxError: there is nothing to deliver, the business database has to be asked, or a business transaction
+                is deciding right now. Nothing was done.
+        """
+        require_flags(unchecked=unchecked)
+        with self._channel() as channel:
+            return decide(channel, id, "commit", by=by, unchecked=unchecked)
+
+    def half_rollback(self, id: str, *, by: str | None = None, unchecked: bool = False) -> HalfVerdict:
+        """Drop the messages of a pending transaction; takes and raises what `half_commit` does."""
+        require_flags(unchecked=unchecked)
+        with self._channel() as channel:
+            return decide(channel, id, "rollback", by=by, unchecked=unchecked)
+
+    def half_resume(self, id: str, *, by: str | None = None, reason: str | None = None) -> Resumed:
+        """Ask again about a transaction that was given up, with questions counted from 0.
+
+        Raises:
+            SubscriptionError: there is no such transaction.
+            OutboxError: the transaction was not given up, or has a verdict.
+        """
+        with self._channel() as channel:
+            return resume(channel, id, by=by, reason=reason)
+
+    ahalf_transactions = awaited(half_transactions)
+    ahalf_transaction = awaited(half_transaction)
+    ahalf_commit = awaited(half_commit)
+    ahalf_rollback = awaited(half_rollback)
+    ahalf_resume = awaited(half_resume)
 
 
 def found(channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from uuid import UUID
 
+from outbox.admin.face import Face, awaited
 from outbox.admin.results import Passage, PassageState, Trace
 from outbox.model.decision import Decision
 from outbox.model.filter.sql92 import Filter
+from outbox.model.limits import require_numbers
 from outbox.model.message import Message
 from outbox.model.parking import States
 from outbox.model.subscription import Subscription
@@ -16,10 +19,62 @@ from outbox.model.topics import Topics
 from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.idempotency.withdrawals import withdrawn_at
+from outbox.store.operations import tail
 from outbox.store.operations.passing import Passing, logged, passing
 from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked_messages import ParkedMessage, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
+
+
+class Messages(Face):
+    """Questions about messages of the log."""
+
+    def newest(self, *, limit: int = 20, topic: str | None = None, key: str | None = None) -> tuple[Message, ...]:
+        """Return at most `limit` messages of the newest 10 000, in the order of the log, sent or not.
+
+        Args:
+            limit: at most so many.
+            topic, key: only messages of a topic, or with a key.
+
+        Raises:
+            ValueError: the limit is no whole number from 1 on.
+        """
+        require_numbers(limit=limit)
+        with self._channel() as channel:
+            return tuple(tail.newest(channel, limit, topic, key))
+
+    def message(self, id: int | UUID) -> Message | None:
+        """Return a message of the log by its id there, or by the one that `send` returned; None: there is none now.
+
+        Raises:
+            ValueError: no message can have this id.
+        """
+        if not isinstance(id, UUID):
+            require_numbers(id=id)
+        with self._channel() as channel:
+            found = tail.id_of(channel, id) if isinstance(id, UUID) else id
+            return None if found is None else tail.message(channel, found)
+
+    def trace(self, id: int | UUID) -> Trace | None:
+        """Return when a message was written, and its way through each subscription; None: nothing of it is stored now.
+
+        The position of a subscription tells whether the message was passed, and settles of the last day tell when.
+
+        Args:
+            id: as of `message`; also of a purged message that is still parked.
+
+        Raises:
+            ValueError: no message can have this id.
+        """
+        if not isinstance(id, UUID):
+            require_numbers(id=id)
+        with self._channel() as channel:
+            found = tail.id_of(channel, id) if isinstance(id, UUID) else id
+            return None if found is None else trace(channel, found)
+
+    anewest = awaited(newest)
+    amessage = awaited(message)
+    atrace = awaited(trace)
 
 
 def trace(channel: Channel, id: int) -> Trace | None:
