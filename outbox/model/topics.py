@@ -115,10 +115,6 @@ class Topics:
             return None
 
 
-#: All topics, except the topic of half messages.
-EVERY_TOPIC = Topics((), (ANYTHING,))
-
-
 def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
     """Return chosen topics as stored: sorted, and simplified.
 
