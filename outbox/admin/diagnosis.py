@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
 
 from outbox.admin.results import Finding, Kind, Proposal, Thresholds
 from outbox.model.command import Commands
@@ -168,7 +167,7 @@ class Diagnosis:
                 next_command=self._command("status", "--watch"),
             )
 
-    def _of_unsent(self, status: Status, state: Literal["waiting", "retry"]) -> Iterator[Finding]:
+    def _of_unsent(self, status: Status, state: State) -> Iterator[Finding]:
         """Yield that messages wait for their destination, or fail and are tried again."""
         troubles = [each for each in status.troubles if each.state == state]
         if not troubles or status.is_paused:

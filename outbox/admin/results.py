@@ -11,6 +11,7 @@ from uuid import UUID
 
 from outbox.model.decision import Decision
 from outbox.model.message import Message
+from outbox.model.parking import State, States
 from outbox.model.pausing import Pause
 from outbox.model.status import LogStatus, Status, StoredProperties, TransactionsStatus, TroubleStatus
 from outbox.runtime.text import age, labelled
@@ -21,10 +22,7 @@ Kind = Literal[
     "released", "unpurged", "held_back", "undone",
 ]  # fmt: skip
 
-PassageState = Literal[
-    "unread", "passed", "discarded", "withdrawn", "unselected", "before", "unknown", "delayed", "waiting", "retry",
-    "dead", "behind",
-]  # fmt: skip
+PassageState = Literal["unread", "passed", "discarded", "withdrawn", "unselected", "before", "unknown", State]
 
 #: Kinds without dead letters that RocketMQ's metric could count.
 _NO_LETTERS = ("check", "extract")
@@ -148,7 +146,7 @@ class Look:
             "rocketmq_rollback_messages_total": self.by_topic("rolled_back"),
             "rocketmq_finish_message_latency": {"unit": "seconds", "topics": self.latencies},
             "rocketmq_send_to_dlq_messages_total": {
-                each.name: each.parked["dead"] for each in self.subscriptions if each.kind not in _NO_LETTERS
+                each.name: each.parked[States.DEAD] for each in self.subscriptions if each.kind not in _NO_LETTERS
             },
         }
 

@@ -88,8 +88,8 @@ def moment(value: str, name: str) -> datetime:
 
 def message_id(value: str) -> int | UUID:
     """Return the id of a message: a number of the log, or the UUID that `send` returned."""
-    if value.isascii() and value.isdecimal() and len(value) < 20 and 1 <= int(value) <= MAX_NUMBER:
-        return int(value)
+    if (found := _number(value)) is not None:
+        return found
     try:
         return UUID(value)
     except ValueError:
@@ -113,9 +113,15 @@ def number(given: Mapping[str, str], name: str) -> int | None:
     value = text(given, name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdecimal() and len(value) < 20 and 1 <= int(value) <= MAX_NUMBER):
+    if (found := _number(value)) is None:
         raise BadAddressError(f"{name} must be a number from 1 on")
-    return int(value)
+    return found
+
+
+def _number(value: str) -> int | None:
+    """Return a text as a whole number from 1 on; None: the text is none."""
+    written = value.isascii() and value.isdecimal() and len(value) <= len(str(MAX_NUMBER))
+    return int(value) if written and 1 <= int(value) <= MAX_NUMBER else None
 
 
 def hours(given: Mapping[str, str]) -> int:

@@ -13,7 +13,7 @@ from outbox.dashboard.filters import PAGE, BadAddressError, Chosen
 from outbox.dashboard.numbers import Answer
 from outbox.dashboard.pictures import sparkline, timeline
 from outbox.dashboard.visit import Page, Visit
-from outbox.model.parking import STATES
+from outbox.model.parking import STATES, States
 from outbox.model.status import History, TroubleStatus
 
 #: The live sections of the overview.
@@ -67,7 +67,7 @@ def subscription(visit: Visit) -> Page:
     details = {each.name: each for each in admin.subscriptions()}
     history = admin.history(statuses[0].name, since=timedelta(hours=hours), step=filters.STEPS[hours])
     is_check = statuses[0].kind == "check"
-    dead = None if is_check else visit.seen.parked_count(Chosen(name=name, state="dead"))
+    dead = None if is_check else visit.seen.parked_count(Chosen(name=name, state=States.DEAD))
     values = {
         "name": name,
         "statuses": [(each, details.get(each.name)) for each in statuses],

@@ -42,6 +42,8 @@ _LIMITS = Limits(rows=128, bytes=MOST_BYTES)
 MAX_BEHIND, _MOST_PORTIONS = 320, 16
 #: A portion has at least so many messages.
 _PORTION = 32
+#: The progress behind more portions without a message to hand out is stored at once.
+_FEW_PORTIONS = 2
 #: So many delayed messages fall due in one transaction.
 _FALLING_DUE = 1_000
 #: The parking of a message that is passed before it is handed out, because of others of the keys of a pop.
@@ -322,7 +324,7 @@ class _Pop:
         expired, withdrawn = {each.message.id for each in ready if each.expired}, recalled.withdrawn
         for message in recalled.free:
             taking.take(message, EXPIRED if message.id in expired else None)
-        dead = [each for each in taking.parkings if each[1].state == "dead"]
+        dead = [each for each in taking.parkings if each[1].state == States.DEAD]
         if dead or withdrawn:
             self._require_free(standing)
             self._parked.remove([message.id or 0 for message in withdrawn])
@@ -348,7 +350,7 @@ class _Pop:
             self.end = self._take(standing, batch, messages)
             if taking.last is not None or taking.full or not batch.seen:
                 break
-        if taking.parkings or self._is_stored(standing, seen=seen, passed=portions > 2):
+        if taking.parkings or self._is_stored(standing, seen=seen, passed=portions > _FEW_PORTIONS):
             self._write(standing, highest)
 
     def _take(self, standing: Standing, batch: Batch, messages: list[Message]) -> Progress:

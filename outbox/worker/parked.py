@@ -195,7 +195,7 @@ class ParkedQueue:
         if done or changed:
             self._write(done, changed)
             # What waits as before is no reason to look again at once.
-            self._round.worked |= bool(done) or any(parking.state != "waiting" for _, parking in changed)
+            self._round.worked |= bool(done) or any(parking.state != States.WAITING for _, parking in changed)
 
     def _write(self, done: list[Message], changed: Parkings) -> None:
         began = time.monotonic()

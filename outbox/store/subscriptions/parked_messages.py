@@ -223,7 +223,7 @@ class ParkedMessages:
     def _decided(self, found: Sequence[ParkedMessage]) -> Sequence[ParkedMessage]:
         """Return messages with the open decisions on them, and those of their writers."""
         decided = self._decisions.of_messages() if found else {}
-        delayed = [each.message_id for each in found if each.state == "delayed"]
+        delayed = [each.message_id for each in found if each.state == States.DELAYED]
         taken_back = withdrawals_among(self._channel, delayed) if delayed else {}
         told = (replace(each, withdrawn_at=taken_back.get(each.message_id)) for each in found)
         return [_with(each, decided[each.id]) if each.id in decided else each for each in told]
