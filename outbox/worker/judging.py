@@ -67,35 +67,37 @@ class Judge:
 
         An attempt counts for a portion, and for a message alone with the blame for the failure.
         """
-        failure = Retry(f"no answer within {call.deadline} s")
-        topics = {message.topic for message in call.messages}
-        if not self._policy.in_portions:
-            self._silences.unanswered(call.messages, alone=len(topics) == 1)
-        if silent := any(map(self._silences.is_silent, topics)):
-            # The others go on as before.
-            batch.findings.refused |= dict.fromkeys(topics, failure.error)
-            batch.note_refused(batch.findings.refused, accepted=())
-        else:
-            _tell_late(call)
-            self._size.hung()
-            self._size.one()
-        alone = len(call.messages) == 1 and not silent
-        counts = self._policy.in_portions or (alone and self._blame.failed_alone(call.messages[0]))
-        if counts:
-            parked = [(message, self._policy.failed(message, failure)) for message in call.messages]
-        else:
-            parked = [(message, self._policy.waiting(message, CALLED)) for message in call.messages]
-            batch.quota = max(0, batch.quota - len(parked))
-        batch.resolve([], parked)
+        messages, failure = call.messages, Retry(f"no answer within {call.deadline} s")
+        alone = not self._note_late(batch, call, failure.error) and len(messages) == 1
+        counts = self._policy.in_portions or (alone and self._blame.failed_alone(messages[0]))
+        if not counts:
+            batch.quota = max(0, batch.quota - len(messages))
         # A dead letter may let the rest of its key go on, but not beside its call.
-        keys = {message.key for message in call.messages if self._policy.ordered and message.key is not None}
-        rest = [message for message in batch.messages if message.key in keys]
-        batch.resolve([], [(message, self._policy.waiting(message, CALLED)) for message in rest])
+        own = {message.id for message in messages}
+        keys = {message.key for message in messages if self._policy.ordered and message.key is not None}
+        rest = [message for message in batch.messages if message.key in keys and message.id not in own]
+        fails, waits = (messages, rest) if counts else ([], [*messages, *rest])
+        failed = [(message, self._policy.failed(message, failure)) for message in fails]
+        batch.resolve([], [*failed, *((message, self._policy.waiting(message, CALLED)) for message in waits)])
         if alone and not counts:
             self._alone[call] = self._blame.count
             if batch.parked:
-                batch.note_refused({call.messages[0].topic: failure.error}, accepted=())
+                batch.note_refused({messages[0].topic: failure.error}, accepted=())
         return True
+
+    def _note_late(self, batch: Pending, call: Call, error: str) -> bool:
+        """Note a call past its deadline; return whether one of its topics is silent, while others go on as before."""
+        topics = {message.topic for message in call.messages}
+        if not self._policy.in_portions:
+            self._silences.unanswered(call.messages, alone=len(topics) == 1)
+        if any(map(self._silences.is_silent, topics)):
+            batch.findings.refused |= dict.fromkeys(topics, error)
+            batch.note_refused(batch.findings.refused, accepted=())
+            return True
+        _tell_late(call)
+        self._size.hung()
+        self._size.one()
+        return False
 
     def judge_late(self, batch: Pending, call: Call) -> None:
         """Decide about the parked messages of a call that has come back after its deadline.

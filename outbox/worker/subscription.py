@@ -24,7 +24,6 @@ from outbox.store.failure import in_one_line
 from outbox.store.operations.ensure import ensure_outbox, of_other_tables
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.operations.purge import Purge
-from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.instances import drop_gone
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
@@ -48,6 +47,7 @@ from outbox.worker.notice import Notice
 from outbox.worker.outages import Outages
 from outbox.worker.pace import Paces
 from outbox.worker.partition import PartitionWorker
+from outbox.worker.paused import Paused, log_pauses
 from outbox.worker.settings import Settings
 from outbox.worker.turn import Turn
 
@@ -89,14 +89,9 @@ class SubscriptionWorker:
         self._teller = Teller(own, {"database": database, "subscription": name})
         self._outages = Outages(self._teller, place_of(declared))
         self._paces = Paces()
+        self._paused = Paused()
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
-        #: The open decisions at the last look during a pause, with on how many messages each was carried out; and those
-        #: for which the lease of a partition was taken.
-        self._open: dict[int, int] = {}
-        self._decided: dict[Partition, dict[int, int]] = {}
-        #: When those are forgotten, because a writer may have held up a decision, and it shows in no count.
-        self._decide_again_at = 0.0
         #: True when the subscription was not there when it was last declared on this connection.
         self._awaited = False
 
@@ -132,7 +127,7 @@ class SubscriptionWorker:
                 self._failures.tries().finished = True
                 self.look_at = time.monotonic() + upkeep.FIND_BACKFILL
                 return
-            if self._stored.is_paused and not self._some_decided(connection, self._stored):
+            if self._stored.is_paused and not self._paused.some_decided(connection.channel, self._stored):
                 self._stand_still(connection, self._stored)
                 return
             taken = self._take_leases(connection, self._stored)
@@ -157,7 +152,7 @@ class SubscriptionWorker:
                 return
             if stored.pauses != known.pauses:
                 self._stored, self.look_at = replace(known, pauses=stored.pauses), 0.0
-                _tell_pauses(known, stored)
+                log_pauses(known, stored)
             for turn in self.turns.values():
                 turn.follow(stored, connection.stop)
 
@@ -175,19 +170,9 @@ class SubscriptionWorker:
             self._failures.tries(partition).finished = connection.until == "once"
         self.look_at = self._pauses_at
 
-    def _some_decided(self, connection: Connection, stored: Subscription) -> bool:
-        """Return whether people have decided since the last leases; then the leases are taken for that alone.
-
-        Of all partitions, because two workers may each think that the other one is to have a partition.
-        """
-        self._open = Decisions(connection.channel, stored.name).counts()
-        if time.monotonic() >= self._decide_again_at:
-            self._decided, self._decide_again_at = {}, time.monotonic() + upkeep.DECISIONS_AGAIN
-        return bool(self._open) and any(self._decided.get(each) != self._open for each in stored.all_partitions())
-
     def _has_turn(self, partition: Partition, stored: Subscription) -> bool:
         """Return whether a partition is at work, or has looked for decisions in this pause already."""
-        return partition in self.turns or (stored.is_paused and self._decided.get(partition) == self._open)
+        return partition in self.turns or (stored.is_paused and self._paused.has_looked(partition))
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
         """Take the free leases of this worker's share; return each with a moment before."""
@@ -245,7 +230,7 @@ class SubscriptionWorker:
         if turn.between:
             self._note_step(connection, self._failures.tries(partition))
         if not goes_on:
-            self._decided[partition] = self._open
+            self._paused.note_looked(partition)
             self._failures.tries(partition).finished = turn.finished
             self._note_given_back(connection, turn)
             self._end(connection, partition)
@@ -419,18 +404,6 @@ class SubscriptionWorker:
         # Declared again before the next try, because somebody may have altered the subscription, or dropped it.
         self._stored = None
         self.look_at = min(self.look_at, tries.again_at)
-
-
-def _tell_pauses(known: Subscription, stored: Subscription) -> None:
-    for pause in stored.pauses:
-        if pause not in known.pauses:
-            about = named("paused", subscription=stored.name, key=pause.key)
-            logger.info("subscription %s: %s", stored.name, pause.in_words(), extra=about)
-    for pause in known.pauses:
-        if pause.key not in {each.key for each in stored.pauses}:
-            key = "" if pause.key is None else f" key {pause.key!r}"
-            about = named("resumed", subscription=stored.name, key=pause.key)
-            logger.info("subscription %s:%s resumed", stored.name, key, extra=about)
 
 
 def _other_tasks(channel: Channel, subscription: Subscription, keep: timedelta | None) -> list[Task]:
