@@ -7,7 +7,6 @@ from playwright.sync_api import Browser
 
 from tests.conftest import started
 from tests.support.browsers import chromium
-from tests.support.furnished import Furnished, furnished
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +16,3 @@ def browser() -> Iterator[Browser]:
     found = started(running.__enter__)
     yield found
     running.__exit__(None, None, None)
-
-
-@pytest.fixture
-def full_outbox(sqlite_engine) -> Furnished:
-    """An outbox with something of everything."""
-    return furnished(sqlite_engine)

@@ -21,7 +21,6 @@ from tests.support.waiting import eventually
 from tests.support.webhook_endpoint import Answer, Endpoint, Received
 from tests.support.webhooks import SECRET, Babbler, Parrot, told
 
-WRONG_URL = "check the URL"
 STATUSES: dict[int, Verdict] = {
     200: DONE,
     201: DONE,

@@ -92,7 +92,6 @@ def parked(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
 
 
 _BY_TRANSACTION = {"order": ("ORDER BY id LIMIT", "ORDER BY xact_id, id LIMIT")}
-_FRESH_ID = ("xact_id >= CAST(:head AS bigint)", "id >= CAST(:head AS bigint)")
 _HIGHEST = (
     "max(seq), 0) + 1) || ':' FROM sqlite_sequence\n    WHERE name = '{message}'",
     "max(id), 0) + 1) || ':' FROM {message}",
