@@ -147,8 +147,20 @@ class HalfMessages(Face):
             SubscriptionError: there is no such transaction.
             OutboxError: the transaction was not given up, or has a verdict.
         """
+        require_notes(by=by, reason=reason)
         with self._channel() as channel:
-            return resume(channel, id, by=by, reason=reason)
+            transaction, decided = found(channel, id)
+            if transaction is None or decided is not None:
+                raise OutboxError(f"transaction {id} {was(decided)}; nobody has to be asked")
+            if not transaction.given_up:
+                due = transaction.next_check_at
+                when = "" if due is None else f", the next one at {_moment(due)}"
+                raise OutboxError(f"transaction {id} was not given up; its checks go on{when}")
+            name = check_of(transaction.group)
+            chosen = ParkedFilter(ids=transaction.given_up_ids, states=(States.DEAD,))
+            write = partial(ParkedMessages(channel, name).decide, chosen, "replay", by or user_and_host(), reason)
+            _, worker = carry_out_without_worker(channel, name, write)
+            return Resumed(transaction_id=id, group=transaction.group, messages=transaction.messages, worker=worker)
 
     ahalf_transactions = awaited(half_transactions)
     ahalf_transaction = awaited(half_transaction)
@@ -227,28 +239,6 @@ def _require_decidable(channel: Channel, pending: HalfTransaction, op: Op, *, un
             f" {commands.line('half', op, id, '--business', 'URL')}; or, if the database is gone for good, decide"
             " unchecked"
         )
-
-
-def resume(channel: Channel, id: str, *, by: str | None, reason: str | None) -> Resumed:
-    """Let the producers be asked again about a transaction that was given up, with questions counted from 0.
-
-    Raises:
-        SubscriptionError: there is no such transaction.
-        OutboxError: it was not given up, or has a verdict.
-    """
-    require_notes(by=by, reason=reason)
-    transaction, decided = found(channel, id)
-    if transaction is None or decided is not None:
-        raise OutboxError(f"transaction {id} {was(decided)}; nobody has to be asked")
-    if not transaction.given_up:
-        due = transaction.next_check_at
-        when = "" if due is None else f", the next one at {_moment(due)}"
-        raise OutboxError(f"transaction {id} was not given up; its checks go on{when}")
-    name = check_of(transaction.group)
-    chosen = ParkedFilter(ids=transaction.given_up_ids, states=(States.DEAD,))
-    write = partial(ParkedMessages(channel, name).decide, chosen, "replay", by or user_and_host(), reason)
-    _, worker = carry_out_without_worker(channel, name, write)
-    return Resumed(transaction_id=id, group=transaction.group, messages=transaction.messages, worker=worker)
 
 
 def was(decided: Decided | None) -> str:

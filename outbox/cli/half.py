@@ -284,11 +284,11 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
     A transaction older than the age limit of the check service (72 h by default) is given up again at once. Decide by
     commit or rollback, or run the check service with a longer --age-limit.
     """
-    from outbox.admin.half import found, resume
+    from outbox.admin.half import HalfMessages, found
 
     with target.open_outbox() as channel:
         transaction, _ = found(channel, id)
-        done = resume(channel, id, by=by, reason=reason)
+        done = HalfMessages(channel).half_resume(id, by=by, reason=reason)
         ways = [transaction.verdict] if transaction is not None else []
         who = _who_could_ask(channel.database, done.group, ways)
     tell(
