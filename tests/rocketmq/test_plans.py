@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Message, create_engine
+from outbox import Message
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.parking import Parking
 from outbox.store.database import Database
@@ -25,8 +26,8 @@ from outbox.store.half_messages.op import DecidedHalves, Ops
 from outbox.store.subscriptions.falling_due import FallingDue
 from outbox.store.subscriptions.parked import Parked
 from outbox.testing.servers import PostgresServer
-from tests.conftest import adopt
 from tests.store.test_log_plans import nodes
+from tests.support.planner_states import planner_states
 
 GROUP, CHECK = "shop", "check:shop"
 #: What one transaction touches, and what a checker's batch of 200 does; the tables have many thousands of pages.
@@ -67,21 +68,8 @@ def rows(full: bool) -> int:
 @pytest.fixture(scope="module")
 def logs(postgres: PostgresServer, pg_template: str, rows: int) -> Iterator[dict[str, Engine]]:
     """The same tables, never analysed, analysed when they were empty, and analysed as they are."""
-    names = {state: f"half_plans_{state}_{uuid.uuid4().hex[:8]}" for state in ("never", "stale", "fresh")}
-    engines = {}
-    for state in ("never", "stale"):
-        engines[state] = create_engine(postgres.create_database(names[state], template=pg_template))
-        adopt(engines[state])
-        fill(engines[state], rows, analysed_first=state == "stale")
-    engines["never"].dispose()
-    engines["fresh"] = create_engine(postgres.create_database(names["fresh"], template=names["never"]))
-    adopt(engines["fresh"])
-    with engines["fresh"].begin() as connection:
-        connection.execute(text("ANALYZE"))
-    yield engines
-    for state, engine in engines.items():
-        engine.dispose()
-        postgres.drop_database(names[state])
+    with planner_states(postgres, pg_template, partial(fill, rows=rows)) as engines:
+        yield engines
 
 
 def fill(engine: Engine, rows: int, *, analysed_first: bool) -> None:

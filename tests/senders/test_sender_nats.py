@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import timedelta
 from urllib.parse import quote
 
 import pytest
@@ -14,7 +14,9 @@ from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.nats import NatsSender, read_message
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
 from outbox.testing.servers import NatsServer
-from tests.support.nats_streams import Eavesdropper, Witness, make_stream
+from tests.support.nats_streams import Witness, make_stream
+from tests.support.remote import a_full_message
+from tests.support.stand_ins import Eavesdropper
 
 USERS = """{ users: [
   { user: ann, password: "pass", permissions: { publish: { deny: "Secret" } } }
@@ -48,15 +50,7 @@ def url_of(server: NatsServer, *credentials: str) -> str:
 
 
 def test_the_fields_of_a_message_travel_as_documented_headers(stream, sender):
-    sent = a_message(
-        "orders",
-        b"{}",
-        key="order 7: ü%",
-        tags="placed/päid",
-        headers={"X-Trace": "a: b", "name": "Zoë"},
-        content_type="application/json",
-    )
-    sent.created_at = datetime(2026, 1, 31, 14, 0, 0, 123456, tzinfo=UTC).astimezone(timezone(timedelta(hours=2)))
+    sent = a_full_message()
 
     check_all_done(sender.send([sent]), [sent])
 
@@ -242,7 +236,8 @@ def test_wrong_credentials_are_unavailable_and_never_told(strict, caplog):
 
 
 def test_a_server_without_tls_gets_no_credentials_over_a_tls_url():
-    with Eavesdropper() as server:
+    greeting = b'INFO {"version": "2.11.0", "max_payload": 1048576, "auth_required": true}\r\n'
+    with Eavesdropper(greeting) as server:
         sender = NatsSender(f"tls://ann:s3cr3t@127.0.0.1:{server.port}", timeout=timedelta(seconds=60))
         [verdict] = sender.send([a_message("orders", 1)])
         sender.close()

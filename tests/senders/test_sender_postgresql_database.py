@@ -2,12 +2,11 @@
 
 import logging
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -24,6 +23,7 @@ from tests.support.other_outbox import OtherOutbox, new_id, send, with_passwords
 from tests.support.places import opened
 from tests.support.remote import a_row
 from tests.support.servers.proxy import TcpProxy
+from tests.support.stand_ins import Eavesdropper
 
 TOP = Path(__file__).parents[2]
 
@@ -298,37 +298,9 @@ def test_right_credentials_are_never_told_either(strict, caplog):
     assert f"PostgreSQL: connected to postgresql://127.0.0.1:{strict.port}/shop" in caplog.text
 
 
-class WithoutTls:
-    """Stands in for a server that has no TLS, and keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.heard = b""
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._socket.close()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return
-            with client:
-                while data := client.recv(4096):
-                    self.heard += data
-                    client.sendall(b"N")
-
-
 @pytest.mark.parametrize("mode", ["require", "verify-ca", "verify-full"])
 def test_a_server_without_tls_gets_no_credentials_where_tls_is_asked_for(mode):
-    with WithoutTls() as server:
+    with Eavesdropper(answer=b"N") as server:
         root = "&sslrootcert=system" if mode == "verify-full" else ""
         url = f"postgresql://ann:s3cr3t@127.0.0.1:{server.port}/shop?timeout=60&sslmode={mode}{root}"
         [verdict] = send(url, a_message("orders", 1))

@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -33,7 +33,7 @@ from outbox.testing.servers.process import free_port
 from tests.conftest import started
 from tests.support.authority import Authority, options
 from tests.support.rabbit_exchanges import Exchange, user
-from tests.support.remote import a_row
+from tests.support.remote import a_full_message, a_row
 from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.waiting import eventually
@@ -123,15 +123,7 @@ def send(url: str, *sent: Message) -> list[Any]:
 
 
 def test_the_fields_of_a_message_travel_as_documented(exchange, publisher):
-    sent = a_message(
-        "orders",
-        b"{}",
-        key="order 7: ü%",
-        tags="placed/päid",
-        headers={"X-Trace": "a: b", "name": "Zoë"},
-        content_type="application/json",
-    )
-    sent.created_at = datetime(2026, 1, 31, 14, 0, 0, 123456, tzinfo=UTC).astimezone(timezone(timedelta(hours=2)))
+    sent = a_full_message()
 
     check_all_done(publisher.send([sent]), [sent])
 

@@ -4,7 +4,6 @@ import logging
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime, timedelta, timezone
 from importlib import import_module
 from urllib.parse import quote
 
@@ -15,6 +14,7 @@ from outbox.model.message import Message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.webhook_reading import read_message
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
+from tests.support.remote import a_full_message
 from tests.support.webhook_endpoint import Answer
 from tests.support.webhooks import SECRET, told
 
@@ -48,15 +48,7 @@ class TestWebhookSender(SenderContract):
 
 
 def test_the_fields_of_a_message_travel_as_documented_headers(endpoint, to_webhook):
-    sent = a_message(
-        "orders",
-        b"{}",
-        key="order 7: ü%",
-        tags="placed/päid",
-        headers={"X-Trace": "a: b", "name": "Zoë"},
-        content_type="application/json",
-    )
-    sent.created_at = datetime(2026, 1, 31, 14, 0, 0, 123456, tzinfo=UTC).astimezone(timezone(timedelta(hours=2)))
+    sent = a_full_message()
 
     check_all_done(to_webhook(f"{endpoint.url}/orders").send([sent]), [sent])
 

@@ -4,10 +4,10 @@ Each statement of the library is run under every state of the statistics that an
 touch only so many pages and rows. The statements that come to mind first fail the same check.
 """
 
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import create_engine
 from outbox.model.lease import Partition
 from outbox.model.position import EARLIEST, Position, Progress, Window
 from outbox.model.subscription import EVERYTHING, Selection
@@ -25,7 +24,7 @@ from outbox.store.dialects.statements import _PARAMETER
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.log import _BODIES, Limits, Log, selected
 from outbox.testing.servers import PostgresServer
-from tests.conftest import adopt
+from tests.support.planner_states import planner_states
 
 LIMIT = 1001
 #: One page of the log holds some forty rows; a walk over all of them touches thousands.
@@ -189,21 +188,8 @@ def rows(full: bool) -> int:
 @pytest.fixture(scope="module")
 def logs(postgres: PostgresServer, pg_template: str, rows: int) -> Iterator[dict[str, Engine]]:
     """The same log, never analysed, analysed when it was empty, and analysed as it is."""
-    names = {state: f"plans_{state}_{uuid.uuid4().hex[:8]}" for state in ("never", "stale", "fresh")}
-    engines = {}
-    for state in ("never", "stale"):
-        engines[state] = create_engine(postgres.create_database(names[state], template=pg_template))
-        adopt(engines[state])
-        fill(engines[state], rows, analysed_first=state == "stale")
-    engines["never"].dispose()
-    engines["fresh"] = create_engine(postgres.create_database(names["fresh"], template=names["never"]))
-    adopt(engines["fresh"])
-    with engines["fresh"].begin() as connection:
-        connection.execute(text("ANALYZE outbox_message"))
-    yield engines
-    for state, engine in engines.items():
-        engine.dispose()
-        postgres.drop_database(names[state])
+    with planner_states(postgres, pg_template, partial(fill, rows=rows)) as engines:
+        yield engines
 
 
 def fill(engine: Engine, rows: int, *, analysed_first: bool) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from tenacity import wait_fixed
 
-from outbox import Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable, Verdict
+from outbox import Consumer, Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits
 from outbox.worker.settings import Settings
@@ -110,6 +111,20 @@ def relay_to(destination: Destination | SharedSender, outbox: Outbox, **options:
         **options,
     }
     return Relay(outbox, destination, **chosen)  # type: ignore[arg-type]  # the test knows the names
+
+
+@contextmanager
+def running(*workers: Relay | Consumer) -> Iterator[None]:
+    """Relays and consumers work meanwhile, and try again after errors."""
+    for each in workers:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in workers:
+            each.stop()
+        for each in workers:
+            each.join(60)
 
 
 def fill(outbox: Outbox, count: int, *, keys: int = 20, topics: int = 1, first: int = 0) -> None:

@@ -1,8 +1,6 @@
 """Streams of a NATS server for tests, and what stands in for a server where one has to be watched closely."""
 
 import asyncio
-import socket
-import threading
 import uuid
 from contextlib import suppress
 from typing import Any, Self
@@ -137,34 +135,6 @@ class Witness:
         await asyncio.sleep(0.2)
         while self._subscription.pending_msgs:
             self._waiting.append(await self._subscription.next_msg(timeout=60))
-
-
-class Eavesdropper:
-    """Stands in for a server without TLS, and keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.heard = b""
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._socket.close()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return
-            with client:
-                client.sendall(b'INFO {"version": "2.11.0", "max_payload": 1048576, "auth_required": true}\r\n')
-                while data := client.recv(4096):
-                    self.heard += data
 
 
 def make_stream(url: str, *subjects: str, **credentials: Any) -> None:

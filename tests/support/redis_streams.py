@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self, cast
+from typing import Any, cast
 from uuid import UUID
 
 import redis
@@ -19,6 +19,7 @@ from tests.support.remote import Place, stored_of
 from tests.support.servers.proxy import TcpProxy
 from tests.support.servers.redis import RedisServer
 from tests.support.servers.redis_cluster import RedisCluster, Watched
+from tests.support.stand_ins import StandIn
 
 #: A command with a message's id, as MONITOR tells it: the seconds since 1970, and the id.
 _ARRIVAL = re.compile(rb'^\+?([0-9]+\.[0-9]+) [^\n]*?"Outbox-Id" "([0-9a-f-]{36})"', re.MULTILINE)
@@ -203,33 +204,21 @@ class Arrivals:
                 self._heard += data
 
 
-class NewerRedis:
+class NewerRedis(StandIn):
     """Stands in for a Redis 8.6, and keeps the commands that it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.commands: list[list[bytes]] = []
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self.url = f"redis://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._socket.close()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return
-            with client, suppress(OSError), client.makefile("rb") as lines:
-                while header := lines.readline():
-                    command = [lines.read(int(lines.readline()[1:]) + 2)[:-2] for _ in range(int(header[1:]))]
-                    self.commands.append(command)
-                    self._say(client, command)
+    def serve(self, client: socket.socket) -> None:
+        """Answer each command."""
+        with client, suppress(OSError), client.makefile("rb") as lines:
+            while header := lines.readline():
+                command = [lines.read(int(lines.readline()[1:]) + 2)[:-2] for _ in range(int(header[1:]))]
+                self.commands.append(command)
+                self._say(client, command)
 
     def _say(self, client: socket.socket, command: list[bytes]) -> None:
         client.sendall(self._answer(command))

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -198,6 +198,20 @@ def a_row(**fields: Any) -> Message:
         "content_type": None, "created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None,
     }  # fmt: skip
     return stored_message((1, *(usual | fields).values()))
+
+
+def a_full_message() -> Message:
+    """A message with a value in each field, and characters that headers and addresses do not take as they are."""
+    sent = a_message(
+        "orders",
+        b"{}",
+        key="order 7: ü%",
+        tags="placed/päid",
+        headers={"X-Trace": "a: b", "name": "Zoë"},
+        content_type="application/json",
+    )
+    sent.created_at = datetime(2026, 1, 31, 14, 0, 0, 123456, tzinfo=UTC).astimezone(timezone(timedelta(hours=2)))
+    return sent
 
 
 class RemoteSenderContract:

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 from outbox.senders.webhook import WebhookSender
 from outbox.senders.webhook_reading import read_message
@@ -20,6 +19,7 @@ from outbox.testing.servers import LocalServer
 from tests.support import webhook_endpoint
 from tests.support.remote import Place, stored_of
 from tests.support.servers.proxy import TcpProxy
+from tests.support.stand_ins import StandIn
 from tests.support.webhook_endpoint import Answer, Endpoint, Received, read_file
 
 #: A password with a character that a URL has to quote.
@@ -144,39 +144,25 @@ class Filed(Place):
         return stored([each for each in self.server.kept if each.target == self._path])
 
 
-class Parrot:
+class Parrot(StandIn):
     """Stands in for a server: it says the same to everybody, whatever it is asked, and keeps what it heard.
 
     What it says is a text, or several with pauses between them.
     """
 
     def __init__(self, *said: bytes, pause: float = 0.0, closes: bool = True) -> None:
+        super().__init__()
         self.heard = b""
         self.connections = 0
         self._said = said
         self._pause = pause
         self._closes = closes
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/hook"
-        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self.url = f"http://127.0.0.1:{self.port}/hook"
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        # shutdown, because a close alone does not wake the thread that accepts.
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return
-            self.connections += 1
-            threading.Thread(target=self._speak, args=(client,), daemon=True).start()
+    def serve(self, client: socket.socket) -> None:
+        """Speak beside the next client."""
+        self.connections += 1
+        threading.Thread(target=self._speak, args=(client,), daemon=True).start()
 
     def _speak(self, client: socket.socket) -> None:
         try:
@@ -191,7 +177,7 @@ class Parrot:
             pass  # the client has heard enough
 
 
-class Babbler:
+class Babbler(StandIn):
     """Stands in for a server that says more than it is asked for on its first connection."""
 
     def __init__(
@@ -206,6 +192,7 @@ class Babbler:
         Without a pause between parts they come in one packet; None: each pause lasts until `go_on`. `later`: the answer
         to all requests of other connections.
         """
+        super().__init__()
         self.connections = 0
         self.go_on = threading.Event()
         #: All parts of the first answer were said.
@@ -214,27 +201,14 @@ class Babbler:
         self._later = later
         self._said = said
         self._tls = tls
-        self._socket = socket.create_server(("127.0.0.1", 0))
         scheme = "http" if tls is None else "https"
-        self.url = f"{scheme}://127.0.0.1:{self._socket.getsockname()[1]}/hook"
+        self.url = f"{scheme}://127.0.0.1:{self.port}/hook"
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._listen, daemon=True).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return
-            said = self._said if self.connections == 0 else [[self._later]] * 100
-            self.connections += 1
-            threading.Thread(target=self._speak, args=(client, said), daemon=True).start()
+    def serve(self, client: socket.socket) -> None:
+        """Speak beside the next client."""
+        said = self._said if self.connections == 0 else [[self._later]] * 100
+        self.connections += 1
+        threading.Thread(target=self._speak, args=(client, said), daemon=True).start()
 
     def _speak(self, client: socket.socket, said: Sequence[Sequence[bytes]]) -> None:
         with suppress(OSError), client:

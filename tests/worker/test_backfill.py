@@ -7,8 +7,6 @@ import logging
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +29,7 @@ from outbox.store.operations.status import statuses
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
-from tests.support.destination import LONG_LEASE, Destination, Lines, failing, fill, relay_to
+from tests.support.destination import LONG_LEASE, Destination, Lines, failing, fill, relay_to, running
 from tests.support.faults import arm_kill
 from tests.support.leases import end_lease, step_clock
 from tests.support.parked import decide, states
@@ -56,20 +54,6 @@ def sent(request, outbox: Outbox) -> tuple[Relay, Destination]:
     relay = relay_to(destination, outbox, partitions=request.param)
     relay.until_empty()
     return relay, destination
-
-
-@contextmanager
-def running(*relays: Relay) -> Iterator[None]:
-    """The relays work meanwhile."""
-    for relay in relays:
-        relay.start()
-    try:
-        yield
-    finally:
-        for relay in relays:
-            relay.stop()
-        for relay in relays:
-            relay.join(60)
 
 
 def names(channel: Channel) -> list[str]:

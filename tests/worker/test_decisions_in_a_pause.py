@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import Engine, text
@@ -14,7 +12,7 @@ from outbox import Message, Outbox, Reject, Unavailable
 from outbox.model.verdict import DONE, Verdict
 from outbox.telemetry.events import BatchRead
 from tests.support.deadlines import overdue
-from tests.support.destination import Destination, relay_to
+from tests.support.destination import Destination, relay_to, running
 from tests.support.parked import decide, decisions, states
 from tests.support.waiting import eventually
 from tests.worker.test_pausing import epoch, looks_pass, pause, resume
@@ -25,18 +23,6 @@ def outbox(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Outbox:
     """An outbox whose workers pause for half a second when a destination is away."""
     monkeypatch.setattr("outbox.worker.handle.PAUSE", wait_fixed(0.5))
     return Outbox(engine)
-
-
-@contextmanager
-def running(destination: Destination, outbox: Outbox) -> Iterator[None]:
-    """A relay works meanwhile."""
-    relay = relay_to(destination, outbox)
-    relay.start()
-    try:
-        yield
-    finally:
-        relay.stop()
-        relay.join(60)
 
 
 def send(outbox: Outbox, *bodies: str, key: str | None = None) -> None:
@@ -70,7 +56,7 @@ def test_a_discard_does_not_wait_for_a_destination_that_is_away(engine, outbox):
     destination = Unreliable()
     send(outbox, "bad")
     send(outbox, "behind", key="bad")
-    with running(destination, outbox):
+    with running(relay_to(destination, outbox)):
         assert eventually(lambda: states(engine) == {"dead": 1, "behind": 1})
         destination.away = True
         send(outbox, *BATCH)
@@ -93,7 +79,7 @@ def test_a_decision_reaches_a_message_that_waits_for_a_destination_that_is_away(
     outbox.listen(lambda event: reads.append(event) if isinstance(event, BatchRead) else None)
     destination.away = True
     send(outbox, *BATCH)
-    with running(destination, outbox):
+    with running(relay_to(destination, outbox)):
         assert eventually(lambda: destination.calls > 1)
         if verb == "discard":
             outbox.admin.discard(len(BATCH), unread=True, reason="late")
@@ -112,7 +98,7 @@ def test_a_decision_that_a_pause_follows_at_once_is_carried_out_before_the_resum
     destination, is_hanging = Unreliable(), threading.Event()
     destination.hanging = lambda messages: is_hanging.is_set() and any(each.body == b"slow" for each in messages)
     send(outbox, "bad")
-    with overdue(destination.hanging), running(destination, outbox):
+    with overdue(destination.hanging), running(relay_to(destination, outbox)):
         assert eventually(lambda: states(engine) == {"dead": 1})
         if hangs:
             is_hanging.set()
@@ -162,7 +148,7 @@ def test_a_discard_in_a_pause_waits_no_longer_than_the_writer_that_has_the_dedup
     outbox = Outbox(pg_engine)
     with outbox.begin() as session:
         outbox.send(session, "orders", b"bad", dedup_key="once")
-    with running(Unreliable(), outbox):
+    with running(relay_to(Unreliable(), outbox)):
         assert eventually(lambda: states(pg_engine) == {"dead": 1})
         pause(outbox)
         assert looks_pass()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Outbox, Relay, Retry, SubscriptionError, Unavailable
+from outbox import Outbox, Retry, SubscriptionError, Unavailable
 from outbox.admin import borrowing, commands
 from outbox.model.lease import Partition
 from outbox.model.subscription import Subscription
@@ -26,7 +26,7 @@ from outbox.worker.partition import PartitionWorker
 from outbox.worker.waiting import Wait
 from tests.support import programs
 from tests.support.command_line import outbox as command_line
-from tests.support.destination import Destination, expected, fill, relay_to
+from tests.support.destination import Destination, expected, fill, relay_to, running
 from tests.support.leases import step_clock
 from tests.support.parked import states
 from tests.support.waiting import eventually
@@ -39,17 +39,6 @@ SECOND = timedelta(seconds=1)
 def outbox(engine: Engine) -> Outbox:
     """An outbox of which nothing was sent yet."""
     return Outbox(engine)
-
-
-@contextmanager
-def running(relay: Relay) -> Iterator[None]:
-    """The relay works meanwhile, and tries again after errors."""
-    relay.start()
-    try:
-        yield
-    finally:
-        relay.stop()
-        relay.join(60)
 
 
 def alter(outbox: Outbox, *, wait: timedelta = borrowing.WAIT, **changes: Any) -> Subscription:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine
 from tenacity import wait_fixed
 
-from outbox import Consumer, InvalidMessageError, Message, Outbox, Reject, Relay, Retry, RetryPolicy, SubscriptionError
+from outbox import InvalidMessageError, Message, Outbox, Reject, Retry, RetryPolicy, SubscriptionError
 from outbox.admin import pausing
 from outbox.model.lease import Holder
 from outbox.model.subscription import Subscription
@@ -23,7 +23,7 @@ from outbox.worker.pace import Pace
 from outbox.worker.settings import Settings
 from tests.support.consumers import consumer_of
 from tests.support.deadlines import overdue
-from tests.support.destination import Destination, briskly, expected, fill, relay_to
+from tests.support.destination import Destination, briskly, expected, fill, relay_to, running
 from tests.support.parked import decide, states
 from tests.support.readers import send
 from tests.support.waiting import eventually
@@ -33,19 +33,6 @@ from tests.support.waiting import eventually
 def outbox(engine: Engine) -> Outbox:
     """An outbox of which nothing was sent yet."""
     return Outbox(engine)
-
-
-@contextmanager
-def running(*relays: Relay | Consumer) -> Iterator[None]:
-    """The relays work meanwhile."""
-    for relay in relays:
-        relay.start()
-    try:
-        yield
-    finally:
-        for relay in relays:
-            relay.stop()
-            relay.join(60)
 
 
 def pause(outbox: Outbox, name: str = "relay", **options: Any) -> list[Subscription]:

@@ -34,7 +34,7 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
 from tests.support.deadlines import overdue
-from tests.support.destination import Destination, Lines, expected, failing, fill, relay_to
+from tests.support.destination import Destination, Lines, expected, failing, fill, relay_to, running
 from tests.support.faults import arm_stop
 from tests.support.leases import end_lease
 from tests.support.parked import decide, decisions, states
@@ -52,20 +52,6 @@ PATIENCE = timedelta(seconds=60)
 def outbox(engine: Engine) -> Outbox:
     """An outbox of which nothing was sent yet."""
     return Outbox(engine)
-
-
-@contextmanager
-def running(*relays: Relay) -> Iterator[None]:
-    """The relays work meanwhile, and try again after errors."""
-    for relay in relays:
-        relay.start()
-    try:
-        yield
-    finally:
-        for relay in relays:
-            relay.stop()
-        for relay in relays:
-            relay.join(60)
 
 
 @contextmanager
