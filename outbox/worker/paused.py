@@ -19,17 +19,17 @@ class Paused:
     """Knows for which partitions of one subscription decisions were looked for in this pause."""
 
     def __init__(self) -> None:
-        #: The open decisions at the last look, with on how many messages each was carried out; and those for which the
-        #: lease of a partition was taken.
+        #: The open decisions at the last look, with the number of messages on which each was carried out; and the open
+        #: decisions for which the lease of a partition was taken.
         self._open: dict[int, int] = {}
         self._looked: dict[Partition, dict[int, int]] = {}
-        #: When those are forgotten, because a writer may have held up a decision, and it shows in no count.
+        #: When partitions look again, because a writer may have held up a decision, which shows in no count.
         self._again_at = 0.0
 
     def some_decided(self, channel: Channel, stored: Subscription) -> bool:
-        """Return whether people have decided since the last leases; then the leases are taken for that alone.
+        """Return whether people have decided since the last leases; then the leases are taken for decisions alone.
 
-        Of all partitions, because two workers may each think that the other one is to have a partition.
+        Of all partitions, because two workers may each leave a partition to the other worker.
         """
         self._open = Decisions(channel, stored.name).counts()
         if time.monotonic() >= self._again_at:
