@@ -25,22 +25,9 @@ from outbox.consumer import inbox as inbox_module
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE
 from outbox.store.operations.check import tables_of
 from outbox.telemetry.events import Repeated
-from tests.support.effects import billing, effects, handle_once, take_effect
+from tests.support.effects import effects, handle_once, take_effect
 from tests.support.handles import HANDLES
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-def inbox(engine: Engine) -> Inbox:
-    """The inbox of a consumer whose effects can be counted."""
-    return billing(engine)
-
-
-@pytest.fixture
-def message() -> Message:
-    """A message that arrives, perhaps twice."""
-    return Message("orders", b"1")
-
 
 # In one transaction after the other
 

@@ -13,19 +13,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from outbox import Inbox, Message, Retry
-from tests.support.effects import billing, effects
-
-
-@pytest.fixture
-def inbox(engine: Engine) -> Inbox:
-    """The inbox of a consumer whose effects can be counted."""
-    return billing(engine)
-
-
-@pytest.fixture
-def message() -> Message:
-    """A message that arrives, perhaps twice."""
-    return Message("orders", b"1")
+from tests.support.effects import effects
 
 
 @pytest.fixture

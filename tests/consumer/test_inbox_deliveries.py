@@ -23,19 +23,6 @@ from tests.support.programs import Program
 from tests.support.readers import QUICK
 from tests.support.waiting import eventually
 
-
-@pytest.fixture
-def inbox(engine: Engine) -> Inbox:
-    """The inbox of a consumer whose effects can be counted."""
-    return billing(engine)
-
-
-@pytest.fixture
-def message() -> Message:
-    """A message that arrives, perhaps twice."""
-    return Message("orders", b"1")
-
-
 # At the same time
 
 
