@@ -114,14 +114,31 @@ def wire_of(message: Message, type_: str) -> Wire:
 
 
 def _properties(message: Message, headers: Mapping[str, str]) -> dict[str, str]:
-    others: dict[str, str] = json.loads(headers.get(OTHERS, "{}"))
-    properties = {name: value for name, value in headers.items() if name not in _OURS} | others
+    properties = {name: value for name, value in headers.items() if name not in _OURS}
+    properties |= _texts(headers.get(OTHERS, "{}"))
     return properties if message.key is None else properties | {SHARDING_KEY: message.key}
 
 
+def _texts(header: str) -> dict[str, str]:
+    """Return the texts by name in a header, in which other writers may have anything."""
+    try:
+        found = json.loads(header)
+    except (ValueError, RecursionError):
+        return {}
+    items = found.items() if isinstance(found, dict) else ()
+    return {name: value for name, value in items if _is_sendable(name) and _is_sendable(value)}
+
+
+def _is_sendable(value: object) -> bool:
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:  # JSON may have half of a character
+        return False
+
+
 def _born_at(message: Message, headers: Mapping[str, str]) -> datetime:
-    """Return the moment at which the client made the message; of other messages the moment of the insert."""
-    born = headers.get(BORN_AT, "")
-    if born.isdecimal():
-        return _EPOCH + int(born) * _MILLISECOND
-    return message.created_at or _EPOCH
+    """Return the moment at which the client made the message, if it gave a moment; else that of the insert."""
+    try:
+        return _EPOCH + int(headers.get(BORN_AT, "")) * _MILLISECOND
+    except (ValueError, OverflowError):
+        return message.created_at or _EPOCH
