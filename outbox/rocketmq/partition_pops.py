@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import takewhile
-from typing import NamedTuple
 
 from outbox.errors import LeaseLostError
 from outbox.model.barrier import has_arrived
@@ -18,6 +17,7 @@ from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Selection, Subscription
 from outbox.model.verdict import Retry
+from outbox.rocketmq.asked import Asked
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.process import unique_name
 from outbox.store.database import Channel
@@ -50,13 +50,6 @@ _FALLING_DUE = 1_000
 NEXT = Parking(state=States.RETRY, holds=True, delay=timedelta(0))
 #: The length of a lease that is taken over from a worker that has ended, and given back at once.
 _LEASE = timedelta(seconds=3)
-
-
-class Asked(NamedTuple):
-    """One of the calls that a pop serves: `most` messages, each of which is nobody else's for a `time`."""
-
-    most: int
-    time: timedelta
 
 
 @dataclass(eq=False, slots=True)

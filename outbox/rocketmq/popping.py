@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from outbox.model.lease import Holder
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, Start, Subscription
-from outbox.rocketmq.partition_pops import Asked, PartitionPops
+from outbox.rocketmq.asked import Asked
+from outbox.rocketmq.partition_pops import PartitionPops
 from outbox.runtime.named import named
 from outbox.runtime.process import unique_name
 from outbox.store.database import Channel

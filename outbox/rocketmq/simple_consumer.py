@@ -14,12 +14,12 @@ from typing import Self
 from outbox.errors import MQClientError, SubscriptionError
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Start
+from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import Expression, selection_of, subscribed_to
 from outbox.rocketmq.hints import Hints
 from outbox.rocketmq.limits import checked_consumer_group
 from outbox.rocketmq.message_ext import MessageExt
-from outbox.rocketmq.partition_pops import Asked
 from outbox.rocketmq.popping import Popping, new_receipt, opening
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child

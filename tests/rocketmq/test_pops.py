@@ -17,7 +17,7 @@ from outbox import Message, Outbox, SubscriptionError, create_engine
 from outbox.model.lease import Lease, Partition
 from outbox.model.subscription import Declaration, Selection
 from outbox.rocketmq import MessageExt, MQClientError, SimpleConsumer, dead_letters, simple_consumer
-from outbox.rocketmq.partition_pops import Asked
+from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.popping import Popping
 from outbox.runtime import failpoints
 from outbox.store.database import Channel, Database

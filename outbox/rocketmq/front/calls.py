@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from outbox.rocketmq.front.protocol import Wire
 from outbox.rocketmq.front.statuses import Code, RefusedError
@@ -19,10 +19,14 @@ THREADS, MOST_WAITING = 16, 1000
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A caller: the id of the client, and the call's metadata with names in lower case."""
+    """A caller: the id of the client, and the call's metadata with names in lower case.
+
+    `seconds`: until the client gives the call up; None: it waits for ever.
+    """
 
     client: str
     metadata: Mapping[str, str]
+    seconds: float | None = None
 
 
 #: A handler of a call with one response, or with several. Either may raise a `RefusedError`.
@@ -32,10 +36,15 @@ Streaming = Callable[[Call, Wire], AsyncIterator[Wire]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handlers:
-    """Handlers by the name of the call; a call without a handler is unimplemented."""
+    """Handlers by the name of the call; a call without a handler is unimplemented.
+
+    `beside`: runs beside the calls, until it is cancelled. `end`: answers calls that wait, when the front stops.
+    """
 
     unary: Mapping[str, Unary]
     streaming: Mapping[str, Streaming]
+    beside: Callable[[], Coroutine[Any, Any, None]]
+    end: Callable[[], None]
 
 
 class Threads:

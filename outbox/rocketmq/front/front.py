@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import get_args
 
@@ -13,6 +13,8 @@ from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.default_producer import Writes
 from outbox.rocketmq.front.calls import Handlers, Threads
 from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.desks import Desks
+from outbox.rocketmq.front.receiving import Receiving
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
 from outbox.rocketmq.front.sending import Sending
 from outbox.rocketmq.front.server import Server
@@ -38,6 +40,7 @@ class Front(LifeCycle):
         listen: the place to listen at, HOST:PORT; port 0: any free port.
         advertise: the place that clients are told to connect to, such as a load balancer; None: `listen`.
         topics: the topics with their types, as each topic of RocketMQ 5 has a type.
+        fifo_groups: consumer groups that take the messages of a message group in order.
         policy: when producers are asked about open transactions, and how often; the same for all fronts.
 
     Raises:
@@ -52,6 +55,7 @@ class Front(LifeCycle):
         outbox: Writes,
         *,
         topics: Mapping[str, TopicType],
+        fifo_groups: Collection[str] = (),
         listen: str = "127.0.0.1:8081",
         advertise: str | None = None,
         policy: CheckPolicy | None = None,
@@ -66,6 +70,7 @@ class Front(LifeCycle):
         self._topics = checked_topics(topics)
         self._policy = policy or CheckPolicy()
         self._writes = outbox
+        self._fifo_groups = frozenset(fifo_groups)
         #: The place at which the front listens; None until then.
         self.listening: Place | None = None
 
@@ -79,20 +84,25 @@ class Front(LifeCycle):
     def serve(self) -> None:
         """Serve until a stop is asked, and ask about open transactions meanwhile."""
         threads = Threads()
-        clients = Clients()
-        telemetry = Telemetry(clients)
+        clients, routes = Clients(), Routes(self._topics, self._told)
+        telemetry = Telemetry(clients, self._fifo_groups)
+        desks = Desks(self.outbox, self._fifo_groups)
+        receiving = Receiving(desks.of, desks.hints, routes, threads, clients.alive, self._fifo_groups)
         transactions = Transactions(self.outbox, clients, self._policy.transaction_timeout, threads)
         sending = Sending(self._writes, self._topics, transactions, threads)
         handlers = Handlers(
             unary={
-                "QueryRoute": Routes(self._topics, self._told).query,
+                "QueryRoute": routes.query,
                 "Heartbeat": telemetry.heartbeat,
                 "NotifyClientTermination": telemetry.terminated,
                 "SendMessage": sending.send,
                 "EndTransaction": transactions.end,
                 "RecallMessage": sending.recall,
+                **receiving.unary,
             },
-            streaming={},
+            streaming={"ReceiveMessage": receiving.receive},
+            beside=receiving.renewals.run,
+            end=receiving.end,
         )
         checks = Supervisor(self._checks(transactions))
         try:
@@ -104,6 +114,7 @@ class Front(LifeCycle):
             checks.join(_DRAIN_SECONDS)
             threads.close()
             transactions.close()
+            desks.close()
 
     def _checks(self, transactions: Transactions) -> list[CheckService]:
         """Return the work that asks about open transactions, if a topic has any."""

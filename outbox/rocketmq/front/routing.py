@@ -15,7 +15,7 @@ from outbox.rocketmq.front.validation import checked_topic
 TopicType = Literal["NORMAL", "FIFO", "DELAY", "TRANSACTION"]
 
 _Response = RPCS["QueryRoute"].response
-_Endpoints = kind("Endpoints")
+_Endpoints, _Queue = kind("Endpoints"), kind("MessageQueue")
 _SCHEMES, _TYPES = numbers("AddressScheme"), numbers("MessageType")
 _READ_WRITE = numbers("Permission")["READ_WRITE"]
 _BROKER = "outbox"
@@ -71,16 +71,35 @@ class Routes:
 
     async def query(self, _call: Call, request: Wire) -> Wire:
         """Return the route of a topic."""
-        topic = checked_topic(request.topic.name)
+        return _Response(status=status(), message_queues=[self.queue(request.topic)])
+
+    @property
+    def place(self) -> Place:
+        """The place for clients."""
+        return self._advertised()
+
+    def known(self, name: str) -> str:
+        """Return the name of a topic that is there.
+
+        Raises:
+            RefusedError: there is no such topic.
+        """
+        topic = checked_topic(name)
         if topic not in self._topics:
             raise RefusedError(
                 Code.TOPIC_NOT_FOUND,
                 f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}\n{_FAQ}",
             )
-        made = _Response(status=status())
-        queue = made.message_queues.add(id=0, permission=_READ_WRITE)
-        queue.topic.CopyFrom(request.topic)
-        queue.broker.name, queue.broker.id = _BROKER, 0
-        queue.broker.endpoints.CopyFrom(self._advertised().endpoints())
-        queue.accept_message_types.append(_TYPES[self._topics[topic]])
+        return topic
+
+    def type_of(self, topic: str) -> TopicType:
+        """Return the type of a topic; see `known` for errors."""
+        return self._topics[self.known(topic)]
+
+    def queue(self, topic: Wire) -> Wire:
+        """Return the queue of a topic; see `known` for errors."""
+        type_ = _TYPES[self.type_of(topic.name)]
+        made = _Queue(id=0, permission=_READ_WRITE, topic=topic, accept_message_types=[type_])
+        made.broker.name, made.broker.id = _BROKER, 0
+        made.broker.endpoints.CopyFrom(self.place.endpoints())
         return made

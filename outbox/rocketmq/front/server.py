@@ -50,6 +50,7 @@ class Server:
     def __init__(self, listen: Place, handlers: Handlers, telemetry: Telemetry) -> None:
         self._listen = listen
         self._telemetry = telemetry
+        self._beside, self._end = handlers.beside, handlers.end
         self._methods = {
             **{name: self._unary(RPCS[name], handler) for name, handler in handlers.unary.items()},
             **{name: self._streaming(RPCS[name], handler) for name, handler in handlers.streaming.items()},
@@ -88,11 +89,14 @@ class Server:
         await server.start()
         bound(Place(self._listen.host, port))
         logger.info("front: listens at %s", Place(self._listen.host, port))
+        beside = asyncio.create_task(self._beside())
         try:
             if not stop.asked:
                 await stopped.wait()
         finally:
             self._ending = True
+            beside.cancel()
+            self._end()
             ended = asyncio.ensure_future(server.stop(_DRAIN_SECONDS))
             for talk in self._talks:
                 talk.cancel()
@@ -195,4 +199,4 @@ def _call(context: Any) -> Call:
     client = metadata.get("x-mq-client-id", "")
     if not client.strip():
         raise RefusedError(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
-    return Call(client, metadata)
+    return Call(client, metadata, context.time_remaining())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 
 from outbox.model.encoding import MAX_BODY_BYTES
@@ -34,8 +35,8 @@ def topics_of(asked: Wire) -> frozenset[str]:
     return frozenset(entry.topic.name for entry in asked.subscription.subscriptions)
 
 
-def answered(asked: Wire) -> Wire:
-    """Return the settings for a client: the client's own, with RocketMQ's numbers.
+def answered(asked: Wire, fifo_groups: Collection[str] = ()) -> Wire:
+    """Return the settings for a client: the client's own, with RocketMQ's numbers. `fifo_groups`: consume in order.
 
     Raises:
         UnknownSettingsError: the client says neither what it publishes nor what it subscribes to, or has no known type.
@@ -48,7 +49,7 @@ def answered(asked: Wire) -> Wire:
     if asked.HasField("publishing") and asked.client_type == PRODUCER:
         _set_publishing(made)
     elif asked.HasField("subscription") and asked.client_type in _CONSUMERS:
-        _set_subscription(made)
+        _set_subscription(made, fifo=made.subscription.group.name in fifo_groups)
     else:
         raise UnknownSettingsError("settings have publishing or subscription, and a known client type")
     # Clients read the flag only if the field is present.
@@ -66,8 +67,8 @@ def _set_publishing(made: Wire) -> None:
     backoff.multiplier = _TIMES
 
 
-def _set_subscription(made: Wire) -> None:
-    made.subscription.fifo = False
+def _set_subscription(made: Wire, *, fifo: bool) -> None:
+    made.subscription.fifo = fifo
     made.subscription.receive_batch_size = MOST_RECEIVED
     set_duration(made.subscription.long_polling_timeout, LONG_POLL)
     made.backoff_policy.max_attempts = CONSUME_ATTEMPTS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from outbox.rocketmq.front.calls import Call
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.protocol import RPCS, Wire
@@ -16,8 +18,9 @@ _Gone = RPCS["NotifyClientTermination"].response
 class Telemetry:
     """Answers settings, heartbeats and good-byes."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, fifo_groups: Collection[str] = ()) -> None:
         self.clients = clients
+        self._fifo_groups = fifo_groups
 
     def hear(self, call: Call, command: Wire) -> Wire | None:
         """Return the answer to a command on a client's stream; None: it needs none.
@@ -28,7 +31,7 @@ class Telemetry:
         """
         if not command.HasField("settings"):
             return None
-        settings = answered(command.settings)
+        settings = answered(command.settings, self._fifo_groups)
         self.clients.declared(call.client, settings)
         return _Command(status=status(), settings=settings)
 

@@ -10,12 +10,15 @@ from outbox.errors import MQClientError
 from outbox.model.encoding import MAX_BODY_BYTES
 from outbox.rocketmq.front.protocol import Wire, duration_of, moment_of, numbers
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal
-from outbox.rocketmq.limits import checked_name_of_topic, checked_transaction_id
+from outbox.rocketmq.limits import checked_consumer_group, checked_name_of_topic, checked_transaction_id
 
 #: RocketMQ's own limits.
 MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16384
 MAX_GROUP_BYTES = 64
 MAX_DELAY, MAX_RECOVERY = timedelta(days=1), timedelta(hours=1)
+#: For the time of a message in the hands of a client.
+_LEAST_INVISIBLE, _MOST_INVISIBLE = timedelta(seconds=10), timedelta(hours=12)
+_MILLISECOND = timedelta(milliseconds=1)
 #: Properties that RocketMQ sets itself, by its `MessageConst`.
 RESERVED = frozenset({
     "1ST_POP_TIME", "ARRIVE_TIME", "BORN_HOST", "BORN_TIMESTAMP", "BUYER_ID", "CLUSTER", "CONSUME_START_TIME",
@@ -162,3 +165,22 @@ def _is_beyond(look: Callable[[], bool]) -> bool:
         return look()
     except OverflowError:
         return True
+
+
+def checked_group(group: str) -> str:
+    """Return the name of a consumer group."""
+    try:
+        return checked_consumer_group(group)
+    except MQClientError as error:
+        raise RefusedError(Code.ILLEGAL_CONSUMER_GROUP, str(error).replace(f"[{group!r}]", f"[{group}]")) from error
+
+
+def checked_invisible(duration: timedelta, least: timedelta = _LEAST_INVISIBLE) -> timedelta:
+    """Return the time for which a message is nobody else's."""
+    if duration < least:
+        text = f"the invisibleTime is too small. min is {least // _MILLISECOND}"
+    elif duration > _MOST_INVISIBLE:
+        text = f"the invisibleTime is too large. max is {_MOST_INVISIBLE // _MILLISECOND}"
+    else:
+        return duration
+    raise RefusedError(Code.ILLEGAL_INVISIBLE_TIME, text)

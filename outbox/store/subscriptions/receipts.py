@@ -17,6 +17,10 @@ _VALID = """
     subscription = :subscription AND {id_in_ids} AND coalesce(state, 'retry') = 'retry' AND due_at > {now}
     AND EXISTS (SELECT 1 FROM {rows} AS r WHERE r.its_id = id AND r.its_error = error)
 """
+_OUT = """
+    SELECT id FROM {parked}
+    WHERE subscription = :subscription AND {id_in_ids} AND coalesce(state, 'behind') <> 'dead'
+"""
 _FIND = f"SELECT id FROM {{parked}} WHERE {_VALID}"
 _ACK = f"DELETE FROM {{parked}} WHERE {_VALID}"
 _POSTPONE = f"UPDATE {{parked}} SET due_at = {{later}} WHERE {_VALID}"
@@ -56,6 +60,11 @@ class Receipts:
     def dead_letter(self, receipts: Collection[Receipt], error: str) -> set[int]:
         """Make messages dead letters, which hold no key, and let the next ones of their keys be tried."""
         return self._use(_DEAD, receipts, lets_go=True, error=error)
+
+    def out(self, ids: Collection[int]) -> set[int]:
+        """Return those of these messages that are parked, whoever has them, and are no dead letters."""
+        bound = {"subscription": self._subscription, "ids": self._channel.database.bind(ids)}
+        return {id for (id,) in self._channel.rows(_OUT, **bound)}
 
     def _use(self, write: str, receipts: Collection[Receipt], *, lets_go: bool = False, **more: object) -> set[int]:
         keys = {each.id: each.key for each in receipts if lets_go and each.key is not None}

@@ -1,0 +1,114 @@
+"""Desks: the messages of a consumer group of one topic, which are handed out and come back. All of it is SQL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from functools import partial
+
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration, Selection
+from outbox.rocketmq.asked import Asked
+from outbox.rocketmq.connections import Connections
+from outbox.rocketmq.expressions import MessageSelector
+from outbox.rocketmq.front.calls import THREADS
+from outbox.rocketmq.front.desk import Desk
+from outbox.rocketmq.front.polls import Popped
+from outbox.rocketmq.front.settings import CONSUME_ATTEMPTS
+from outbox.rocketmq.hints import Hints
+from outbox.rocketmq.popping import Popping, new_receipt, opening
+from outbox.runtime.throttled_log import ThrottledLog
+from outbox.store.database import Channel
+from outbox.store.failure import in_one_line
+from outbox.store.subscriptions.receipts import Receipt, Receipts
+from outbox.worker.failures import log_away, passes
+from outbox.writing.bare import BareOutbox
+
+logger = logging.getLogger("outbox")
+
+
+def subscription_of(group: str, topic: str) -> str:
+    """Return the name of the subscription of a consumer group to a topic; each has a position of its own."""
+    return f"{group}|{topic}"
+
+
+class Desks:
+    """The desks of a front, and their connections."""
+
+    def __init__(self, outbox: BareOutbox, fifo_groups: Collection[str]) -> None:
+        """`fifo_groups`: take the messages of a message group in order."""
+        self._outbox, self._fifo_groups = outbox, fifo_groups
+        self._connections = Connections(opening(outbox), THREADS)
+        self.hints = Hints(outbox, opening(outbox))
+
+    def of(self, group: str, topic: str) -> Desk:
+        """Return a desk of a group and a topic."""
+        return _GroupDesk(self._outbox, self._connections, group, topic, ordered=group in self._fifo_groups)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.hints.close()
+        self._connections.close()
+
+
+class _GroupDesk:
+    """See `Desk`. Any number of fronts may have one of the same group and topic."""
+
+    def __init__(self, outbox: BareOutbox, connections: Connections, group: str, topic: str, *, ordered: bool) -> None:
+        self._outbox, self._connections, self._topic = outbox, connections, topic
+        self._declared = Declaration(
+            name=subscription_of(group, topic),
+            destination=None,
+            kind="consumer",
+            topics=(topic,),
+            on_dead="continue",
+            ordered=ordered,
+        )
+        self._log = ThrottledLog(logger)
+
+    def pops(self, choice: MessageSelector) -> Callable[[Sequence[Asked]], Popped]:
+        """Do as `Desk.pops`. None is handed out while the database is away, or a worker has the lease."""
+        selection = Selection(topics=(self._topic,), tags=choice.tags, filter=choice.filter)
+        made = Popping(
+            self._outbox, self._declared, start="earliest", max_attempts=CONSUME_ATTEMPTS, selection=selection
+        )
+        return partial(self._pop, made)
+
+    def _pop(self, popping: Popping, asked: Sequence[Asked]) -> Popped:
+        receipt, database = new_receipt(), self._outbox.database
+        try:
+            with self._connections.one() as channel, channel.database.explained():
+                return Popped(receipt, popping.pop(channel, receipt, asked))
+        except Exception as error:
+            if not passes(database, error, known=popping.known):
+                raise
+            log_away(self._log, in_one_line(error, database.commands)[0])
+            return Popped(receipt, [[] for _ in asked])
+
+    def ack(self, receipts: Sequence[Receipt]) -> list[bool]:
+        """Do as `Desk.ack`."""
+        return self._use(receipts, lambda of_group: of_group.ack(receipts))
+
+    def postpone(self, receipts: Sequence[Receipt], wait: timedelta) -> list[bool]:
+        """Do as `Desk.postpone`."""
+        return self._use(receipts, lambda of_group: of_group.postpone(receipts, wait))
+
+    def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:
+        """Do as `Desk.dead_letter`."""
+        return self._use(receipts, lambda of_group: of_group.dead_letter(receipts, error))
+
+    def is_out(self, id: int) -> bool:
+        """Do as `Desk.is_out`."""
+        return bool(self._connections.call(lambda channel: Receipts(channel, self._declared.name).out([id])))
+
+    def give_back(self, receipt: str, messages: Collection[Message]) -> None:
+        """Do as `Desk.give_back`."""
+        self.postpone([Receipt(each.id or 0, each.key, receipt) for each in messages], timedelta(0))
+
+    def _use(self, receipts: Sequence[Receipt], use: Callable[[Receipts], set[int]]) -> list[bool]:
+        def used(channel: Channel) -> set[int]:
+            return use(Receipts(channel, self._declared.name))
+
+        valid = self._connections.call(used) if receipts else set[int]()
+        return [each.id in valid for each in receipts]

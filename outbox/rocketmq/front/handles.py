@@ -1,0 +1,54 @@
+"""Receipt handles: texts that name a message in a client's hands, and that any front can read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from datetime import timedelta
+from typing import NamedTuple, Self
+
+from outbox.model.limits import MAX_NUMBER
+from outbox.model.message import Message
+from outbox.rocketmq.front.statuses import Code, RefusedError
+from outbox.store.subscriptions.receipts import Receipt
+
+
+class Handle(NamedTuple):
+    """The receipt of a message, and until when its time is not over, in seconds since 1970 by the front's clock."""
+
+    receipt: Receipt
+    until: float
+
+    @classmethod
+    def of(cls, message: Message, receipt: str, duration: timedelta) -> Self:
+        """Return the handle of a message that was handed out just now."""
+        return cls(Receipt(message.id or 0, message.key, receipt), time.time() + duration.total_seconds())
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Return the handle in a text.
+
+        Raises:
+            RefusedError: the text is no handle of a front.
+        """
+        try:
+            found = json.loads(base64.urlsafe_b64decode(text.encode()))
+            match found:
+                case [int(id), str() | None as key, str(error), int() | float() as until] if 0 <= id <= MAX_NUMBER:
+                    # Keys and errors of other characters are in no row, and not every database takes them.
+                    (key or "").encode()
+                    if "\0" not in f"{key}{error}" and error.isascii():
+                        return cls(Receipt(id, key, error), float(until))
+        except (ValueError, RecursionError):
+            pass
+        raise RefusedError(Code.INTERNAL_SERVER_ERROR, "Parse failed, dataList size 1. [no receipt handle of a front]")
+
+    @property
+    def is_over(self) -> bool:
+        """True when the time of the message is over, if nobody has prolonged it."""
+        return time.time() >= self.until
+
+    def __str__(self) -> str:
+        fields = [self.receipt.id, self.receipt.key, self.receipt.error, round(self.until, 3)]
+        return base64.urlsafe_b64encode(json.dumps(fields, separators=(",", ":")).encode()).decode()

@@ -1,0 +1,107 @@
+"""Calls that wait for messages: one pop serves all that wait for the same ones, and a call that waits has no thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outbox.model.message import Message
+from outbox.rocketmq.asked import Asked
+from outbox.runtime.clock import clock
+from outbox.worker.polling import Polling
+
+#: Seconds between looks without a hint.
+POLL_SECONDS = (0.05, 1.0)
+
+
+class Popped(NamedTuple):
+    """The messages of each call, and the receipt under which all of them are out."""
+
+    receipt: str
+    messages: Sequence[Sequence[Message]]
+
+
+@dataclass(eq=False, slots=True)
+class _Poll:
+    """A call that waits until a moment by `clock`."""
+
+    asked: Asked
+    until: float
+    answer: asyncio.Future[tuple[str, Sequence[Message]]]
+
+
+class Polls:
+    """The calls that wait for the messages of one choice; in one event loop only."""
+
+    def __init__(
+        self,
+        pop: Callable[[Sequence[Asked]], Awaitable[Popped]],
+        give_back: Callable[[str, Sequence[Message]], Awaitable[object]],
+        hints: Callable[[Callable[[], None]], AbstractContextManager[None]],
+    ) -> None:
+        """`give_back`: takes messages of a call that has ended meanwhile. `hints`: calls a function at every commit."""
+        self._pop, self._give_back, self._hints = pop, give_back, hints
+        self._waiting: list[_Poll] = []
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    async def messages(self, asked: Asked, seconds: float) -> tuple[str, Sequence[Message]]:
+        """Return messages with their receipt, after at most so many seconds."""
+        poll = _Poll(asked, clock() + seconds, asyncio.get_running_loop().create_future())
+        self._waiting.append(poll)
+        self._wake.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._serve())
+        return await poll.answer
+
+    def end(self) -> None:
+        """Answer all calls after one more look."""
+        for each in self._waiting:
+            each.until = 0.0
+        self._wake.set()
+
+    async def _serve(self) -> None:
+        """Pop until no call waits."""
+        loop, polling = asyncio.get_running_loop(), Polling(*POLL_SECONDS)
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._wake.set)
+
+        try:
+            with self._hints(wake):
+                while self._waiting:
+                    self._wake.clear()
+                    if await self._look():
+                        continue
+                    ends = min((each.until for each in self._waiting), default=0.0) - clock()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._wake.wait(), max(0.0, min(polling.pause(), ends)))
+        finally:
+            self._task = None
+
+    async def _look(self) -> bool:
+        """Pop once for all calls that wait, and answer; return whether messages came."""
+        polls = [each for each in self._waiting if not each.answer.done()]
+        self._waiting = [*polls]
+        if not polls:
+            return False
+        try:
+            popped = await self._pop([each.asked for each in polls])
+        except Exception as error:
+            self._waiting = [each for each in self._waiting if each not in polls]
+            for each in polls:
+                if not each.answer.done():
+                    each.answer.set_exception(error)
+            return False
+        for each, messages in zip(polls, popped.messages, strict=True):
+            if each.answer.done():
+                if messages:
+                    await self._give_back(popped.receipt, messages)
+            elif messages or clock() >= each.until:
+                each.answer.set_result((popped.receipt, messages))
+        self._waiting = [each for each in self._waiting if not each.answer.done()]
+        return any(popped.messages)
