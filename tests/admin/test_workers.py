@@ -94,8 +94,8 @@ def test_the_awaited_form_and_the_command_line_show_the_same(working, engine):
     assert asyncio.run(working.admin.aworkers()) == working.admin.workers()
     lines = [line.split() for line in run(engine, "workers").out.splitlines()[1:]]
     assert lines[0][:4] == ["other", "web-1", "4711", version("outbox-log")]
-    assert lines[0][6:9] == ["0,2", "of", "3"]
-    assert lines[1] == ["other", "web-2", "99", "none", "of", "3"]
+    assert lines[0][6:10] == ["2", "of", "3:", "0,2"]
+    assert lines[1] == ["other", "web-2", "99", "0", "of", "3"]
 
 
 def test_without_a_worker_the_command_says_so_and_a_wrong_name_is_an_error(engine):

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from outbox import InvalidMessageError, Outbox
 from outbox.errors import DatabaseError, MQClientError, SchemaError, VerdictStandsError
+from outbox.model.limits import MAX_HEADERS
 from outbox.model.message import Message
 from outbox.rocketmq import (
     LocalTransactionState,
@@ -216,8 +217,8 @@ def test_a_message_that_is_refused_executes_nothing(engine, outbox, message, tex
 
 def test_a_limit_of_the_log_is_told_as_such(engine, outbox):
     listener = Listener(COMMIT)
-    with pytest.raises(InvalidMessageError, match="must be at most 64"):
-        sent(outbox, listener, Message("orders", "1", headers={f"h{number}": "x" for number in range(64)}))
+    with pytest.raises(InvalidMessageError, match=f"must be at most {MAX_HEADERS}"):
+        sent(outbox, listener, Message("orders", "1", headers={f"h{number}": "x" for number in range(MAX_HEADERS)}))
 
     assert (listener.executed, halves(engine)) == ([], 0)
 

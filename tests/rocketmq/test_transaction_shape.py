@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import InvalidMessageError, Message, Outbox, migrate
 from outbox.errors import DatabaseError, MQClientError, VerdictStandsError
+from outbox.model.limits import MAX_HEADERS
 from outbox.model.slots import slot_of
 from outbox.rocketmq import LocalTransactionState, MessageQueue, TransactionMQProducer, TransactionResolution
 from outbox.testing.servers import PostgresServer
@@ -521,8 +522,8 @@ def test_what_rocketmq_takes_at_most_is_taken(outbox, producer):
 
 
 def test_headers_that_leave_no_room_for_the_id_are_refused_before_anything_is_stored(outbox, producer, engine):
-    with pytest.raises(InvalidMessageError, match="must be at most 64"):
-        producer.begin_transaction().send("orders", "1", headers={f"h{number}": "x" for number in range(64)})
+    with pytest.raises(InvalidMessageError, match=f"must be at most {MAX_HEADERS}"):
+        producer.begin_transaction().send("orders", "1", headers={f"h{number}": "x" for number in range(MAX_HEADERS)})
 
     assert halves(engine) == 0
 
