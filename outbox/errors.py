@@ -92,7 +92,7 @@ class PurgedError(OutboxError):
 
 
 class OptionError(OutboxError, ValueError):
-    """An option of the Spark source is unknown, or outside its limits."""
+    """An option of the Spark source is unknown or outside its limits, or a front cannot listen at its place."""
 
 
 class ArchiveError(OutboxError):

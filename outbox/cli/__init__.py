@@ -25,6 +25,7 @@ _VERBS = {
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
     "workers": ("outbox.cli.workers:workers", "List the processes that work for subscriptions."),
     "half": ("outbox.cli.half:half", "Look at pending transactions, decide on them, ask about them."),
+    "rocketmq": ("outbox.cli.rocketmq:rocketmq", "Serve the official clients of RocketMQ 5."),
     "send": ("outbox.cli.send:send", "Write a message, for a first try."),
     "log": ("outbox.cli.log:log", "Look at the messages of the log."),
     "parked": ("outbox.cli.parked:parked", "Look at messages set aside, and decide on them."),

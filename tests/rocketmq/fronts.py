@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import grpc
+from sqlalchemy import text
 
 from outbox import Outbox
 from outbox.rocketmq.front import Front
@@ -57,3 +58,12 @@ def called(front: Front, name: str, request: Any, *, seconds: float = 60) -> Any
         call = make(f"/{SERVICE}/{name}", rpc.request.SerializeToString, rpc.response.FromString)
         answer = call(request, timeout=seconds, metadata=(("x-mq-client-id", "raw"),))
         return list(answer) if rpc.streams_out else answer
+
+
+def bodies(outbox: Outbox, topic: str) -> list[bytes]:
+    """The bodies of a topic in the log, in order."""
+    with outbox.engine.connect() as connection:
+        rows = connection.execute(
+            text("SELECT body FROM outbox_message WHERE topic = :topic ORDER BY id"), {"topic": topic}
+        )
+        return [bytes(body) for (body,) in rows]

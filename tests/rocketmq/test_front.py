@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from outbox import Outbox
 from outbox.rocketmq import CheckPolicy
-from tests.rocketmq.fronts import listening, producing
+from tests.rocketmq.fronts import bodies, listening, producing
 from tests.support.waiting import eventually
 
 SOON = CheckPolicy(transaction_timeout=timedelta(milliseconds=200), check_interval=timedelta(milliseconds=200))
@@ -39,15 +38,6 @@ def checker_of(client: ModuleType, answers: dict[bytes, Any]) -> Any:
             return left.pop(0) if len(left) > 1 else left[0]
 
     return Checker()
-
-
-def bodies(outbox: Outbox, topic: str) -> list[bytes]:
-    """The bodies of a topic in the log, in order."""
-    with outbox.engine.connect() as connection:
-        rows = connection.execute(
-            text("SELECT body FROM outbox_message WHERE topic = :topic ORDER BY id"), {"topic": topic}
-        )
-        return [bytes(body) for (body,) in rows]
 
 
 @pytest.mark.every_database

@@ -17,12 +17,13 @@ from outbox.rocketmq.front.desks import Desks
 from outbox.rocketmq.front.receiving import Receiving
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
 from outbox.rocketmq.front.sending import Sending
-from outbox.rocketmq.front.server import Server
+from outbox.rocketmq.front.server import BEAT_SECONDS, Server
 from outbox.rocketmq.front.statuses import RefusedError
 from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.transactions import Transactions
 from outbox.rocketmq.front.validation import checked_topic
 from outbox.rocketmq.service import CheckedGroup, CheckService
+from outbox.telemetry.events import Beat
 from outbox.worker.settings import Until
 from outbox.writing.bare import BareOutbox
 
@@ -107,7 +108,7 @@ class Front(LifeCycle):
         checks = Supervisor(self._checks(transactions))
         try:
             checks.start()
-            Server(self._listen, handlers, telemetry).serve(self._stop, self._bound)
+            Server(self._listen, handlers, telemetry).serve(self._stop, bound=self._bound, beat=self._beat)
         finally:
             self.listening = None
             checks.stop()
@@ -128,6 +129,10 @@ class Front(LifeCycle):
     def _told(self) -> Place:
         """Return the place for clients."""
         return self._advertise or self.listening or self._listen
+
+    def _beat(self) -> None:
+        """Tell that the front serves, for health checks."""
+        self.outbox.listeners.tell(Beat(database=self.outbox.database, seconds=3 * BEAT_SECONDS))
 
     def _bound(self, place: Place) -> None:
         self.listening = place

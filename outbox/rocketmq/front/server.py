@@ -28,6 +28,7 @@ logger = logging.getLogger("outbox")
 _TELEMETRY = RPCS["Telemetry"]
 #: Seconds for calls under way after a stop, and for a stream to take a command.
 _DRAIN_SECONDS, _WRITE_SECONDS = 8.0, 2.0
+BEAT_SECONDS = 5.0
 _MIB = 1024 * 1024
 _OPTIONS = [
     # Otherwise two fronts on one port would each get some of the connections, and nobody would notice.
@@ -63,15 +64,17 @@ class Server:
         self._talks: set[asyncio.Task[Any]] = set()
         self._ending = False
 
-    def serve(self, outer: Stop, bound: Callable[[Place], None]) -> None:
-        """Serve until a stop is asked; then end streams, and finish the calls under way. `bound`: told the place.
+    def serve(self, outer: Stop, *, bound: Callable[[Place], None], beat: Callable[[], None]) -> None:
+        """Serve until a stop is asked; then end streams, and finish the calls under way.
+
+        `bound`: told the place. `beat`: called every `BEAT_SECONDS`.
 
         Raises:
             OptionError: another process has the port, or the host is not of this machine.
         """
-        asyncio.run(self._serve(outer, bound))
+        asyncio.run(self._serve(outer, bound, beat))
 
-    async def _serve(self, outer: Stop, bound: Callable[[Place], None]) -> None:
+    async def _serve(self, outer: Stop, bound: Callable[[Place], None], beat: Callable[[], None]) -> None:
         stopped, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def wake() -> None:
@@ -91,8 +94,11 @@ class Server:
         logger.info("front: listens at %s", Place(self._listen.host, port))
         beside = asyncio.create_task(self._beside())
         try:
-            if not stop.asked:
-                await stopped.wait()
+            while not stop.asked:
+                beat()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_SECONDS):
+                        await stopped.wait()
         finally:
             self._ending = True
             beside.cancel()
