@@ -59,11 +59,11 @@ def rocketmq() -> None:
 def serve(
     *, target: Target, topics: tuple[str, ...], listen: str, advertise: str | None, policy: Policy, probes: Probes
 ) -> None:
-    """Serve producers of the official clients, over gRPC without TLS.
+    """Serve the official clients, over gRPC without TLS.
 
     Messages go into the log, half messages wait for their verdict, and producers are asked about open transactions.
-    Relays and consumers of the outbox deliver what is committed. Runs until SIGTERM or SIGINT. Several processes may
-    serve an outbox, each with the same topics.
+    Consumers receive what is committed, and so do relays of the outbox. Runs until SIGTERM or SIGINT. Several processes
+    may serve an outbox, each with the same topics.
     """
     from outbox.admin.admin import Admin
     from outbox.cli.connection import checked_label, open_channel_of, open_database

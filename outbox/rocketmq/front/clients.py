@@ -16,6 +16,8 @@ ALIVE_SECONDS = 30.0
 #: A client that shows no sign for so long is forgotten.
 _FORGOTTEN_SECONDS = 3600.0
 MOST_CLIENTS = 5000
+#: Streams that are tried for a question: each may take seconds, and a question has a time limit.
+_MOST_TRIED = 2
 
 
 class Stream(Protocol):
@@ -105,7 +107,7 @@ class Clients:
             ]
             self._asked += 1
             first = self._asked % len(streams) if streams else 0
-        return any(stream.write(command) for stream in streams[first:] + streams[:first])
+        return any(stream.write(command) for stream in (streams[first:] + streams[:first])[:_MOST_TRIED])
 
     def _of(self, id: str) -> Client:
         """Return a client after a sign of life; a new client, if there is room."""
