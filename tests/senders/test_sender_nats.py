@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from outbox.model.limits import MAX_HEADER_BYTES
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.nats import NatsSender, read_message
@@ -91,7 +92,12 @@ def test_headers_that_servers_add_on_the_way_are_left_out(stream, sender):
     """As those of a stream that has another one as its source, or that republishes."""
     sender.send([a_message("orders", 1, headers={"n": "v"})])
     [received] = stream.received()
-    received.headers |= {"Nats-Stream-Source": "SHOP 7 > >", "Nats-Sequence": "7", "no token": "x", "big": "x" * 20_000}
+    received.headers |= {
+        "Nats-Stream-Source": "SHOP 7 > >",
+        "Nats-Sequence": "7",
+        "no token": "x",
+        "big": "x" * (MAX_HEADER_BYTES + 1),
+    }
     received.headers |= {f"X-{n}": "x" for n in range(100)}
 
     headers = read_message(received, prefix=stream.prefix).headers
