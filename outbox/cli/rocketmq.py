@@ -47,6 +47,13 @@ def rocketmq() -> None:
         "A topic with its type: NORMAL, FIFO, DELAY or TRANSACTION; without a type NORMAL. May be given several times."
     ),
 )
+@option(
+    "--fifo-group",
+    "fifo_groups",
+    multiple=True,
+    metavar="NAME",
+    help="A consumer group that takes the messages of a message group in order. May be given several times.",
+)
 @option("--listen", default="127.0.0.1:8081", metavar="HOST:PORT", help="The place to listen at.")
 @option("--advertise", metavar="HOST:PORT", help="The place for clients, such as a load balancer.  [--listen]")
 @option("--transaction-timeout", type=DURATION, default="6s", help="Age below which no producer is asked.")
@@ -57,13 +64,20 @@ def rocketmq() -> None:
 @as_value("policy", Policy)
 @probed
 def serve(
-    *, target: Target, topics: tuple[str, ...], listen: str, advertise: str | None, policy: Policy, probes: Probes
+    *,
+    target: Target,
+    topics: tuple[str, ...],
+    fifo_groups: tuple[str, ...],
+    listen: str,
+    advertise: str | None,
+    policy: Policy,
+    probes: Probes,
 ) -> None:
     """Serve the official clients, over gRPC without TLS.
 
     Messages go into the log, half messages wait for their verdict, and producers are asked about open transactions.
     Consumers receive what is committed, and so do relays of the outbox. Runs until SIGTERM or SIGINT. Several processes
-    may serve an outbox, each with the same topics.
+    may serve an outbox, each with the same topics and groups.
     """
     from outbox.admin.admin import Admin
     from outbox.cli.connection import checked_label, open_channel_of, open_database
@@ -84,6 +98,7 @@ def serve(
             front = Front(
                 outbox,
                 topics=dict(map(_topic, topics)),
+                fifo_groups=fifo_groups,
                 listen=listen,
                 advertise=advertise,
                 policy=CheckPolicy(**asdict(policy)),

@@ -8,6 +8,7 @@ from tests.support.command_line import outbox
 @pytest.mark.parametrize(("options", "text"), [
     (["--topic", "a b"], "The specified topic[a b] contains illegal characters"),
     (["--topic", "orders=normal"], "the type of topic orders is one of NORMAL, FIFO, DELAY, TRANSACTION, not 'normal'"),
+    (["--topic", "orders", "--fifo-group", "a b"], "the specified group[a b] contains illegal characters"),
     (["--topic", "orders", "--listen", "8081"], "a place is HOST:PORT, such as 127.0.0.1:8081, not '8081'"),
     (["--topic", "orders", "--listen", "0.0.0.0:8081"], "no client can connect to 0.0.0.0:8081"),
     (["--topic", "orders", "--check-interval", "0s"], "check_interval must be greater than 0"),

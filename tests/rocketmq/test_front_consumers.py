@@ -1,6 +1,8 @@
 """Consumers of RocketMQ's official Python client, and bare calls, at a front."""
 
 import asyncio
+import base64
+import json
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -307,6 +309,52 @@ def test_messages_of_a_call_that_has_ended_meanwhile_are_given_back():
     asyncio.run(story())
 
     assert given == [("r", 1)]
+
+
+def test_a_call_is_answered_although_messages_of_another_call_cannot_be_given_back():
+    began = asyncio.Event()
+
+    async def story() -> Sequence[Message]:
+        async def pop(asked: Sequence[Asked]) -> Popped:
+            began.set()
+            await asyncio.sleep(0)
+            return Popped("r", [[Message("orders", str(n))] for n, _ in enumerate(asked)])
+
+        async def give_back(_receipt: str, _messages: Sequence[Message]) -> None:
+            raise ConnectionError("away")
+
+        polls = Polls(pop, give_back, lambda _wake: nullcontext())
+        gone, stays = (asyncio.create_task(polls.messages(Asked(1, timedelta(seconds=1)), 60)) for _ in range(2))
+        await began.wait()
+        gone.cancel()
+        _, messages = await asyncio.wait_for(stays, 60)
+        return messages
+
+    assert [each.body for each in asyncio.run(story())] == [b"1"]
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
+def test_a_handle_with_a_strange_key_lets_the_next_message_of_the_real_key_go_on(engine, outbox):
+    next_one: dict[str, Any] = {"batch_size": 1, "long_polling_timeout": {"seconds": 0}}
+    send(outbox, Message("steps", "1", key="a"))
+    with listening(outbox, fifo_groups=["billing"]) as front:
+        [_, first, _] = called(front, "ReceiveMessage", request("ReceiveMessage", "steps", **next_one))
+        send(outbox, Message("steps", "2", key="a"))
+        held = called(front, "ReceiveMessage", request("ReceiveMessage", "steps", **next_one))
+        id, _key, *rest = json.loads(base64.urlsafe_b64decode(first.message.system_properties.receipt_handle))
+        strange = base64.urlsafe_b64encode(json.dumps([id, "b", *rest]).encode()).decode()
+        acked = called(front, "AckMessage", request("AckMessage", "steps", entries=[{"receipt_handle": strange}]))
+        again = called(front, "ReceiveMessage", request("ReceiveMessage", "steps", **next_one))
+
+    assert (of(held)[0], of(acked)[0], [each.message.body for each in again[1:-1]]) == (40401, 20000, [b"2"])
+
+
+def test_a_handle_with_a_time_that_no_clock_has_is_refused_by_itself(outbox):
+    handle = base64.urlsafe_b64encode(json.dumps([1, None, "r", 10**400]).encode()).decode()
+    with listening(outbox) as front:
+        answer = called(front, "AckMessage", request("AckMessage", entries=[{"receipt_handle": handle}]))
+
+    assert [each.status.code for each in answer.entries] == [50001]
 
 
 # Renewing

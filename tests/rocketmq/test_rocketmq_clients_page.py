@@ -13,19 +13,22 @@ PAGE = (TOP / "docs" / "rocketmq-clients.md").read_text()
 
 
 @pytest.mark.usefixtures("official")
-def test_the_program_of_the_page_sends_its_messages_to_a_front(tmp_path, monkeypatch):
+def test_the_programs_of_the_page_send_to_a_front_and_receive_from_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     engine = create_engine("sqlite:///shop.db")
     migrate.upgrade(engine)
     client: dict[str, Any] = {"__name__": "page"}
     embedded: dict[str, Any] = {"__name__": "page"}
     exec(blocks(PAGE, "python")[0], client)
-    exec(blocks(PAGE, "python")[1], embedded)
+    exec(blocks(PAGE, "python")[1], client)
+    exec(blocks(PAGE, "python")[2], embedded)
 
     outbox = Outbox(engine)
     with listening(outbox, topics={"orders": "NORMAL", "payments": "TRANSACTION"}) as front:
         client["main"](str(front.listening))
+        received = client["receive"](str(front.listening))
 
+    assert sorted(received) == [b"order 1 paid", b"order 1 placed"]
     assert (bodies(outbox, "orders"), bodies(outbox, "payments")) == ([b"order 1 placed"], [b"order 1 paid"])
     embedded["outbox"].close()
     outbox.close()

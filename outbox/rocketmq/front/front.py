@@ -21,7 +21,7 @@ from outbox.rocketmq.front.server import BEAT_SECONDS, Server
 from outbox.rocketmq.front.statuses import RefusedError
 from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.transactions import Transactions
-from outbox.rocketmq.front.validation import checked_topic
+from outbox.rocketmq.front.validation import checked_group, checked_topic
 from outbox.rocketmq.service import CheckedGroup, CheckService
 from outbox.telemetry.events import Beat
 from outbox.worker.settings import Until
@@ -71,7 +71,7 @@ class Front(LifeCycle):
         self._topics = checked_topics(topics)
         self._policy = policy or CheckPolicy()
         self._writes = outbox
-        self._fifo_groups = frozenset(fifo_groups)
+        self._fifo_groups = frozenset(map(_checked_group, fifo_groups))
         #: The place at which the front listens; None until then.
         self.listening: Place | None = None
 
@@ -152,6 +152,13 @@ class _Serving:
 
     def hint(self) -> None:
         """Do nothing: a front looks for no messages."""
+
+
+def _checked_group(name: str) -> str:
+    try:
+        return checked_group(name)
+    except RefusedError as error:
+        raise ValueError(error.text) from error
 
 
 def checked_topics(topics: Mapping[str, TopicType]) -> dict[str, TopicType]:

@@ -40,7 +40,7 @@ class Handle(NamedTuple):
                     (key or "").encode()
                     if "\0" not in f"{key}{error}" and error.isascii():
                         return cls(Receipt(id, key, error), float(until))
-        except (ValueError, RecursionError):
+        except (ValueError, OverflowError, RecursionError):
             pass
         raise RefusedError(Code.INTERNAL_SERVER_ERROR, "Parse failed, dataList size 1. [no receipt handle of a front]")
 

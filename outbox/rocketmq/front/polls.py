@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from outbox.model.message import Message
+from outbox.model.verdict import describe
 from outbox.rocketmq.asked import Asked
 from outbox.runtime.clock import clock
 from outbox.worker.polling import Polling
+
+logger = logging.getLogger("outbox")
 
 #: Seconds between looks without a hint.
 POLL_SECONDS = (0.05, 1.0)
@@ -47,6 +51,11 @@ class Polls:
         self._waiting: list[_Poll] = []
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+
+    @property
+    def waits(self) -> bool:
+        """True while a call waits."""
+        return self._task is not None
 
     async def messages(self, asked: Asked, seconds: float) -> tuple[str, Sequence[Message]]:
         """Return messages with their receipt, after at most so many seconds."""
@@ -97,11 +106,17 @@ class Polls:
                 if not each.answer.done():
                     each.answer.set_exception(error)
             return False
+        left: list[Message] = []
         for each, messages in zip(polls, popped.messages, strict=True):
             if each.answer.done():
-                if messages:
-                    await self._give_back(popped.receipt, messages)
+                left += messages
             elif messages or clock() >= each.until:
                 each.answer.set_result((popped.receipt, messages))
         self._waiting = [each for each in self._waiting if not each.answer.done()]
+        if left:
+            try:
+                await self._give_back(popped.receipt, left)
+            except Exception as error:
+                # They come again when their time is over; other calls are not to wait for that.
+                logger.warning("front: messages of a call that has ended were not given back: %s", describe(error))
         return any(popped.messages)

@@ -179,9 +179,9 @@ class _Group:
         """Return the calls that wait for what a choice selects."""
         found = self._polls.get(choice)
         if found is None:
-            while len(self._polls) >= _MOST_CHOICES:
-                # Calls that wait keep theirs.
-                del self._polls[next(iter(self._polls))]
+            idle = [each for each, polls in self._polls.items() if not polls.waits]
+            for each in idle[: len(self._polls) - _MOST_CHOICES + 1]:
+                del self._polls[each]
             found = self._polls[choice] = self._made(choice)
         return found
 

@@ -21,7 +21,7 @@ _OUT = """
     SELECT id FROM {parked}
     WHERE subscription = :subscription AND {id_in_ids} AND coalesce(state, 'behind') <> 'dead'
 """
-_FIND = f"SELECT id FROM {{parked}} WHERE {_VALID}"
+_FIND = f"SELECT id, key FROM {{parked}} WHERE {_VALID}"
 _ACK = f"DELETE FROM {{parked}} WHERE {_VALID}"
 _POSTPONE = f"UPDATE {{parked}} SET due_at = {{later}} WHERE {_VALID}"
 #: It stands for itself, and holds nothing back.
@@ -67,15 +67,19 @@ class Receipts:
         return {id for (id,) in self._channel.rows(_OUT, **bound)}
 
     def _use(self, write: str, receipts: Collection[Receipt], *, lets_go: bool = False, **more: object) -> set[int]:
-        keys = {each.id: each.key for each in receipts if lets_go and each.key is not None}
+        keyed = lets_go and any(each.key is not None for each in receipts)
         returning = self._channel.database.dialect.writes.returning
         # One statement is a transaction of its own.
-        with nullcontext() if returning is not None and not keys else self._channel.transaction():
+        with nullcontext() if returning is not None and not keyed else self._channel.transaction():
             valid = self._run(write, returning, receipts, **more)
-            Parked(self._channel, self._subscription).advance({key for id, key in keys.items() if id in valid})
-        return valid
+            if lets_go:
+                # A receipt that was in strange hands may name another key than its row.
+                Parked(self._channel, self._subscription).advance({key for key in valid.values() if key is not None})
+        return {*valid}
 
-    def _run(self, write: str, returning: str | None, receipts: Collection[Receipt], **more: object) -> set[int]:
+    def _run(
+        self, write: str, returning: str | None, receipts: Collection[Receipt], **more: object
+    ) -> dict[int, str | None]:
         database = self._channel.database
         rows = [(each.id, each.error or "") for each in receipts]
         bound = {
@@ -86,8 +90,8 @@ class Receipts:
         }
         source = database.records("rows", **_ROWS)
         if returning is not None:
-            statement = database.sql(f"{write} {returning}", rows=source, columns="id")
-            return {id for (id,) in self._channel.rows(statement, **bound)}
-        valid = {id for (id,) in self._channel.rows(database.sql(_FIND, rows=source), **bound)}
+            statement = database.sql(f"{write} {returning}", rows=source, columns="id, key")
+            return dict(self._channel.rows(statement, **bound))
+        valid: dict[int, str | None] = dict(self._channel.rows(database.sql(_FIND, rows=source), **bound))
         self._channel.run(database.sql(write, rows=source), **bound)
         return valid
