@@ -16,7 +16,8 @@ R = TypeVar("R")
 
 #: Seconds that `close` may take, before the loop is stopped all the same.
 _PATIENCE = 1.0
-_SHARE_OF_FIRST_WAIT = 0.9
+#: A call is waited for so many times, each for its part of the time.
+_WAITS = 10
 
 
 class BackgroundLoop(Generic[T]):
@@ -61,11 +62,12 @@ class BackgroundLoop(Generic[T]):
         if timeout is None:
             return future.result()
         try:
-            # After a pause of the whole process the first wait is over at once. The second one gives the loop a moment
+            # A pause of the whole process ends only the wait that it falls into. The waits that follow give the loop time
             # to notice that the action's own deadline has passed.
-            with suppress(TimeoutError):
-                return future.result(_SHARE_OF_FIRST_WAIT * timeout)
-            return future.result((1 - _SHARE_OF_FIRST_WAIT) * timeout)
+            for _ in range(_WAITS - 1):
+                with suppress(TimeoutError):
+                    return future.result(timeout / _WAITS)
+            return future.result(timeout / _WAITS)
         except TimeoutError:
             future.cancel()
             with self._lock:
