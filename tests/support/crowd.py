@@ -1,5 +1,7 @@
 """Runs a storm, then each test that failed in it three times alone: `python -m tests.support.crowd [pytest options]`.
 
+`--tier all` runs everything in that way.
+
 A test that fails alone as well is broken. A test that passes alone failed in the crowd: the fault is listed with the
 load and the text of the failure, and more than three such tests are a failure of the run.
 """
