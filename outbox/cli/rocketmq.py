@@ -62,6 +62,7 @@ def rocketmq() -> None:
     "--check-max", type=click.IntRange(1), default=15, help="Questions without an answer until a person has to decide."
 )
 @as_value("policy", Policy)
+@option("--max-clients", type=click.IntRange(1), default=5000, help="Further clients are refused until one has gone.")
 @probed
 def serve(
     *,
@@ -71,6 +72,7 @@ def serve(
     listen: str,
     advertise: str | None,
     policy: Policy,
+    max_clients: int,
     probes: Probes,
 ) -> None:
     """Serve the official clients, over gRPC without TLS.
@@ -102,6 +104,7 @@ def serve(
                 listen=listen,
                 advertise=advertise,
                 policy=CheckPolicy(**asdict(policy)),
+                max_clients=max_clients,
             )
         except ValueError as error:
             raise click.UsageError(str(error)) from None

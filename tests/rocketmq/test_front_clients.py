@@ -1,9 +1,14 @@
 """What a front keeps of its clients: their messages as they were sent, and whose turn it is to be asked."""
 
+from typing import Any
+
+from outbox.rocketmq.front.calls import Call
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.conversion import stored, wire_of
 from outbox.rocketmq.front.protocol import RPCS
 from outbox.rocketmq.front.settings import PRODUCER
+from outbox.rocketmq.front.statuses import Code, RefusedError
+from outbox.rocketmq.front.telemetry import Telemetry
 from tests.rocketmq.front_probes import message
 
 ODD = {
@@ -49,15 +54,105 @@ class Stream:
         return self.takes
 
 
-def test_producers_of_a_topic_are_asked_in_turn_and_the_next_one_instead_of_one_that_does_not_read():
-    clients, streams = Clients(), [Stream(takes=True), Stream(takes=False), Stream(takes=True)]
-    settings = RPCS["Telemetry"].request().settings
-    settings.client_type = PRODUCER
-    settings.publishing.topics.add(name="orders")
+def producers(clients: Clients, *streams: Stream) -> Clients:
+    """Have a producer of topic `orders` for each stream, with the number of the stream as its id."""
     for number, stream in enumerate(streams):
         clients.opened(str(number), stream)
-        clients.declared(str(number), settings)
+        clients.declared(str(number), PRODUCER, frozenset({"orders"}))
+    return clients
 
-    asked = [clients.ask(topic, None) for topic in ("orders",) * 6 + ("other",)]
 
-    assert (asked, [stream.written for stream in streams]) == ([True] * 6 + [False], [2, 2, 4])
+def test_each_question_about_a_transaction_goes_to_the_next_producer_of_the_topic():
+    """However many transactions are asked about in between, so that none meets a silent producer for ever."""
+    streams = [Stream(takes=True) for _ in range(3)]
+    clients = producers(Clients(), *streams)
+
+    met: dict[int, set[int]] = {7: set(), 8: set()}
+    for attempt in range(3):
+        for transaction, met_by in met.items():
+            before = [stream.written for stream in streams]
+            clients.ask("orders", None, turn=transaction + attempt)
+            met_by |= {number for number, stream in enumerate(streams) if stream.written > before[number]}
+
+    assert met == {7: {0, 1, 2}, 8: {0, 1, 2}}
+    assert clients.ask("other", None, turn=0) is False
+
+
+def test_the_next_producer_is_asked_instead_of_one_that_does_not_read():
+    """Also where two do not, and each question tries no more than two."""
+    streams = [Stream(takes=False), Stream(takes=False), Stream(takes=True)]
+    clients = producers(Clients(), *streams)
+
+    asked = [clients.ask("orders", None, turn=0) for _ in range(4)]
+
+    assert (asked, streams[2].written) == ([False, True, True, True], 3)
+
+
+def test_the_newest_stream_of_a_client_is_asked_and_the_older_one_after_the_end_of_the_newest():
+    old, new = Stream(takes=True), Stream(takes=True)
+    clients = producers(Clients(), old)
+    written = []
+
+    clients.opened("0", new)
+    for closed in (new, old):
+        clients.ask("orders", None, turn=0)
+        written.append((old.written, new.written))
+        clients.closed("0", closed)
+
+    assert (written, clients.ask("orders", None, turn=0)) == ([(0, 1), (1, 1)], False)
+
+
+def test_a_client_that_said_good_bye_is_asked_no_more_and_again_after_it_has_declared_itself_anew():
+    clients, stream = Clients(), Stream(takes=True)
+    producers(clients, stream).gone("0")
+
+    before = clients.ask("orders", None, turn=0)
+    clients.declared("0", PRODUCER, frozenset({"orders"}))
+
+    assert (before, clients.ask("orders", None, turn=0)) == (False, True)
+
+
+def test_clients_without_a_stream_make_place_after_half_a_minute_and_those_that_are_there_stay():
+    now = [0.0]
+    clients = Clients(3, clock=lambda: now[0])
+    here = producers(clients, Stream(takes=True))
+    refused = []
+
+    def comes(id: str) -> None:
+        try:
+            clients.declared(id, PRODUCER, frozenset())
+        except RefusedError as error:
+            refused.append((id, error.code, error.text))
+
+    for id in ("beats", "stranger", "other"):
+        comes(id)
+    now[0] = 31.0
+    beats = clients.beat("beats")
+    comes("late")
+
+    assert refused == [("other", Code.TOO_MANY_REQUESTS, "the front has 3 clients, as many as --max-clients allows")]
+    assert (beats, [here.alive(id) for id in ("0", "beats", "stranger", "late")]) == (True, [True, True, False, True])
+
+
+def test_a_stream_that_ends_without_settings_leaves_nothing():
+    clients, stream = Clients(1), Stream(takes=True)
+    clients.opened("stranger", stream)
+
+    clients.closed("stranger", stream)
+
+    assert (clients.alive("stranger"), producers(clients, stream).alive("0")) == (False, True)
+
+
+def test_of_the_settings_of_a_client_the_topics_that_are_there_are_kept():
+    clients, stream = Clients(), Stream(takes=True)
+    telemetry = Telemetry(clients, {"orders": "TRANSACTION"})
+    command = RPCS["Telemetry"].request()
+    command.settings.client_type = PRODUCER
+    for name in ("orders", "other"):
+        command.settings.publishing.topics.add(name=name)
+    clients.opened("0", stream)
+
+    answer: Any = telemetry.hear(Call("0", {}), command)
+
+    assert [topic.name for topic in answer.settings.publishing.topics] == ["orders", "other"]
+    assert [clients.ask(topic, None, turn=0) for topic in ("orders", "other")] == [True, False]

@@ -12,7 +12,7 @@ from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.default_producer import Writes
 from outbox.rocketmq.front.calls import Handlers, Threads
-from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.clients import MOST_CLIENTS, Clients
 from outbox.rocketmq.front.desks import Desks
 from outbox.rocketmq.front.receiving import Receiving
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
@@ -43,6 +43,7 @@ class Front(LifeCycle):
         topics: the topics with their types, as each topic of RocketMQ 5 has a type.
         fifo_groups: consumer groups that take the messages of a message group in order.
         policy: when producers are asked about open transactions, and how often; the same for all fronts.
+        max_clients: the most clients of this front; a further one is refused until one of them has gone.
 
     Raises:
         TypeError: the outbox is none.
@@ -60,6 +61,7 @@ class Front(LifeCycle):
         listen: str = "127.0.0.1:8081",
         advertise: str | None = None,
         policy: CheckPolicy | None = None,
+        max_clients: int = MOST_CLIENTS,
     ) -> None:
         if not isinstance(outbox, BareOutbox):
             raise TypeError(f"outbox is an Outbox, not {type(outbox).__name__}: pass Outbox(engine)")
@@ -71,6 +73,7 @@ class Front(LifeCycle):
         self._topics = checked_topics(topics)
         self._policy = policy or CheckPolicy()
         self._writes = outbox
+        self._max_clients = max_clients
         self._fifo_groups = frozenset(map(_checked_group, fifo_groups))
         #: The place at which the front listens; None until then.
         self.listening: Place | None = None
@@ -85,8 +88,8 @@ class Front(LifeCycle):
     def serve(self) -> None:
         """Serve until a stop is asked, and ask about open transactions meanwhile."""
         threads = Threads()
-        clients, routes = Clients(), Routes(self._topics, self._told)
-        telemetry = Telemetry(clients, self._fifo_groups)
+        clients, routes = Clients(self._max_clients), Routes(self._topics, self._told)
+        telemetry = Telemetry(clients, self._topics, self._fifo_groups)
         desks = Desks(self.outbox, self._fifo_groups)
         receiving = Receiving(desks.of, desks.hints, routes, threads, clients.alive, self._fifo_groups)
         transactions = Transactions(self.outbox, clients, self._policy.transaction_timeout, threads)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from outbox.rocketmq.front.calls import Call
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.protocol import RPCS, Wire
-from outbox.rocketmq.front.settings import answered
+from outbox.rocketmq.front.settings import answered, topics_of
 from outbox.rocketmq.front.statuses import Code, RefusedError, status
 
 _Command = RPCS["Telemetry"].response
@@ -18,9 +18,10 @@ _Gone = RPCS["NotifyClientTermination"].response
 class Telemetry:
     """Answers settings, heartbeats and good-byes."""
 
-    def __init__(self, clients: Clients, fifo_groups: Collection[str] = ()) -> None:
+    def __init__(self, clients: Clients, topics: Collection[str], fifo_groups: Collection[str] = ()) -> None:
+        """`topics`: those that are there."""
         self.clients = clients
-        self._fifo_groups = fifo_groups
+        self._topics, self._fifo_groups = topics, fifo_groups
 
     def hear(self, call: Call, command: Wire) -> Wire | None:
         """Return the answer to a command on a client's stream; None: it needs none.
@@ -32,7 +33,10 @@ class Telemetry:
         if not command.HasField("settings"):
             return None
         settings = answered(command.settings, self._fifo_groups)
-        self.clients.declared(call.client, settings)
+        named = topics_of(settings)
+        # The names that are kept are ours: a client may send any number of its own.
+        topics = frozenset(name for name in self._topics if name in named)
+        self.clients.declared(call.client, settings.client_type, topics)
         return _Command(status=status(), settings=settings)
 
     async def heartbeat(self, call: Call, _request: Wire) -> Wire:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from zlib import crc32
 
 from outbox.errors import MQClientError, VerdictStandsError
 from outbox.model.limits import stored_headers
@@ -82,7 +83,9 @@ class Transactions:
         question.message.CopyFrom(wire_of(message, "TRANSACTION"))
         question.message.system_properties.delivery_attempt = 1
         question.transaction_id = id_of(message)
-        if self._clients.ask(message.topic, command):
+        # The attempt is counted for each transaction, so each question about it meets the next producer.
+        turn = crc32(id_of(message).encode()) + message.attempt
+        if self._clients.ask(message.topic, command, turn=turn):
             return TransactionResolution.UNKNOWN
         return NobodyAsked(f"no producer of topic {message.topic} has a stream to this front")
 
