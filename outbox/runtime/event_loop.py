@@ -62,8 +62,8 @@ class BackgroundLoop(Generic[T]):
         if timeout is None:
             return future.result()
         try:
-            # A pause of the whole process ends only the wait that it falls into. The waits that follow give the loop time
-            # to notice that the action's own deadline has passed.
+            # A pause of the whole process ends only the wait that it falls into. The waits that follow give the loop
+            # time to notice that the action's own deadline has passed.
             for _ in range(_WAITS - 1):
                 with suppress(TimeoutError):
                     return future.result(timeout / _WAITS)
