@@ -76,6 +76,23 @@ class Broker:
         crash_point("half.after_prepare")
         return id
 
+    def prepare_only(self, half: Half, message: Message, slot: int, headers: str) -> bool:
+        """Store the only half message of a transaction, once; return False if the transaction is another message's.
+
+        Raise `VerdictStandsError` if the transaction of this message was rolled back.
+        """
+        self._require_no_transaction()
+        id = self._run(lambda: self._halves.append(half, message, slot, headers, only=True))
+        crash_point("half.after_prepare")
+        if id is not None:
+            return True
+        if not self._connections.call(lambda channel: run(on_channel(channel), self._halves.has(half, message))):
+            return False
+        stands = self.standing(half.transaction)
+        if stands.op == "rollback":
+            raise VerdictStandsError(half.transaction, stands.op, "send", stands.by)
+        return True
+
     def end(
         self, transaction: str, op: Op, *, by: str, group: str | None = None, patience: float | None = None
     ) -> bool:

@@ -25,11 +25,9 @@ def listening(outbox: Outbox, **options: Any) -> Iterator[Front]:
 
 
 @contextmanager
-def producing(
-    client: ModuleType, front: Front, *topics: str, checker: Any = None, credentials: tuple[str, str] = ("", "")
-) -> Iterator[Any]:
-    """A producer of the official client, which has declared topics; `credentials`: access key and secret."""
-    configuration = client.ClientConfiguration(str(front.listening), client.Credentials(*credentials))
+def producing(client: ModuleType, front: Front, *topics: str, checker: Any = None) -> Iterator[Any]:
+    """A producer of the official client, which has declared topics."""
+    configuration = client.ClientConfiguration(str(front.listening), client.Credentials())
     producer = client.Producer(configuration, list(topics), checker)
     producer.startup()
     try:
@@ -40,16 +38,10 @@ def producing(
 
 @contextmanager
 def consuming(
-    client: ModuleType,
-    front: Front,
-    topics: dict[str, Any],
-    *,
-    group: str = "billing",
-    seconds: int = 1,
-    credentials: tuple[str, str] = ("", ""),
+    client: ModuleType, front: Front, topics: dict[str, Any], *, group: str = "billing", seconds: int = 1
 ) -> Iterator[Any]:
     """A simple consumer of the official client, which waits so many seconds for messages."""
-    configuration = client.ClientConfiguration(str(front.listening), client.Credentials(*credentials))
+    configuration = client.ClientConfiguration(str(front.listening), client.Credentials())
     consumer = client.SimpleConsumer(configuration, group, topics, seconds)
     consumer.startup()
     try:

@@ -119,8 +119,11 @@ class Asked:
 def of_a_transaction(database: Database, rows: int) -> dict[str, Any]:
     """What a transaction without a verdict does, by its name; each of them a script."""
     ops, halves, open_one = Ops(database), Halves(database), f"tx-{rows // 2 + 1}"
+    half, message = Half(transaction=open_one, group=GROUP, way="join"), Message("orders", b"1")
     return {
-        "half": halves.append(Half(transaction=open_one, group=GROUP, way="join"), Message("orders", b"1"), 0, "{}"),
+        "half": halves.append(half, message, 0, "{}"),
+        "only half": halves.append(half, message, 0, "{}", only=True),
+        "is stored": halves.has(half, message),
         "commit": ops.commit(open_one, by="test", group=GROUP),
         "commit alone": ops.commit_alone(open_one, by="test", group=GROUP),
         "rollback": ops.roll_back(open_one, by="test", group=GROUP),
@@ -146,7 +149,7 @@ def of_a_checker(rows: int) -> dict[str, Any]:
     }
 
 
-ONE = ("half", "commit", "commit alone", "rollback", "join", "restore", "standing")
+ONE = ("half", "only half", "is stored", "commit", "commit alone", "rollback", "join", "restore", "standing")
 BATCH = ("pending", "finished", "dead", "ready", "next due", "fell due", "advance", "change")
 
 

@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from outbox.model.limits import checked_tags, fits, stored_headers
+from outbox.model.limits import checked_headers, checked_tags, fits
 from outbox.model.message import Message, stored_message
+from outbox.model.trace_context import TRACE_HEADERS
 from outbox.rocketmq.front.protocol import Wire, kind, moment_of, numbers, set_moment
 
 ID, KEYS = "UNIQ_KEY", "KEYS"
@@ -27,12 +28,14 @@ _OURS = frozenset({ID, KEYS, BORN_AT, BORN_HOST, OTHERS, ENCODING, TRACE})
 _Message = kind("Message")
 _TYPES, _ENCODINGS = numbers("MessageType"), numbers("Encoding")
 _MD5 = numbers("DigestType")["MD5"]
-#: Ids of messages are made of the client's ids in this name space.
+#: Ids of messages in the log are in this name space.
 _IDS = uuid.UUID("6f1d7c1e-0b7a-5c53-9a43-2b9a4f6d5e10")
 #: An id of RocketMQ begins with its version.
 _VERSION = "01"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+#: Ends of lines in Unicode, which JSON may have in a text and a header may not.
+_SEPARATORS = {0x2028: r"\u2028", 0x2029: r"\u2029"}
 
 
 def stored(wire: Wire) -> Message:
@@ -43,10 +46,28 @@ def stored(wire: Wire) -> Message:
     """
     system = wire.system_properties
     return stored_message((
-        None, uuid.uuid5(_IDS, system.message_id), wire.topic.name, system.message_group or None,
-        checked_tags(system.tag) if system.tag else None, stored_headers(_headers(wire)), wire.body, None, None,
+        None, _log_id(wire), wire.topic.name, system.message_group or None,
+        checked_tags(system.tag) if system.tag else None, checked_headers(_headers(wire)), wire.body, None, None,
         _deliver_at(system), None,
     ))  # fmt: skip
+
+
+def _log_id(wire: Wire) -> uuid.UUID:
+    """Return the id in the log: the same for a message that is sent again, another for a message of other content.
+
+    Clients make ids of machine, process and second, so ids of two clients may be equal. What a client sets anew at each
+    try does not count: moment of birth, host and trace.
+    """
+    system = wire.system_properties
+    due = system.delivery_timestamp
+    properties = {name: value for name, value in wire.user_properties.items() if name.lower() not in TRACE_HEADERS}
+    told = [
+        system.message_id, wire.topic.name, system.message_group, system.tag, sorted(system.keys), properties,
+        system.body_encoding, system.HasField("delivery_timestamp"), due.seconds, due.nanos,
+    ]  # fmt: skip
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    digest.update(wire.body)
+    return uuid.uuid5(_IDS, digest.hexdigest())
 
 
 def _deliver_at(system: Wire) -> datetime | None:
@@ -59,15 +80,13 @@ def _headers(wire: Wire) -> dict[str, str]:
     """Return the headers: those of the system, and as many properties of the client as headers can have."""
     system = wire.system_properties
     headers = {ID: system.message_id}
-    if system.keys:
-        headers[KEYS] = " ".join(system.keys)
+    keys = [part for key in system.keys for part in key.split()]
+    if keys:
+        headers[KEYS] = " ".join(keys)
     if system.HasField("born_timestamp"):
         headers[BORN_AT] = str(system.born_timestamp.seconds * 1000 + system.born_timestamp.nanos // 1_000_000)
     if system.body_encoding == _ENCODINGS["GZIP"]:
         headers[ENCODING] = "gzip"
-    for name, value in ((BORN_HOST, system.born_host), (TRACE, system.trace_context)):
-        if value and fits(headers, name, value):
-            headers[name] = value
     others = {}
     taken = {name.lower() for name in _OURS}
     for name, value in wire.user_properties.items():
@@ -77,13 +96,21 @@ def _headers(wire: Wire) -> dict[str, str]:
         else:
             others[name] = value
     if others:
-        headers[OTHERS] = json.dumps(others, separators=(",", ":"))
+        headers[OTHERS] = json.dumps(others, ensure_ascii=False, separators=(",", ":")).translate(_SEPARATORS)
+    for name, value in ((BORN_HOST, system.born_host), (TRACE, system.trace_context)):
+        if value and fits(headers, name, value):
+            headers[name] = value
     return headers
 
 
 def id_of(message: Message) -> str:
-    """Return the id of a message for clients; a message that no client has sent has an id made of its UUID."""
-    return message.headers.get(ID) or f"{_VERSION}{message.message_id.hex.upper()}"
+    """Return the id of a message for clients; a message that no client has sent has one made of its id in the log."""
+    return message.headers.get(ID) or made_id_of(message)
+
+
+def made_id_of(message: Message) -> str:
+    """Return an id of RocketMQ's form, made of the id in the log."""
+    return f"{_VERSION}{message.message_id.hex.upper()}"
 
 
 def wire_of(message: Message, type_: str) -> Wire:

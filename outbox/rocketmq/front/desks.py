@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
+from urllib.parse import quote
 
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection
@@ -29,8 +30,11 @@ logger = logging.getLogger("outbox")
 
 
 def subscription_of(group: str, topic: str) -> str:
-    """Return the name of the subscription of a consumer group to a topic; each has a position of its own."""
-    return f"{group}|{topic}"
+    """Return the name of the subscription of a consumer group to a topic; each has a position of its own.
+
+    Groups and topics may have a `|`, so that of a group is written as in a URL: no two pairs have one name.
+    """
+    return f"{quote(group, safe='')}|{topic}"
 
 
 class Desks:

@@ -8,10 +8,14 @@ import time
 from datetime import timedelta
 from typing import NamedTuple, Self
 
-from outbox.model.limits import MAX_NUMBER
+from outbox.errors import InvalidMessageError
+from outbox.model.limits import MAX_NUMBER, checked_key
 from outbox.model.message import Message
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.store.subscriptions.receipts import Receipt
+
+#: Characters of a receipt; each has fewer.
+_MOST_OF_ERROR = 100
 
 
 class Handle(NamedTuple):
@@ -35,12 +39,13 @@ class Handle(NamedTuple):
         try:
             found = json.loads(base64.urlsafe_b64decode(text.encode()))
             match found:
-                case [int(id), str() | None as key, str(error), int() | float() as until] if 0 <= id <= MAX_NUMBER:
-                    # Keys and errors of other characters are in no row, and not every database takes them.
-                    (key or "").encode()
-                    if "\0" not in f"{key}{error}" and error.isascii():
+                case [int(id), str() | None as key, str(error), int() | float() as until] if _is_number(id):
+                    # Other keys and errors are in no row, and not every database takes them.
+                    if key is not None:
+                        checked_key(key)
+                    if error.isascii() and error.isprintable() and len(error) <= _MOST_OF_ERROR:
                         return cls(Receipt(id, key, error), float(until))
-        except (ValueError, OverflowError, RecursionError):
+        except (ValueError, OverflowError, RecursionError, InvalidMessageError):
             pass
         raise RefusedError(Code.INTERNAL_SERVER_ERROR, "Parse failed, dataList size 1. [no receipt handle of a front]")
 
@@ -52,3 +57,8 @@ class Handle(NamedTuple):
     def __str__(self) -> str:
         fields = [self.receipt.id, self.receipt.key, self.receipt.error, round(self.until, 3)]
         return base64.urlsafe_b64encode(json.dumps(fields, separators=(",", ":")).encode()).decode()
+
+
+def _is_number(id: int) -> bool:
+    # JSON's `true` is a number of Python.
+    return not isinstance(id, bool) and 0 <= id <= MAX_NUMBER

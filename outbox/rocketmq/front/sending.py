@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outbox.errors import InvalidMessageError
-from outbox.model.message import Message
 from outbox.rocketmq.default_producer import Writes
 from outbox.rocketmq.front.calls import Call, Threads
-from outbox.rocketmq.front.conversion import id_of, stored
+from outbox.rocketmq.front.conversion import stored
 from outbox.rocketmq.front.protocol import RPCS, Wire
 from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
 from outbox.rocketmq.front.transactions import Transactions
-from outbox.rocketmq.front.validation import checked_messages, checked_topic_of
+from outbox.rocketmq.front.validation import checked_messages
 
 _Sent = RPCS["SendMessage"].response
 #: A recall handle begins with this text.
@@ -34,22 +33,20 @@ class Sending:
     async def send(self, _call: Call, request: Wire) -> Wire:
         """Store messages of a topic, all or none."""
         messages = list(request.messages)
-        topic = checked_topic_of(messages)
-        type_ = self._topics.get(topic)
-        checked_messages(messages, type_)
+        type_ = checked_messages(messages, self._topics)
+        ids = [message.system_properties.message_id for message in messages]
+        transactions = ids
         try:
             if type_ == "TRANSACTION":
-                await self._threads.run(lambda: self._transactions.prepare(messages[0]))
+                transactions = [await self._threads.run(lambda: self._transactions.prepare(messages[0]))]
             else:
-                made = [_once(stored(message)) for message in messages]
-                await self._threads.run(lambda: self._append(made))
+                await self._threads.run(lambda: self._append(messages))
         except InvalidMessageError as error:
             raise RefusedError(Code.BAD_REQUEST, str(error)) from error
         answer = _Sent(status=status())
-        for message in messages:
-            id = message.system_properties.message_id
+        for id, transaction in zip(ids, transactions, strict=True):
             handle = f"{_HANDLE}{id}" if type_ == "DELAY" else ""
-            answer.entries.add(status=status(), message_id=id, transaction_id=id, recall_handle=handle)
+            answer.entries.add(status=status(), message_id=id, transaction_id=transaction, recall_handle=handle)
         return answer
 
     async def recall(self, _call: Call, request: Wire) -> Wire:
@@ -57,12 +54,10 @@ class Sending:
         is_ours = request.recall_handle.startswith(_HANDLE)
         raise internal("recall failed, operation is forbidden" if is_ours else "recall handle is invalid")
 
-    def _append(self, messages: Sequence[Message]) -> None:
+    def _append(self, messages: Sequence[Wire]) -> None:
+        made = [stored(message) for message in messages]
+        for message in made:
+            # A message that is sent again has the same id, and is not stored again.
+            message.dedup_key = message.id_text
         with self._outbox.begin("requires_new") as session:
-            self._outbox.send_all(session, messages)
-
-
-def _once(message: Message) -> Message:
-    """Mark a message with the client's id, so that a repetition is not stored."""
-    message.dedup_key = id_of(message)
-    return message
+            self._outbox.send_all(session, made)

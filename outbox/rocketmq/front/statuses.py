@@ -8,6 +8,8 @@ from outbox.rocketmq.front.protocol import Wire, kind
 
 #: The text of an error inside RocketMQ's own server begins with this name.
 _PROXY = "org.apache.rocketmq.proxy.common.ProxyException: "
+#: RocketMQ's one text for a transaction that cannot be ended as asked.
+NO_TRANSACTION = "cannot found transaction data"
 
 _Status = kind("Status")
 
@@ -38,6 +40,7 @@ class Code(IntEnum):
     FORBIDDEN = 40300
     MESSAGE_NOT_FOUND = 40401
     TOPIC_NOT_FOUND = 40402
+    PAYLOAD_TOO_LARGE = 41300
     MESSAGE_BODY_TOO_LARGE = 41301
     MESSAGE_BODY_EMPTY = 41302
     TOO_MANY_REQUESTS = 42900

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,10 +14,12 @@ from outbox.model.slots import slot_of
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.front.calls import THREADS, Call, Threads
 from outbox.rocketmq.front.clients import Clients
-from outbox.rocketmq.front.conversion import id_of, stored, wire_of
-from outbox.rocketmq.front.protocol import RPCS, Wire, duration_of, numbers
-from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
+from outbox.rocketmq.front.conversion import id_of, made_id_of, stored, wire_of
+from outbox.rocketmq.front.protocol import RPCS, Wire, numbers
+from outbox.rocketmq.front.statuses import NO_TRANSACTION, internal, status
+from outbox.rocketmq.front.validation import checked_topic, checked_transaction
 from outbox.rocketmq.states import NobodyAsked, TransactionResolution
+from outbox.runtime.text import one_line
 from outbox.store.half_messages.half import Half
 from outbox.store.half_messages.op import Op
 from outbox.writing.bare import BareOutbox
@@ -26,9 +27,9 @@ from outbox.writing.bare import BareOutbox
 _Ended = RPCS["EndTransaction"].response
 _Command = RPCS["Telemetry"].response
 _RESOLUTIONS = numbers("TransactionResolution")
+#: Characters of a client's id that are stored with a verdict.
+_MOST_OF_CLIENT = 200
 _OPS: Mapping[int, Op] = {_RESOLUTIONS["COMMIT"]: "commit", _RESOLUTIONS["ROLLBACK"]: "rollback"}
-#: RocketMQ's one text for a transaction that cannot be ended as asked.
-_NOT_FOUND = "cannot found transaction data"
 
 
 class Transactions:
@@ -42,37 +43,34 @@ class Transactions:
         self._immunity = immunity
         self._threads = threads
 
-    def prepare(self, wire: Wire) -> None:
-        """Store a half message. The transaction has the id of the message.
+    def prepare(self, wire: Wire) -> str:
+        """Store a half message, once, and return the id of the transaction: the id of the message.
 
-        A message that is sent again is stored again, and delivered once.
+        If another message has that id, the transaction has an id that is made of the message.
         """
         message = stored(wire)
-        transaction = id_of(message)
-        recovery = wire.system_properties.orphaned_transaction_recovery_duration
-        seconds = math.ceil(duration_of(recovery).total_seconds())
-        half = Half(
-            transaction=transaction,
-            group=message.topic,
-            way="listener",
-            immunity=timedelta(seconds=seconds) if seconds > 0 else None,
-        )
-        headers = stored_headers({**message.headers, TRANSACTION_ID: transaction})
-        self.broker.declare(half.group, self._immunity)
-        try:
-            self.broker.prepare(half, message, slot_of(message.key, self._slots), headers)
-        except VerdictStandsError as error:
-            # The answer to an earlier try was lost, and meanwhile the transaction was ended.
-            if error.verdict != "commit":
-                raise internal(_NOT_FOUND, str(error)) from error
+        # Whole seconds, as RocketMQ takes them.
+        seconds = wire.system_properties.orphaned_transaction_recovery_duration.seconds
+        immunity = timedelta(seconds=seconds) if seconds > 0 else None
+        self.broker.declare(message.topic, self._immunity)
+        for transaction in (id_of(message), made_id_of(message)):
+            half = Half(transaction=transaction, group=message.topic, way="listener", immunity=immunity)
+            headers = stored_headers({**message.headers, TRANSACTION_ID: transaction})
+            try:
+                if self.broker.prepare_only(half, message, slot_of(message.key, self._slots), headers):
+                    return transaction
+            except VerdictStandsError as error:
+                # The answer to an earlier try was lost, and meanwhile the transaction was ended.
+                raise internal(NO_TRANSACTION, str(error)) from error
+        raise internal(NO_TRANSACTION, f"the transactions {id_of(message)} and {made_id_of(message)} were ended before")
 
     async def end(self, call: Call, request: Wire) -> Wire:
         """Write the verdict on a transaction; any client may."""
-        if not request.transaction_id:
-            raise RefusedError(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
+        topic = checked_topic(request.topic.name)
+        transaction = checked_transaction(request.transaction_id)
         op = _OPS.get(request.resolution)
         if op is not None:
-            ending = _Ending(self.broker, request.transaction_id, op, request.topic.name, f"client {call.client}")
+            ending = _Ending(self.broker, transaction, op, topic, f"client {one_line(call.client, _MOST_OF_CLIENT)}")
             await self._threads.run(ending.write)
         return _Ended(status=status())
 
@@ -82,9 +80,9 @@ class Transactions:
         question = command.recover_orphaned_transaction_command
         question.message.CopyFrom(wire_of(message, "TRANSACTION"))
         question.message.system_properties.delivery_attempt = 1
-        question.transaction_id = id_of(message)
+        question.transaction_id = message.transaction_id or id_of(message)
         # The attempt is counted for each transaction, so each question about it meets the next producer.
-        turn = crc32(id_of(message).encode()) + message.attempt
+        turn = crc32(question.transaction_id.encode()) + message.attempt
         if self._clients.ask(message.topic, command, turn=turn):
             return TransactionResolution.UNKNOWN
         return NobodyAsked(f"no producer of topic {message.topic} has a stream to this front")
@@ -109,6 +107,6 @@ class _Ending:
         try:
             self.broker.end(self.transaction, self.op, by=self.by, group=self.topic)
         except MQClientError as error:
-            raise internal(_NOT_FOUND) from error
+            raise internal(NO_TRANSACTION) from error
         except VerdictStandsError as error:
-            raise internal(_NOT_FOUND, str(error)) from error
+            raise internal(NO_TRANSACTION, str(error)) from error

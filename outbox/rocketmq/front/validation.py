@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from outbox.errors import MQClientError
 from outbox.model.encoding import MAX_BODY_BYTES
-from outbox.rocketmq.front.protocol import Wire, duration_of, moment_of, numbers
-from outbox.rocketmq.front.statuses import Code, RefusedError, internal
+from outbox.rocketmq.front.protocol import Wire, moment_of, numbers
+from outbox.rocketmq.front.statuses import NO_TRANSACTION, Code, RefusedError, internal
 from outbox.rocketmq.limits import checked_consumer_group, checked_name_of_topic, checked_transaction_id
 
 #: RocketMQ's own limits.
 MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16384
 MAX_GROUP_BYTES = 64
+#: RocketMQ has no limit on the messages of a call; this one keeps a transaction short.
+MAX_MESSAGES = 1000
 MAX_DELAY, MAX_RECOVERY = timedelta(days=1), timedelta(hours=1)
 #: For the time of a message in the hands of a client.
 _LEAST_INVISIBLE, _MOST_INVISIBLE = timedelta(seconds=10), timedelta(hours=12)
 _MILLISECOND = timedelta(milliseconds=1)
 #: Properties that RocketMQ sets itself, by its `MessageConst`.
 RESERVED = frozenset({
-    "1ST_POP_TIME", "ARRIVE_TIME", "BORN_HOST", "BORN_TIMESTAMP", "BUYER_ID", "CLUSTER", "CONSUME_START_TIME",
-    "CORRECTION_FLAG", "CORRELATION_ID", "DELAY", "DUP_INFO", "EXTEND_UNIQ_INFO", "INNER_MULTI_DISPATCH",
-    "INNER_MULTI_QUEUE_OFFSET", "INSTANCE_ID", "KEYS", "MAX_OFFSET", "MAX_RECONSUME_TIMES", "MESSAGE_TYPE",
-    "MIN_OFFSET", "MQ2_FLAG", "MSG_REGION", "ORIGIN_MESSAGE_ID", "PGROUP", "POP_CK", "POP_CK_OFFSET",
-    "PUSH_REPLY_TIME", "REAL_QID", "REAL_TOPIC", "RECONSUME_TIME", "REPLY_TO_CLIENT", "RETRY_TOPIC", "TAGS",
-    "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS", "TRACE_ON", "TRANSFER_FLAG", "TRAN_MSG",
-    "TRAN_PREPARED_QUEUE_OFFSET", "TTL", "UNIQ_KEY", "WAIT",
+    "1ST_POP_TIME", "ARRIVE_TIME", "BORN_TIMESTAMP", "BUYER_ID", "CLUSTER", "CONSUME_START_TIME", "CORRECTION_FLAG",
+    "CORRELATION_ID", "DELAY", "DLQ_ORIGIN_MESSAGE_ID", "DLQ_ORIGIN_TOPIC", "DUP_INFO", "EXTEND_UNIQ_INFO",
+    "INNER_MULTI_QUEUE_OFFSET", "INSTANCE_ID", "KEYS", "MAX_OFFSET", "MAX_RECONSUME_TIMES", "MIN_OFFSET", "MQ2_FLAG",
+    "MSG_REGION", "MSG_TYPE", "ORIGIN_MESSAGE_ID", "PGROUP", "POP_CK", "POP_CK_OFFSET", "PUSH_REPLY_TIME", "REAL_QID",
+    "REAL_TOPIC", "RECONSUME_TIME", "REPLY_TO_CLIENT", "RETRY_TOPIC", "TAGS", "TIMER_DELAY_LEVEL", "TIMER_DELAY_MS",
+    "TIMER_DELAY_SEC", "TIMER_DELIVER_MS", "TIMER_DEL_MS", "TIMER_DEL_UNIQKEY", "TIMER_DEQUEUE_MS",
+    "TIMER_ENQUEUE_MS", "TIMER_OUT_MS", "TIMER_ROLL_TIMES", "TRACE_ON", "TRANSFER_FLAG", "TRAN_MSG",
+    "TRAN_PREPARED_QUEUE_OFFSET", "TTL", "UNIQ_KEY", "WAIT", "__BORNHOST", "__CRC32#",
 })  # fmt: skip
 
 _TRANSACTION = numbers("MessageType")["TRANSACTION"]
@@ -49,54 +52,68 @@ def type_of(message: Wire) -> str:
         return "TRANSACTION"
     if system.HasField("delivery_timestamp"):
         return "DELAY"
-    return "FIFO" if system.message_group else "NORMAL"
+    if system.message_group:
+        return "FIFO"
+    # No topic here has one of these types, and their messages would lose what makes them such.
+    if system.HasField("priority"):
+        return "PRIORITY"
+    return "LITE" if system.HasField("lite_topic") else "NORMAL"
 
 
-def checked_messages(messages: list[Wire], topic_type: str | None) -> None:
-    """Refuse messages that RocketMQ would refuse. `topic_type`: the type of the topic; None: there is no such topic."""
-    now = datetime.now(UTC)
+def checked_messages(messages: Sequence[Wire], types: Mapping[str, str]) -> str | None:
+    """Refuse messages that RocketMQ would refuse; return the type of their topic. `types`: of all topics by name."""
+    if not messages:
+        raise RefusedError(Code.MESSAGE_CORRUPTED, "no message to send")
+    if len(messages) > MAX_MESSAGES:
+        raise RefusedError(Code.PAYLOAD_TOO_LARGE, f"too many messages, max is {MAX_MESSAGES}")
+    topic, now = messages[0].topic, datetime.now(UTC)
+    checked_topic(topic.name)
     for message in messages:
+        if message.topic != topic:
+            raise RefusedError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
         _check(message, now)
+    expected = types.get(topic.name)
     for actual in map(type_of, messages):
-        if actual != topic_type:
+        if actual != expected:
             raise RefusedError(
                 Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
                 internal(
-                    f"TopicMessageType validate failed, the expected type is {topic_type or 'UNSPECIFIED'}, but actual"
+                    f"TopicMessageType validate failed, the expected type is {expected or 'UNSPECIFIED'}, but actual"
                     f" type is {actual}"
                 ).text,
             )
-    if topic_type == "TRANSACTION" and len(messages) > 1:
+    is_half = expected == "TRANSACTION"
+    if (is_half and len(messages) > 1) or sum(len(message.body) for message in messages) > MAX_BODY_BYTES:
         raise internal(
             "the message is illegal, maybe msg body or properties length not matched. msg body length limit"
-            f" {MAX_BODY_BYTES}B, msg properties length limit 32KB."
+            f" {MAX_BODY_BYTES}B, msg properties length limit 32KB.",
+            "a call has one message of a transaction, or messages whose bodies keep the limit together",
         )
+    return expected
 
 
-def checked_topic_of(messages: list[Wire]) -> str:
-    """Return the topic of all messages."""
-    if not messages:
-        raise RefusedError(Code.MESSAGE_CORRUPTED, "no message to send")
-    topic = checked_topic(messages[0].topic.name)
-    if any(message.topic.name != topic for message in messages):
-        raise RefusedError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
-    return topic
+def checked_transaction(id: str) -> str:
+    """Return the id of a transaction."""
+    if not id.strip():
+        raise RefusedError(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
+    try:
+        return checked_transaction_id(id)
+    except MQClientError as error:
+        raise internal(NO_TRANSACTION, str(error)) from error
 
 
 def _check(message: Wire, now: datetime) -> None:
+    """Refuse a message that RocketMQ would refuse, for the fault that it finds first."""
     system = message.system_properties
     _check_body(message.body)
+    _check_properties(message)
     _check_id(system.message_id)
-    if system.HasField("tag") and system.tag:
-        _check_text(Code.ILLEGAL_MESSAGE_TAG, "tag", system.tag, without="|")
-    for key in system.keys:
-        _check_text(Code.ILLEGAL_MESSAGE_KEY, "key", key)
-    if system.message_group:
-        _check_text(Code.ILLEGAL_MESSAGE_GROUP, "message group", system.message_group)
-        if len(system.message_group.encode()) >= MAX_GROUP_BYTES:
-            raise RefusedError(Code.ILLEGAL_MESSAGE_GROUP, f"message group exceed the max size {MAX_GROUP_BYTES}")
-    _check_properties(message.user_properties)
     _check_times(system, now)
+    if system.message_group:
+        code = Code.ILLEGAL_MESSAGE_GROUP
+        if system.message_group.strip() and len(system.message_group.encode()) >= MAX_GROUP_BYTES:
+            raise RefusedError(code, f"message group exceed the max size {MAX_GROUP_BYTES}")
+        _check_text(code, "message group", system.message_group)
 
 
 def _check_body(body: bytes) -> None:
@@ -109,6 +126,8 @@ def _check_body(body: bytes) -> None:
 def _check_id(id: str) -> None:
     if not id.strip():
         raise RefusedError(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
+    if id != id.strip():
+        raise RefusedError(Code.ILLEGAL_MESSAGE_ID, "message id cannot begin or end with white space")
     try:
         checked_transaction_id(id)
     except MQClientError as error:
@@ -125,8 +144,8 @@ def _check_text(code: Code, what: str, text: str, *, without: str = "") -> None:
         raise RefusedError(code, f"{what} cannot contain control character")
 
 
-def _check_properties(properties: Wire) -> None:
-    code = Code.ILLEGAL_MESSAGE_PROPERTY_KEY
+def _check_properties(message: Wire) -> None:
+    code, properties, system = Code.ILLEGAL_MESSAGE_PROPERTY_KEY, message.user_properties, message.system_properties
     if len(properties) > MAX_PROPERTIES:
         raise RefusedError(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"too many user properties, max is {MAX_PROPERTIES}")
     for name, value in properties.items():
@@ -136,7 +155,12 @@ def _check_properties(properties: Wire) -> None:
             raise RefusedError(code, "the key of property cannot contain control character")
         if _CONTROL.search(value):
             raise RefusedError(code, "the value of property cannot contain control character")
-    if sum(len(name.encode()) + len(value.encode()) for name, value in properties.items()) > MAX_PROPERTY_BYTES:
+    if system.tag:
+        _check_text(Code.ILLEGAL_MESSAGE_TAG, "tag", system.tag, without="|")
+    for key in filter(None, system.keys):
+        _check_text(Code.ILLEGAL_MESSAGE_KEY, "key", key)
+    texts = [*properties.keys(), *properties.values(), system.tag, *system.keys]
+    if sum(len(text.encode()) for text in texts) > MAX_PROPERTY_BYTES:
         raise RefusedError(
             Code.MESSAGE_PROPERTIES_TOO_LARGE,
             f"the total size of user property is too large, max is {MAX_PROPERTY_BYTES}",
@@ -144,18 +168,18 @@ def _check_properties(properties: Wire) -> None:
 
 
 def _check_times(system: Wire, now: datetime) -> None:
-    milliseconds = timedelta(milliseconds=1)
+    recovery = system.orphaned_transaction_recovery_duration.seconds
+    if system.message_type == _TRANSACTION and recovery > MAX_RECOVERY // timedelta(seconds=1):
+        raise RefusedError(
+            Code.BAD_REQUEST,
+            f"the max transaction recovery time of message is too large, max is {MAX_RECOVERY // timedelta(seconds=1)}",
+        )
     if system.HasField("delivery_timestamp") and _is_beyond(
         lambda: moment_of(system.delivery_timestamp) - now > MAX_DELAY
     ):
         raise RefusedError(
             Code.ILLEGAL_DELIVERY_TIME,
-            f"the max delay time of message is too large, max is {MAX_DELAY // milliseconds}",
-        )
-    if _is_beyond(lambda: duration_of(system.orphaned_transaction_recovery_duration) > MAX_RECOVERY):
-        raise RefusedError(
-            Code.BAD_REQUEST,
-            f"the max transaction recovery time of message is too large, max is {MAX_RECOVERY // timedelta(seconds=1)}",
+            f"the max delay time of message is too large, max is {MAX_DELAY // _MILLISECOND}",
         )
 
 

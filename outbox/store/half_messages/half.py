@@ -42,6 +42,11 @@ _INSERT = f"""
            CAST(:headers AS {{text}}), :body, CAST(:content_type AS {{text}}), {{now}}
     WHERE NOT EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = CAST(:transaction AS {{text}}))
 """
+#: Inserts nothing beside another half message of the transaction either.
+_INSERT_ONLY = f"""
+    {_INSERT} AND NOT EXISTS (
+        SELECT 1 FROM {{message}} WHERE topic = '{HALF_TOPIC}' AND key = CAST(:transaction AS {{text}}))
+"""
 _INSERTED = f"""
     SELECT max(id) FROM {{message}}
     WHERE topic = '{HALF_TOPIC}' AND key = :transaction AND message_id = :message_id
@@ -118,13 +123,19 @@ class Halves:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._insert = database.telling(_INSERT, "id", _INSERTED)
-        share = lock_by(database.dialect.locks.share_text)
+        self._insert_only = database.telling(_INSERT_ONLY, "id", _INSERTED)
+        self._inserted = database.sql(_INSERTED)
+        locks = database.dialect.locks
+        share, own = lock_by(locks.share_text), lock_by(locks.own_text)
         self._share = None if share is None else database.sql(f"SELECT {share}")
+        self._own = None if own is None else database.sql(f"SELECT {own}")
 
-    def append(self, half: Half, message: Message, slot: int, headers: str) -> Script[int | None]:
+    def append(
+        self, half: Half, message: Message, slot: int, headers: str, *, only: bool = False
+    ) -> Script[int | None]:
         """Append a half message and return the log id; None: the transaction has a verdict already.
 
-        `slot` and `headers`: of the later message.
+        `slot` and `headers`: of the later message. `only`: None also if the transaction has a half message already.
         """
         bound = {
             "message_id": self._database.dialect.values.bind_uuid(message.message_id),
@@ -135,10 +146,19 @@ class Halves:
             "body": message.body,
             "content_type": message.content_type,
         }
-        if self._share is not None:
-            yield Statement(self._share, bound)
-        rows = yield from self._insert(bound)
+        # Two sends that share the lock do not see each other's rows.
+        lock = self._own if only else self._share
+        if lock is not None:
+            yield Statement(lock, bound)
+        rows = yield from (self._insert_only if only else self._insert)(bound)
         return rows[0][0] if rows else None
+
+    def has(self, half: Half, message: Message) -> Script[bool]:
+        """Return whether the transaction has a half message with this message."""
+        id = self._database.dialect.values.bind_uuid(message.message_id)
+        bound = {"transaction": half.transaction, "message_id": id}
+        rows = yield Statement(self._inserted, bound, returns=True)
+        return rows[0][0] is not None
 
 
 def lock_by(template: str | None) -> str | None:

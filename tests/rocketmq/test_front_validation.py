@@ -1,0 +1,174 @@
+"""Messages of clients are refused for the fault that a real server finds first, and by our own limits."""
+
+import base64
+from time import time
+from typing import Any
+
+import pytest
+
+from outbox.model.encoding import MAX_BODY_BYTES
+from outbox.model.limits import MAX_HEADER_BYTES, checked_headers
+from outbox.rocketmq.front.conversion import stored, wire_of
+from outbox.rocketmq.front.desks import subscription_of
+from outbox.rocketmq.front.handles import Handle
+from outbox.rocketmq.front.statuses import Code, RefusedError
+from outbox.rocketmq.front.validation import MAX_MESSAGES, checked_messages
+from outbox.store.subscriptions.receipts import Receipt
+from tests.rocketmq.front_probes import TOPICS, message
+
+DAY, HOUR = 86_400, 3_600
+PROXY = "org.apache.rocketmq.proxy.common.ProxyException: "
+TOO_MUCH = (
+    f"{PROXY}the message is illegal, maybe msg body or properties length not matched. msg body length limit 4194304B,"
+    " msg properties length limit 32KB. [a call has one message of a transaction, or messages whose bodies keep the"
+    " limit together]"
+)
+#: Faults of a message with what they are answered, in the order in which a real server looks for them.
+FAULTS: list[tuple[dict[str, Any], tuple[int, str]]] = [
+    ({"body": b""}, (41302, "message body cannot be empty")),
+    ({"props": {f"p{n}": "v" for n in range(129)}}, (43101, "too many user properties, max is 128")),
+    ({"props": {"\1": "v"}}, (40007, "the key of property cannot contain control character")),
+    ({"tag": "a|b"}, (40004, "tag cannot contain '|'")),
+    ({"keys": ["", "k", " "]}, (40005, "key cannot be the char sequence of whitespace")),
+    ({"keys": ["k" * 16385]}, (43101, "the total size of user property is too large, max is 16384")),
+    ({"mid": " "}, (40009, "message id cannot be empty")),
+    ({"orphaned_transaction_recovery_duration": HOUR + 1},
+     (40000, "the max transaction recovery time of message is too large, max is 3600")),
+    ({"delivery_timestamp": time() + 2 * DAY},
+     (40012, "the max delay time of message is too large, max is 86400000")),
+    ({"message_group": "\1" * 64}, (40006, "message group exceed the max size 64")),
+]  # fmt: skip
+
+
+def refused(*messages: Any) -> tuple[int, str] | None:
+    """The code and the text with which messages are refused; None: they are not."""
+    try:
+        checked_messages(messages, TOPICS)
+    except RefusedError as error:
+        return int(error.code), error.text
+    return None
+
+
+def a_message(**fields: Any) -> Any:
+    """A half message, in whose type every fault is one."""
+    return message("tx", type_="TRANSACTION", **fields)
+
+
+def test_a_message_is_refused_for_the_first_fault_of_a_real_servers_order():
+    """`keys` and `props` of two faults are one field, of which the later one stays."""
+    pairs = [
+        (one, two) for at, one in enumerate(FAULTS) for two in FAULTS[at + 1 :] if not one[0].keys() & two[0].keys()
+    ]
+
+    answers = [refused(a_message(**two[0] | one[0])) for one, two in pairs]
+
+    assert answers == [answer for (_, answer), _ in pairs]
+
+
+def test_each_fault_alone_is_refused():
+    assert [refused(a_message(**fields)) for fields, _ in FAULTS] == [answer for _, answer in FAULTS]
+
+
+def test_faults_of_a_message_come_before_those_of_the_next_one_and_the_type_is_looked_at_last():
+    bad, other = message("normal", b""), message("filt")
+
+    assert [refused(bad, other), refused(other, bad), refused(message("fifo", tag=" "))] == [
+        (41302, "message body cannot be empty"),
+        (40016, "topic in message is not same"),
+        (40004, "tag cannot be the char sequence of whitespace"),
+    ]
+
+
+def test_what_is_no_fault_on_a_real_server_is_none_here():
+    """The time of recovery is in whole seconds, and only of a transaction; an empty key is none."""
+    messages = [
+        message("normal", keys=["", "k"], props={"BORN_HOST": "v", "MESSAGE_TYPE": "v"}),
+        message("normal", orphaned_transaction_recovery_duration=HOUR + 1),
+        a_message(orphaned_transaction_recovery_duration=HOUR + 0.5),
+        message("normal", tag="t" * 100, keys=["k" * 16284]),
+    ]
+
+    assert [refused(each) for each in messages] == [None] * 4
+
+
+@pytest.mark.parametrize(("fields", "actual"), [({"priority": 1}, "PRIORITY"), ({"lite_topic": "l"}, "LITE")])
+def test_a_message_of_a_type_that_no_topic_has_is_refused(fields, actual):
+    assert refused(message("normal", **fields)) == (
+        40014,
+        f"{PROXY}TopicMessageType validate failed, the expected type is NORMAL, but actual type is {actual}",
+    )
+
+
+def test_a_call_has_so_many_messages_and_so_many_bytes_together():
+    half = b"x" * (MAX_BODY_BYTES // 2)
+    small = message("normal")
+
+    answers = [
+        refused(*[small] * MAX_MESSAGES),
+        refused(*[small] * (MAX_MESSAGES + 1)),
+        refused(message("normal", half), message("normal", half)),
+        refused(message("normal", half), message("normal", half), small),
+    ]
+
+    assert answers == [
+        None,
+        (41300, f"too many messages, max is {MAX_MESSAGES}"),
+        None,
+        (50001, TOO_MUCH),
+    ]
+
+
+@pytest.mark.parametrize("id", [" id", "id\n", "\0", "\u00e4" * 513])
+def test_an_id_that_cannot_be_stored_is_refused(id):
+    code, _ = refused(message("normal", mid=id)) or (0, "")
+
+    assert code == Code.ILLEGAL_MESSAGE_ID
+
+
+@pytest.mark.parametrize("value", ["v" * 124, "\u4e2d" * 41, "\U0001f600" * 31, "\u2028"])
+def test_properties_of_the_most_that_a_message_may_have_come_back_as_they_were(value):
+    """Of names that no header can have, and beside a host that leaves no room."""
+    properties = {f"\u00e4{number:02x}": value for number in range(128)}
+    sent = message("normal", props=properties, born_host="h" * MAX_HEADER_BYTES, trace_context="t" * MAX_HEADER_BYTES)
+    assert refused(sent) is None
+
+    kept = stored(sent)
+
+    checked_headers(kept.headers)
+    assert dict(wire_of(kept, "NORMAL").user_properties) == properties
+
+
+def test_keys_come_back_without_what_no_header_can_have():
+    kept = stored(message("normal", keys=[" a", "b  c", "", "d\u2028"]))
+
+    assert (kept.headers["KEYS"], list(wire_of(kept, "NORMAL").system_properties.keys)) == (
+        "a b c d",
+        ["a", "b", "c", "d"],
+    )
+
+
+# Names and handles
+
+
+def test_two_pairs_of_group_and_topic_have_two_subscriptions():
+    pairs = [("a|b", "c"), ("a", "b|c"), ("a%7Cb", "c"), ("a", "|b|c"), ("a|", "b|c"), ("a%", "|b|c"), ("%7C", "c")]
+
+    assert subscription_of("billing", "orders") == "billing|orders"
+    assert len({subscription_of(*pair) for pair in pairs}) == len(pairs)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["[true, null, \"r\", 1]", "[1, \"\", \"r\", 1]", "[1, \"k\\u0000\", \"r\", 1]", "[1, \"\\ud800\", \"r\", 1]",
+     f"[1, \"{'k' * 1025}\", \"r\", 1]", f"[1, null, \"{'r' * 101}\", 1]", "[1, null, \"r\\u0000\", 1]",
+     "[1, null, \"r\", 1e999, 2]", "[-1, null, \"r\", 1]", "[9223372036854775808, null, \"r\", 1]", "\"r\"", "["],
+)  # fmt: skip
+def test_a_handle_that_no_front_has_made_is_refused(fields):
+    with pytest.raises(RefusedError, match="Parse failed"):
+        Handle.read(base64.urlsafe_b64encode(fields.encode()).decode())
+
+
+def test_a_handle_of_the_longest_key_is_read_as_it_was_made():
+    handle = Handle(Receipt(1, "\u00e4" * 512, f"handed out under receipt {2**64 - 1}"), 1.5)
+
+    assert Handle.read(str(handle)) == handle
