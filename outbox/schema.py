@@ -74,6 +74,9 @@ class Tables:
     withdrawal: Table
     op: Table
     worker: Table
+    topic: Table
+    group: Table
+    client: Table
     meta: Table
 
 
@@ -135,6 +138,9 @@ def made_in(metadata: MetaData, native: Native) -> Tables:
         withdrawal=_withdrawal(metadata),
         op=_op(metadata),
         worker=_worker(metadata),
+        topic=_topic(metadata),
+        group=_group(metadata),
+        client=_client(metadata),
         meta=_meta(metadata),
     )
 
@@ -383,6 +389,41 @@ def _worker(metadata: MetaData) -> Table:
         Column("id", Text, primary_key=True, comment="as in outbox_lease.owner"),
         Column("seen_at", _Moment, nullable=False),
         comment="workers of subscriptions with several partitions; shrinks by lease holders",
+    )
+
+
+def _topic(metadata: MetaData) -> Table:
+    return Table(
+        "outbox_topic",
+        metadata,
+        Column("name", _Name, primary_key=True),
+        Column("type", Text, nullable=False, comment="NORMAL, FIFO, DELAY or TRANSACTION"),
+        Column("created_at", _Moment, nullable=False),
+        comment="topics of fronts; shrinks by hand",
+    )
+
+
+def _group(metadata: MetaData) -> Table:
+    return Table(
+        "outbox_group",
+        metadata,
+        Column("name", _Name, primary_key=True),
+        Column("ordered", Boolean, nullable=False, comment="takes the messages of a key in order"),
+        Column("attempts", Integer, nullable=False, comment="the most for a message"),
+        Column("created_at", _Moment, nullable=False),
+        comment="consumer groups of fronts; shrinks by hand",
+    )
+
+
+def _client(metadata: MetaData) -> Table:
+    return Table(
+        "outbox_client",
+        metadata,
+        Column("id", _Name, primary_key=True),
+        Column("kind", Text, nullable=False, comment="in the words of the protocol"),
+        Column("topics", Text, nullable=False, comment="JSON list"),
+        Column("seen_at", _Moment, nullable=False),
+        comment="clients of fronts; shrinks by fronts",
     )
 
 

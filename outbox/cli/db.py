@@ -197,6 +197,6 @@ def grants(*, schema: str | None, roles: Sequence[tuple[str, tuple[str, ...]]]) 
 
     require_schema_name(schema)
     if not roles:
-        raise click.UsageError("no role: give --writer, --relay, --reader or --dashboard")
+        raise click.UsageError("no role: give --writer, --relay, --front, --reader or --dashboard")
     for role, tasks in roles:
         click.echo("\n".join(grants(schema, role, tasks)))

@@ -15,6 +15,7 @@ _LONGEST = 63
 _TASKS = {
     "writer": ("dedup", "withdraw", "transactions"),
     "relay": ("purge", "inbox"),
+    "front": (),
     "reader": ("register",),
     "dashboard": ("decide",),
 }
@@ -54,6 +55,7 @@ def by_roles(function: F) -> F:
         option("--relay", type=_Role(), help="The role of relays, and of consumers over the log."),
         option("--purge", is_flag=True, help="The relay deletes old messages."),
         option("--inbox", is_flag=True, help="The relay is a consumer with an inbox."),
+        option("--front", type=_Role(), help="The role of outbox rocketmq serve."),
         option("--reader", type=_Role(), help="The role of Spark, and of outbox extract."),
         option("--register", is_flag=True, help="The reader registers, so that a purge waits for the reader."),
         option("--dashboard", type=_Role(), help="The role of a page or a bot that only looks."),

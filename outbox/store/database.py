@@ -38,7 +38,7 @@ R = TypeVar("R")
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = (
     "message", "subscription", "lease", "progress", "parked", "decision", "dedup", "inbox", "op", "record", "worker",
-    "meta", "withdrawal",
+    "meta", "withdrawal", "topic", "group", "client",
 )  # fmt: skip
 
 #: The text of the error about a write in a failed transaction.

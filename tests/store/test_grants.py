@@ -370,7 +370,7 @@ def test_a_schema_and_a_role_with_odd_names(pg_engine):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "no role: give --writer, --relay, --reader or --dashboard"),
+        ([], "no role: give --writer, --relay, --front, --reader or --dashboard"),
         (["--relay", "r", "--dedup"], "--dedup is a task of the writer: give --writer ROLE, too"),
         (["--writer", "é" * 32], "the name of a role has 1 to 63 bytes, not 64"),
         (["--writer", ""], "the name of a role has 1 to 63 bytes, not 0"),
@@ -385,5 +385,5 @@ def test_what_makes_no_sense_is_refused(options, told):
 def test_the_pages_show_what_the_command_prints():
     shown = re.findall(r"```sh\noutbox (db grants [^\n]*)\n```\n\n```sql\n(.*?)```", RIGHTS, re.DOTALL)
 
-    assert len(shown) == 10
+    assert len(shown) == 11
     assert {line: typed(None, *shlex.split(line)).out for line, _ in shown} == dict(shown)

@@ -32,8 +32,8 @@ _DECIDE = """
 _RESTORE = f"""
     INSERT INTO {{message}} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
                              expires_at)
-    SELECT message_id, {{topic}}, {{key}}, {{slot}}, {{tags}}, {{headers}}, body, content_type, {{now}}, {{deliver_at}},
-           {{expires_at}}
+    SELECT message_id, {{real_topic}}, {{key}}, {{slot}}, {{tags}}, {{headers}}, body, content_type, {{now}},
+           {{deliver_at}}, {{expires_at}}
     FROM {{message}}
     WHERE {_HALVES} AND {{decided}}
       AND id IN (SELECT min(id) FROM {{message}} WHERE {_HALVES} GROUP BY message_id)
@@ -118,7 +118,8 @@ class Ops:
         types = dialect.values.types
         delayed = database.later(f"CAST({headers['delay']} AS {types['bigint']}) / 1000.0")
         columns = {
-            **headers,
+            **{name: each for name, each in headers.items() if name != "topic"},
+            "real_topic": headers["topic"],
             "slot": f"CAST({headers['slot']} AS {types['smallint']})",
             "expires_at": dialect.clock.from_milliseconds.format(value=headers["expires_at"]),
             "deliver_at": f"coalesce({deliver_at}, {delayed})",

@@ -60,6 +60,24 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "dedup": _EXPIRE,
         "inbox": _EXPIRE,
     },
+    # What a writer with dedup keys and transactions needs, and a relay, with the rows of its own.
+    "front": {
+        "message": (*_READ, _APPEND, "INSERT (created_at)"),
+        "meta": _READ,
+        "op": ("SELECT", "INSERT", "UPDATE"),
+        "subscription": _KEEP,
+        "lease": _KEEP,
+        "progress": ("SELECT", "INSERT", "DELETE"),
+        "parked": _KEEP,
+        "decision": _KEEP,
+        "worker": _KEEP,
+        "client": _KEEP,
+        "topic": _GROW,
+        "group": _GROW,
+        "withdrawal": _GROW,
+        "dedup": _KEEP,
+        "inbox": _EXPIRE,
+    },
     # A row goes again if the handler of a message has committed it, and then failed.
     "inbox": {"inbox": (*_GROW, "DELETE")},
     "purge": {

@@ -1,0 +1,47 @@
+"""Consumer groups of fronts that are not as every group is: in order, or with another number of attempts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from outbox.store.database import Channel
+
+_ALL = "SELECT name, ordered, attempts FROM {group} ORDER BY name"
+_ADD = """
+    {insert_once} {group} (name, ordered, attempts, created_at) VALUES (:name, :ordered, :attempts, {now})
+    {unless_there}
+"""
+_CHANGE = "UPDATE {group} SET ordered = :ordered, attempts = :attempts WHERE name = :name"
+_DROP = "DELETE FROM {group} WHERE name = :name"
+
+
+class ConsumerGroup(NamedTuple):
+    """A consumer group. `ordered`: takes the messages of a key in order. `attempts`: the most for a message."""
+
+    name: str
+    ordered: bool
+    attempts: int
+
+
+class GroupRows:
+    """The consumer groups of one outbox."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def all(self) -> dict[str, ConsumerGroup]:
+        """Return the groups by their names, sorted."""
+        rows = self._channel.rows(_ALL)
+        return {name: ConsumerGroup(name, bool(ordered), attempts) for name, ordered, attempts in rows}
+
+    def add(self, group: ConsumerGroup) -> bool:
+        """Add a group; return False if a group of the name is there, which stays as it is."""
+        return bool(self._channel.run(_ADD, **group._asdict()))
+
+    def change(self, group: ConsumerGroup) -> None:
+        """Give the group of this name other properties."""
+        self._channel.run(_CHANGE, **group._asdict())
+
+    def drop(self, name: str) -> bool:
+        """Delete a group; return False if it is not there."""
+        return bool(self._channel.run(_DROP, name=name))

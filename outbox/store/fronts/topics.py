@@ -1,0 +1,31 @@
+"""The topics of fronts, each with a type."""
+
+from __future__ import annotations
+
+from outbox.store.database import Channel
+
+_ALL = "SELECT name, type FROM {topic} ORDER BY name"
+_ADD = "{insert_once} {topic} (name, type, created_at) VALUES (:name, :type, {now}) {unless_there}"
+_TYPE = "SELECT type FROM {topic} WHERE name = :name"
+_DROP = "DELETE FROM {topic} WHERE name = :name"
+
+
+class TopicRows:
+    """The topics of one outbox."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def all(self) -> dict[str, str]:
+        """Return the types by the names of the topics, sorted."""
+        return dict(self._channel.rows(_ALL))
+
+    def add(self, name: str, type_: str) -> str:
+        """Add a topic unless it is there; return its type."""
+        self._channel.run(_ADD, name=name, type=type_)
+        rows = self._channel.rows(_TYPE, name=name)
+        return str(rows[0][0]) if rows else type_
+
+    def drop(self, name: str) -> bool:
+        """Delete a topic; return False if it is not there."""
+        return bool(self._channel.run(_DROP, name=name))
