@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -28,6 +29,13 @@ class Policy:
     transaction_timeout: timedelta
     check_interval: timedelta
     check_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityFiles:
+    """The options for a `Security`."""
+
+    auth_file: Path | None
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -63,6 +71,13 @@ def rocketmq() -> None:
 )
 @as_value("policy", Policy)
 @option("--max-clients", type=click.IntRange(1), default=5000, help="Further clients are refused until one has gone.")
+@option(
+    "--auth-file",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Access keys of clients, a line each: access_key:secret or access_key:secret:topic,topic.  [every client]",
+)
+@as_value("security", SecurityFiles)
 @probed
 def serve(
     *,
@@ -73,6 +88,7 @@ def serve(
     advertise: str | None,
     policy: Policy,
     max_clients: int,
+    security: SecurityFiles,
     probes: Probes,
 ) -> None:
     """Serve the official clients, over gRPC without TLS.
@@ -88,6 +104,7 @@ def serve(
     from outbox.relay.supervisor import Supervisor
     from outbox.rocketmq.checker import CheckPolicy
     from outbox.rocketmq.front.front import Front
+    from outbox.rocketmq.front.security import Security
 
     def look() -> Look:
         with target.open_outbox() as channel:
@@ -105,6 +122,7 @@ def serve(
                 advertise=advertise,
                 policy=CheckPolicy(**asdict(policy)),
                 max_clients=max_clients,
+                security=Security(**asdict(security)),
             )
         except ValueError as error:
             raise click.UsageError(str(error)) from None

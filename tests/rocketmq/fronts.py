@@ -25,9 +25,11 @@ def listening(outbox: Outbox, **options: Any) -> Iterator[Front]:
 
 
 @contextmanager
-def producing(client: ModuleType, front: Front, *topics: str, checker: Any = None) -> Iterator[Any]:
-    """A producer of the official client, which has declared topics."""
-    configuration = client.ClientConfiguration(str(front.listening), client.Credentials())
+def producing(
+    client: ModuleType, front: Front, *topics: str, checker: Any = None, credentials: tuple[str, str] = ("", "")
+) -> Iterator[Any]:
+    """A producer of the official client, which has declared topics; `credentials`: access key and secret."""
+    configuration = client.ClientConfiguration(str(front.listening), client.Credentials(*credentials))
     producer = client.Producer(configuration, list(topics), checker)
     producer.startup()
     try:
@@ -38,10 +40,16 @@ def producing(client: ModuleType, front: Front, *topics: str, checker: Any = Non
 
 @contextmanager
 def consuming(
-    client: ModuleType, front: Front, topics: dict[str, Any], *, group: str = "billing", seconds: int = 1
+    client: ModuleType,
+    front: Front,
+    topics: dict[str, Any],
+    *,
+    group: str = "billing",
+    seconds: int = 1,
+    credentials: tuple[str, str] = ("", ""),
 ) -> Iterator[Any]:
     """A simple consumer of the official client, which waits so many seconds for messages."""
-    configuration = client.ClientConfiguration(str(front.listening), client.Credentials())
+    configuration = client.ClientConfiguration(str(front.listening), client.Credentials(*credentials))
     consumer = client.SimpleConsumer(configuration, group, topics, seconds)
     consumer.startup()
     try:

@@ -12,6 +12,7 @@ from tests.support.command_line import outbox
     (["--topic", "orders", "--listen", "8081"], "a place is HOST:PORT, such as 127.0.0.1:8081, not '8081'"),
     (["--topic", "orders", "--listen", "0.0.0.0:8081"], "no client can connect to 0.0.0.0:8081"),
     (["--topic", "orders", "--check-interval", "0s"], "check_interval must be greater than 0"),
+    (["--topic", "orders", "--auth-file", "nowhere/keys"], "auth file nowhere/keys: no such file or directory"),
     ([], "Missing option '--topic'"),
 ])  # fmt: skip
 def test_a_mistake_in_an_option_is_a_usage_error(sqlite_engine, options, text):

@@ -4,9 +4,10 @@ from outbox.errors import MissingExtraError
 
 try:
     from outbox.rocketmq.front.front import Front
+    from outbox.rocketmq.front.security import Security
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] not in ("grpc", "google"):
         raise
     raise MissingExtraError("the front needs an extra: pip install 'outbox-log[rocketmq]'") from error
 
-__all__ = ["Front"]
+__all__ = ["Front", "Security"]

@@ -16,6 +16,7 @@ from outbox.rocketmq.front.clients import MOST_CLIENTS, Clients
 from outbox.rocketmq.front.desks import Desks
 from outbox.rocketmq.front.receiving import Receiving
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
+from outbox.rocketmq.front.security import Security
 from outbox.rocketmq.front.sending import Sending
 from outbox.rocketmq.front.server import BEAT_SECONDS, Server
 from outbox.rocketmq.front.statuses import RefusedError
@@ -44,10 +45,11 @@ class Front(LifeCycle):
         fifo_groups: consumer groups that take the messages of a message group in order.
         policy: when producers are asked about open transactions, and how often; the same for all fronts.
         max_clients: the most clients of this front; a further one is refused until one of them has gone.
+        security: credentials of clients; None: every client may call.
 
     Raises:
         TypeError: the outbox is none.
-        ValueError: a place or a topic is none.
+        ValueError: a place or a topic is none, or a file of `security` cannot be used.
     """
 
     _what = "front"
@@ -62,6 +64,7 @@ class Front(LifeCycle):
         advertise: str | None = None,
         policy: CheckPolicy | None = None,
         max_clients: int = MOST_CLIENTS,
+        security: Security | None = None,
     ) -> None:
         if not isinstance(outbox, BareOutbox):
             raise TypeError(f"outbox is an Outbox, not {type(outbox).__name__}: pass Outbox(engine)")
@@ -72,6 +75,7 @@ class Front(LifeCycle):
             raise ValueError(f"no client can connect to {listen}: say by which host and port, with advertise")
         self._topics = checked_topics(topics)
         self._policy = policy or CheckPolicy()
+        self._authentication = (security or Security()).authentication()
         self._writes = outbox
         self._max_clients = max_clients
         self._fifo_groups = frozenset(map(_checked_group, fifo_groups))
@@ -111,7 +115,8 @@ class Front(LifeCycle):
         checks = Supervisor(self._checks(transactions))
         try:
             checks.start()
-            Server(self._listen, handlers, telemetry).serve(self._stop, bound=self._bound, beat=self._beat)
+            server = Server(self._listen, handlers, telemetry, authentication=self._authentication)
+            server.serve(self._stop, bound=self._bound, beat=self._beat)
         finally:
             self.listening = None
             checks.stop()

@@ -14,6 +14,7 @@ import grpc.aio
 
 from outbox.errors import OptionError
 from outbox.model.verdict import describe
+from outbox.rocketmq.front.authentication import Authentication
 from outbox.rocketmq.front.calls import Call, Handlers, Streaming, Unary
 from outbox.rocketmq.front.protocol import RPCS, SERVICE, Rpc, Wire
 from outbox.rocketmq.front.routing import Place
@@ -48,9 +49,18 @@ _OPTIONS = [
 class Server:
     """Serves the calls of the protocol until a stop."""
 
-    def __init__(self, listen: Place, handlers: Handlers, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        listen: Place,
+        handlers: Handlers,
+        telemetry: Telemetry,
+        *,
+        authentication: Authentication | None = None,
+    ) -> None:
+        """`authentication`: of each call; None: every client may call."""
         self._listen = listen
         self._telemetry = telemetry
+        self._authentication = authentication
         self._beside, self._end = handlers.beside, handlers.end
         self._methods = {
             **{name: self._unary(RPCS[name], handler) for name, handler in handlers.unary.items()},
@@ -113,7 +123,7 @@ class Server:
     def _unary(self, rpc: Rpc, handler: Unary) -> grpc.RpcMethodHandler:
         async def answer(request: Wire, context: Any) -> Wire:
             try:
-                return await handler(_call(context), request)
+                return await handler(self._admitted(_call(context), request), request)
             except Exception as error:
                 return rpc.response(status=self._refusal(rpc, error))
 
@@ -122,7 +132,7 @@ class Server:
     def _streaming(self, rpc: Rpc, handler: Streaming) -> grpc.RpcMethodHandler:
         async def answer(request: Wire, context: Any) -> AsyncIterator[Wire]:
             try:
-                async for response in handler(_call(context), request):
+                async for response in handler(self._admitted(_call(context), request), request):
                     yield response
             except Exception as error:
                 yield rpc.response(status=self._refusal(rpc, error))
@@ -135,6 +145,10 @@ class Server:
             self._log.warning("front: %s failed: %s", rpc.name, describe(error))
             error = internal(describe(error))
         return status(error.code, error.text)
+
+    def _admitted(self, call: Call, request: Wire | None = None) -> Call:
+        """Return a call, if its client may make it."""
+        return call if self._authentication is None else self._authentication.admit(call, request)
 
     # Streams
 
@@ -157,16 +171,17 @@ class Server:
             self._talks.discard(task)
 
     async def _hear(self, call: Call, commands: AsyncIterator[Wire], stream: _OpenStream) -> None:
-        clients = self._telemetry.clients
-        clients.opened(call.client, stream)
+        clients, client = self._telemetry.clients, self._admitted(call).client
+        clients.opened(client, stream)
         try:
             async for command in commands:
-                answer = self._telemetry.hear(call, command)
+                # Again for each command: the access key may be gone meanwhile.
+                answer = self._telemetry.hear(self._admitted(call, command), command)
                 if answer is not None:
                     await stream.send(answer)
         finally:
             stream.is_open = False
-            clients.closed(call.client, stream)
+            clients.closed(client, stream)
 
 
 class _OpenStream:
