@@ -32,10 +32,14 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecurityFiles:
+class SecurityOptions:
     """The options for a `Security`."""
 
     auth_file: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_listen: str | None
+    tls_advertise: str | None
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -77,7 +81,11 @@ def rocketmq() -> None:
     metavar="PATH",
     help="Access keys of clients, a line each: access_key:secret or access_key:secret:topic,topic.  [every client]",
 )
-@as_value("security", SecurityFiles)
+@option("--tls-cert", type=click.Path(path_type=Path), metavar="PATH", help="The certificate with its chain, in PEM.")
+@option("--tls-key", type=click.Path(path_type=Path), metavar="PATH", help="The private key of --tls-cert.")
+@option("--tls-listen", metavar="HOST:PORT", help="A second place, with TLS; --listen is then without.  [--listen]")
+@option("--tls-advertise", metavar="HOST:PORT", help="The place for clients of --tls-listen.  [--tls-listen]")
+@as_value("security", SecurityOptions)
 @probed
 def serve(
     *,
@@ -88,10 +96,10 @@ def serve(
     advertise: str | None,
     policy: Policy,
     max_clients: int,
-    security: SecurityFiles,
+    security: SecurityOptions,
     probes: Probes,
 ) -> None:
-    """Serve the official clients, over gRPC without TLS.
+    """Serve the official clients, over gRPC.
 
     Messages go into the log, half messages wait for their verdict, and producers are asked about open transactions.
     Consumers receive what is committed, and so do relays of the outbox. Runs until SIGTERM or SIGINT. Several processes

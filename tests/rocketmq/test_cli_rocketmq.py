@@ -13,6 +13,10 @@ from tests.support.command_line import outbox
     (["--topic", "orders", "--listen", "0.0.0.0:8081"], "no client can connect to 0.0.0.0:8081"),
     (["--topic", "orders", "--check-interval", "0s"], "check_interval must be greater than 0"),
     (["--topic", "orders", "--auth-file", "nowhere/keys"], "auth file nowhere/keys: no such file or directory"),
+    (["--topic", "orders", "--tls-cert", "c"], "TLS wants both, a certificate and its private key"),
+    (["--topic", "orders", "--tls-cert", "no/c", "--tls-key", "k"], "TLS: cert: no/c: no such file or directory"),
+    (["--topic", "orders", "--tls-listen", "h:1"], "a second place with TLS wants a certificate and its private key"),
+    (["--topic", "orders", "--tls-advertise", "h:1"], "but no second place to listen at with TLS"),
     ([], "Missing option '--topic'"),
 ])  # fmt: skip
 def test_a_mistake_in_an_option_is_a_usage_error(sqlite_engine, options, text):

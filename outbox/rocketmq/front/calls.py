@@ -21,12 +21,13 @@ THREADS, MOST_WAITING = 16, 1000
 class Call:
     """A caller: the id of the client, and the call's metadata with names in lower case.
 
-    `seconds`: until the client gives the call up; None: it waits for ever.
+    `seconds`: until the client gives the call up; None: it waits for ever. `tls`: whether the call came by TLS.
     """
 
     client: str
     metadata: Mapping[str, str]
     seconds: float | None = None
+    tls: bool = False
 
 
 #: A handler of a call with one response, or with several. Either may raise a `RefusedError`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import get_args
 
@@ -45,7 +45,7 @@ class Front(LifeCycle):
         fifo_groups: consumer groups that take the messages of a message group in order.
         policy: when producers are asked about open transactions, and how often; the same for all fronts.
         max_clients: the most clients of this front; a further one is refused until one of them has gone.
-        security: credentials of clients; None: every client may call.
+        security: credentials of clients, and TLS; None: every client may call, without TLS.
 
     Raises:
         TypeError: the outbox is none.
@@ -69,18 +69,26 @@ class Front(LifeCycle):
         if not isinstance(outbox, BareOutbox):
             raise TypeError(f"outbox is an Outbox, not {type(outbox).__name__}: pass Outbox(engine)")
         super().__init__(outbox, f"front:{listen}", None)
-        self._listen = Place.of(listen)
-        self._advertise = None if advertise is None else Place.of(advertise)
-        if self._advertise is None and self._listen.is_everywhere:
-            raise ValueError(f"no client can connect to {listen}: say by which host and port, with advertise")
+        security = security or Security()
+        self._ports = security.ports(listen, advertise)
         self._topics = checked_topics(topics)
         self._policy = policy or CheckPolicy()
-        self._authentication = (security or Security()).authentication()
+        self._authentication = security.authentication()
         self._writes = outbox
         self._max_clients = max_clients
         self._fifo_groups = frozenset(map(_checked_group, fifo_groups))
-        #: The place at which the front listens; None until then.
-        self.listening: Place | None = None
+        #: The places at which the front listens, one for each port.
+        self._places: Sequence[Place] = ()
+
+    @property
+    def listening(self) -> Place | None:
+        """The place at which the front listens; None while it does not."""
+        return self._places[0] if self._places else None
+
+    @property
+    def listening_tls(self) -> Place | None:
+        """The place at which the front listens with TLS; None while it does not, or without TLS."""
+        return self._places[-1] if self._places and self._ports[-1].certificate is not None else None
 
     @cached_property
     def _worker(self) -> _Serving:
@@ -115,10 +123,10 @@ class Front(LifeCycle):
         checks = Supervisor(self._checks(transactions))
         try:
             checks.start()
-            server = Server(self._listen, handlers, telemetry, authentication=self._authentication)
+            server = Server(self._ports, handlers, telemetry, authentication=self._authentication)
             server.serve(self._stop, bound=self._bound, beat=self._beat)
         finally:
-            self.listening = None
+            self._places = ()
             checks.stop()
             checks.join(_DRAIN_SECONDS)
             threads.close()
@@ -134,16 +142,18 @@ class Front(LifeCycle):
         ]
         return [CheckService(transactions.broker, groups)] if groups else []
 
-    def _told(self) -> Place:
-        """Return the place for clients."""
-        return self._advertise or self.listening or self._listen
+    def _told(self, tls: bool) -> Place:  # noqa: FBT001 - passed as a function of the one argument
+        """Return the place for clients, with TLS or without."""
+        number = -1 if tls else 0
+        port = self._ports[number]
+        return port.advertised or (self._places[number] if self._places else port.listen)
 
     def _beat(self) -> None:
         """Tell that the front serves, for health checks."""
         self.outbox.listeners.tell(Beat(database=self.outbox.database, seconds=3 * BEAT_SECONDS))
 
-    def _bound(self, place: Place) -> None:
-        self.listening = place
+    def _bound(self, places: Sequence[Place]) -> None:
+        self._places = places
 
 
 class _Serving:

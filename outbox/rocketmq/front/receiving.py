@@ -104,12 +104,12 @@ class Receiving:
             set_moment(system.store_timestamp, message.created_at)
         return made
 
-    async def assignment(self, _call: Call, request: Wire) -> Wire:
+    async def assignment(self, call: Call, request: Wire) -> Wire:
         """Return the queue of a topic for a push consumer."""
         group = checked_group(request.group.name)
         made = _Assigned(status=status())
         queue = made.assignments.add().message_queue
-        queue.CopyFrom(self._routes.queue(request.topic))
+        queue.CopyFrom(self._routes.queue(call, request.topic))
         # In RocketMQ only a consumer in order takes from a certain queue.
         queue.id = 0 if group in self._fifo else -1
         return made

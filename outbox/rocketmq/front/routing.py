@@ -64,19 +64,19 @@ class Place:
 class Routes:
     """Answers where a topic is."""
 
-    def __init__(self, topics: Mapping[str, TopicType], advertised: Callable[[], Place]) -> None:
-        """`advertised`: returns the place for clients."""
+    def __init__(self, topics: Mapping[str, TopicType], advertised: Callable[[bool], Place]) -> None:
+        """`advertised`: returns the place for clients, of those with TLS or of those without."""
         self._topics = topics
         self._advertised = advertised
 
-    async def query(self, _call: Call, request: Wire) -> Wire:
+    async def query(self, call: Call, request: Wire) -> Wire:
         """Return the route of a topic."""
-        return _Response(status=status(), message_queues=[self.queue(request.topic)])
+        return _Response(status=status(), message_queues=[self.queue(call, request.topic)])
 
     @property
     def place(self) -> Place:
-        """The place for clients."""
-        return self._advertised()
+        """The place for clients without TLS, by which messages name the front."""
+        return self._advertised(False)
 
     def known(self, name: str) -> str:
         """Return the name of a topic that is there.
@@ -96,10 +96,10 @@ class Routes:
         """Return the type of a topic; see `known` for errors."""
         return self._topics[self.known(topic)]
 
-    def queue(self, topic: Wire) -> Wire:
-        """Return the queue of a topic; see `known` for errors."""
+    def queue(self, call: Call, topic: Wire) -> Wire:
+        """Return the queue of a topic for a caller; see `known` for errors."""
         type_ = _TYPES[self.type_of(topic.name)]
         made = _Queue(id=0, permission=_READ_WRITE, topic=topic, accept_message_types=[type_])
         made.broker.name, made.broker.id = _BROKER, 0
-        made.broker.endpoints.CopyFrom(self.place.endpoints())
+        made.broker.endpoints.CopyFrom(self._advertised(call.tls).endpoints())
         return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any
@@ -18,9 +18,11 @@ from outbox.rocketmq.front.authentication import Authentication
 from outbox.rocketmq.front.calls import Call, Handlers, Streaming, Unary
 from outbox.rocketmq.front.protocol import RPCS, SERVICE, Rpc, Wire
 from outbox.rocketmq.front.routing import Place
+from outbox.rocketmq.front.security import Port
 from outbox.rocketmq.front.settings import UnknownSettingsError
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
 from outbox.rocketmq.front.telemetry import Telemetry
+from outbox.rocketmq.front.tls import Certificate, Pair
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
 
@@ -51,14 +53,15 @@ class Server:
 
     def __init__(
         self,
-        listen: Place,
+        ports: Sequence[Port],
         handlers: Handlers,
         telemetry: Telemetry,
         *,
         authentication: Authentication | None = None,
     ) -> None:
         """`authentication`: of each call; None: every client may call."""
-        self._listen = listen
+        self._ports = ports
+        self._tls = any(port.certificate is not None for port in ports)
         self._telemetry = telemetry
         self._authentication = authentication
         self._beside, self._end = handlers.beside, handlers.end
@@ -74,17 +77,17 @@ class Server:
         self._talks: set[asyncio.Task[Any]] = set()
         self._ending = False
 
-    def serve(self, outer: Stop, *, bound: Callable[[Place], None], beat: Callable[[], None]) -> None:
+    def serve(self, outer: Stop, *, bound: Callable[[Sequence[Place]], None], beat: Callable[[], None]) -> None:
         """Serve until a stop is asked; then end streams, and finish the calls under way.
 
-        `bound`: told the place. `beat`: called every `BEAT_SECONDS`.
+        `bound`: told the places, one for each port. `beat`: called every `BEAT_SECONDS`.
 
         Raises:
             OptionError: another process has the port, or the host is not of this machine.
         """
         asyncio.run(self._serve(outer, bound, beat))
 
-    async def _serve(self, outer: Stop, bound: Callable[[Place], None], beat: Callable[[], None]) -> None:
+    async def _serve(self, outer: Stop, bound: Callable[[Sequence[Place]], None], beat: Callable[[], None]) -> None:
         stopped, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def wake() -> None:
@@ -94,14 +97,12 @@ class Server:
         stop = Stop(outer, wake=wake)
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods),))
-        try:
-            port = server.add_insecure_port(str(self._listen))
-        except RuntimeError as error:
-            raise OptionError(f"a front cannot listen at {self._listen}: {describe(error)}") from error
+        places = [_opened(server, port) for port in self._ports]
         self._ending = False
         await server.start()
-        bound(Place(self._listen.host, port))
-        logger.info("front: listens at %s", Place(self._listen.host, port))
+        bound(places)
+        for port, place in zip(self._ports, places, strict=True):
+            logger.info("front: listens at %s, %s TLS", place, "without" if port.certificate is None else "with")
         beside = asyncio.create_task(self._beside())
         try:
             while not stop.asked:
@@ -123,7 +124,7 @@ class Server:
     def _unary(self, rpc: Rpc, handler: Unary) -> grpc.RpcMethodHandler:
         async def answer(request: Wire, context: Any) -> Wire:
             try:
-                return await handler(self._admitted(_call(context), request), request)
+                return await handler(self._admitted(self._call(context), request), request)
             except Exception as error:
                 return rpc.response(status=self._refusal(rpc, error))
 
@@ -132,7 +133,7 @@ class Server:
     def _streaming(self, rpc: Rpc, handler: Streaming) -> grpc.RpcMethodHandler:
         async def answer(request: Wire, context: Any) -> AsyncIterator[Wire]:
             try:
-                async for response in handler(self._admitted(_call(context), request), request):
+                async for response in handler(self._admitted(self._call(context), request), request):
                     yield response
             except Exception as error:
                 yield rpc.response(status=self._refusal(rpc, error))
@@ -146,6 +147,20 @@ class Server:
             error = internal(describe(error))
         return status(error.code, error.text)
 
+    def _call(self, context: Any) -> Call:
+        """Return the caller.
+
+        Raises:
+            RefusedError: the metadata have no id of a client.
+        """
+        metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+        client = metadata.get("x-mq-client-id", "")
+        if not client.strip():
+            raise RefusedError(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+        # The look costs some microseconds.
+        tls = self._tls and context.auth_context().get("transport_security_type") == [b"ssl"]
+        return Call(client, metadata, context.time_remaining(), tls)
+
     def _admitted(self, call: Call, request: Wire | None = None) -> Call:
         """Return a call, if its client may make it."""
         return call if self._authentication is None else self._authentication.admit(call, request)
@@ -158,7 +173,7 @@ class Server:
         assert task is not None, "a handler runs in a task"
         self._talks.add(task)
         try:
-            call = _call(context)
+            call = self._call(context)
             await self._hear(call, commands, _OpenStream(context))
         except RefusedError as error:
             await context.write(_TELEMETRY.response(status=status(error.code, error.text)))
@@ -210,14 +225,31 @@ class _OpenStream:
         return self.is_open
 
 
-def _call(context: Any) -> Call:
-    """Return the caller.
+def _opened(server: grpc.aio.Server, port: Port) -> Place:
+    """Return the place at which the server listens by a port."""
+    try:
+        if port.certificate is None:
+            number = server.add_insecure_port(str(port.listen))
+        else:
+            number = server.add_secure_port(str(port.listen), _credentials(port.certificate))
+    except RuntimeError as error:
+        raise OptionError(f"a front cannot listen at {port.listen}: {describe(error)}") from error
+    return Place(port.listen.host, number)
 
-    Raises:
-        RefusedError: the metadata have no id of a client.
-    """
-    metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-    client = metadata.get("x-mq-client-id", "")
-    if not client.strip():
-        raise RefusedError(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
-    return Call(client, metadata, context.time_remaining())
+
+def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    """Return the server's side of TLS, which looks for a renewed certificate at each connection."""
+    used = [certificate.pair()]
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        pair = certificate.pair()
+        if pair is used[0]:
+            return None
+        used[0] = pair
+        return _configuration(pair)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(used[0]), renewed)
+
+
+def _configuration(pair: Pair) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
