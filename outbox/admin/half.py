@@ -37,7 +37,8 @@ class TransactionDetail:
         op: the verdict: `commit` or `rollback`; None: there is none.
         decided_by: whose verdict stands.
         decided_at: by the database's clock.
-        messages: as a commit delivers them.
+        messages: as a commit delivers them, perhaps with empty bodies.
+        body_bytes: the number of bytes of each body.
     """
 
     transaction_id: str
@@ -46,6 +47,7 @@ class TransactionDetail:
     decided_by: str | None
     decided_at: datetime | None
     messages: tuple[Message, ...]
+    body_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +98,21 @@ class HalfMessages(Face):
         with self._channel() as channel:
             return tuple(HalfTransactions(channel).pending(group=group, given_up=given_up, limit=limit, after=after))
 
-    def half_transaction(self, id: str) -> TransactionDetail:
+    def half_transaction(self, id: str, *, bodies: bool = True) -> TransactionDetail:
         """Return a transaction, its verdict, and its messages as a commit delivers them.
+
+        Args:
+            id: of the transaction.
+            bodies: False: the messages have empty bodies, and the database tells the sizes alone.
 
         Raises:
             SubscriptionError: there is no such transaction.
         """
+        require_flags(bodies=bodies)
         with self._channel() as channel:
             transaction, decided = found(channel, id)
-            rows = HalfTransactions(channel).messages(id)
+            halves = HalfTransactions(channel)
+            rows = [(row, len(row.body)) for row in halves.messages(id)] if bodies else halves.sizes(id)
             return TransactionDetail(
                 transaction_id=id,
                 transaction=transaction,
@@ -112,7 +120,8 @@ class HalfMessages(Face):
                 decided_by=None if decided is None else decided.decided_by,
                 decided_at=None if decided is None else decided.decided_at,
                 # One that no producer wrote is shown as it is stored.
-                messages=tuple(real_message(row) if is_readable(row) else row for row in rows),
+                messages=tuple(real_message(row) if is_readable(row) else row for row, _ in rows),
+                body_bytes=tuple(size for _, size in rows),
             )
 
     def half_commit(self, id: str, *, by: str | None = None, unchecked: bool = False) -> HalfVerdict:

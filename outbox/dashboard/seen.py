@@ -190,8 +190,8 @@ class Seen:
         return found, after
 
     def half_transaction(self, id: str) -> Any:
-        """Return a transaction; without a group left, for visitors of all subscriptions."""
-        found = self.admin.half_transaction(id)
+        """Return a transaction without bodies; without a group left, for visitors of all subscriptions."""
+        found = self.admin.half_transaction(id, bodies=False)
         if found.transaction is None or not self.access.sees(check_of(found.transaction.group)):
             self.require(None)
         return found

@@ -171,6 +171,17 @@ def test_a_verdict_on_a_transaction_is_given_in_two_steps(sqlite_engine):
     assert "2 messages are" not in browser.get("/").text
 
 
+def test_a_transaction_is_shown_and_decided_on_without_its_bodies(sqlite_engine, monkeypatch):
+    id = begun(sqlite_engine, "orders", "mail").id
+    browser = visitor(Outbox(sqlite_engine))
+    monkeypatch.delattr("outbox.store.half_messages.pending.HalfTransactions.messages")
+
+    asked = send(browser, form(browser, f"/half/{id}", "Commit"))
+
+    assert "2 messages are delivered" in asked.text
+    assert re.findall(r'number">(\d+)</td></tr>', browser.get(f"/half/{id}").text) == ["9", "7"]
+
+
 def test_a_transaction_of_another_group_is_nobodys_business(sqlite_engine):
     id, outbox = begun(sqlite_engine, "orders", group="shop").id, Outbox(sqlite_engine)
     browser = visitor(outbox, subscriptions=["check:depot"], secret=SECRET)

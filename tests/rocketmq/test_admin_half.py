@@ -21,6 +21,20 @@ def test_pending_transactions_are_listed_and_shown_with_their_messages(engine):
     assert shown.transaction is not None and shown.transaction.messages == 2
 
 
+def test_a_transaction_is_shown_without_bodies_but_with_their_sizes(engine):
+    id, admin = begun(engine, "orders", "mail").id, Outbox(engine).admin
+
+    whole, sized = admin.half_transaction(id), admin.half_transaction(id, bodies=False)
+
+    assert [each.body for each in whole.messages] == [b"of orders", b"of mail"]
+    assert [each.body for each in sized.messages] == [b"", b""]
+    assert sized.body_bytes == whole.body_bytes == (9, 7)
+    fields = [
+        [(each.message_id, each.topic, each.key, dict(each.headers)) for each in of.messages] for of in (whole, sized)
+    ]
+    assert fields[0] == fields[1]
+
+
 def test_a_commit_delivers_and_is_kept_as_a_decision_of_the_person(engine):
     id, admin = begun(engine, "orders", group="shop").id, Outbox(engine).admin
 

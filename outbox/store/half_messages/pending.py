@@ -12,7 +12,7 @@ from outbox.model.message import Message
 from outbox.model.parking import States
 from outbox.model.subscription import Subscription, check_of
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import READ_COLUMNS
+from outbox.store.dialects.dialect import COLUMNS, READ_COLUMNS
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import GIVEN_UP_TOPIC, IMMUNITY, WAY, Way, real_topic_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -51,6 +51,9 @@ _ROWS = f"""
     SELECT {READ_COLUMNS} FROM {{message}}
     WHERE topic = '{HALF_TOPIC}' AND key = :transaction ORDER BY id
 """
+#: The same rows with the size of each body in place of the body, by the same index.
+_SIZES = _ROWS.replace(READ_COLUMNS, COLUMNS.format(body="length(body)"))
+_BODY = COLUMNS.split(", ").index("{body}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,12 @@ class HalfTransactions:
     def messages(self, transaction: str) -> list[Message]:
         """Return the half messages of a transaction as stored, in their order."""
         return self._database.dialect.reads.messages(self._channel.rows(_ROWS, transaction=transaction))
+
+    def sizes(self, transaction: str) -> list[tuple[Message, int]]:
+        """Return the half messages of a transaction without bodies, each with the number of bytes of its body."""
+        rows = self._channel.rows(_SIZES, transaction=transaction)
+        bare = [(*row[:_BODY], b"", *row[_BODY + 1 :]) for row in rows]
+        return list(zip(self._database.dialect.reads.messages(bare), [row[_BODY] for row in rows], strict=True))
 
     def _decided(self, transaction: str) -> Decided | None:
         chosen = self._database.among("transaction_id", texts="transactions")
