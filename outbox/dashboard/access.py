@@ -68,6 +68,13 @@ class Access:
         return not names_of(subscription).isdisjoint(self.subscriptions)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session(Access):
+    """The access of a visitor who has logged in here. `log_out`: the token of the form that ends the session."""
+
+    log_out: str
+
+
 def names_of(subscription: str) -> set[str]:
     """Return the names by which a subscription is meant: its own, and those of which it is a backfill or instance."""
     return {subscription, subscription_of(subscription) or subscription, subscription.partition(AT)[0]}

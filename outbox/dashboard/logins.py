@@ -21,11 +21,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from outbox.dashboard.access import RIGHTS, Access
+from outbox.dashboard.access import RIGHTS, Access, Session
+from outbox.dashboard.failures import page_of
 from outbox.dashboard.filters import BadAddressError
 from outbox.dashboard.rendering import Renderer
-from outbox.dashboard.security import SecurityHeaders, is_own_form
-from outbox.dashboard.tokens import FORM_SECONDS, Tokens
+from outbox.dashboard.security import SecurityHeaders, is_own_form, require_own_form
+from outbox.dashboard.tokens import FORM_SECONDS, TokenError, Tokens
 from outbox.dashboard.visit import Page, base_of, form_of, own_path
 from outbox.runtime.process import user_and_host
 
@@ -150,13 +151,20 @@ class Door:
 
     def known(self, request: Request) -> Access | None:
         """Return the access of a request."""
-        if self._proxy is not None and (found := self._proxy.access(request)) is not None:
-            return found
+        found = None if self._proxy is None else self._proxy.access(request)
+        return found or self._logged_in(request)
+
+    def _logged_in(self, request: Request) -> Session | None:
+        """Return the access of a request by its cookie."""
         session = self._tokens.session(request.cookies.get(self._cookie, ""))
         user = (session or "").partition(" ")[2]
         if session is None or session != self._session_of(user):
             return None
-        return Access(user=user, may=RIGHTS) if self._users is None else self._users.access(user)
+        found = Access(user=user, may=RIGHTS) if self._users is None else self._users.access(user)
+        if found is None:
+            return None
+        log_out = self._tokens.of_form(user)
+        return Session(user=user, may=found.may, subscriptions=found.subscriptions, log_out=log_out)
 
     def _session_of(self, user: str) -> str:
         """Return the subject of a session, which ends with the password."""
@@ -197,6 +205,23 @@ class Door:
             return await self._page(request, "Name or password is wrong.", 403)
         return self._session(request, found.user)
 
+    async def logout(self, request: Request) -> Response:
+        """End the session of a visitor, who asks for the end by a form of a page."""
+        session = self._logged_in(request)
+        if session is not None:
+            try:
+                fields = await form_of(request)
+                require_own_form(request)
+                self._tokens.require_form(fields.get("token", [""])[0], session.user)
+                self._tokens.use(request.cookies[self._cookie])
+            except (BadAddressError, TokenError) as error:
+                return await self._shown(request, page_of(error))
+        answer: Response = RedirectResponse("login", 303)
+        if self._users is None:
+            answer = await self._page(request, "You have logged out. Start the dashboard again to log in.", 200)
+        answer.delete_cookie(self._cookie, httponly=True, samesite="strict")
+        return answer
+
     def _session(self, request: Request, user: str) -> Response:
         answer = RedirectResponse("./", 303)
         # A proxy that ends TLS says so; whoever else says so harms the own session alone.
@@ -206,11 +231,15 @@ class Door:
         return answer
 
     async def _page(self, request: Request, error: str | None, status: int) -> Response:
-        page = Page("login.html", {"error": error, "asks": self._users is not None}, status)
-        return HTMLResponse(await run_in_threadpool(self._renderer.page, own_path(request), page, None), status)
+        return await self._shown(request, Page("login.html", {"error": error, "asks": self._users is not None}, status))
+
+    async def _shown(self, request: Request, page: Page) -> Response:
+        return HTMLResponse(await run_in_threadpool(self._renderer.page, own_path(request), page, None), page.status)
 
 
 def behind(door: Door, inner: ASGIApp) -> ASGIApp:
     """Return a dashboard behind a door, whose `access` and `known` the dashboard has."""
-    login = Route("/login", door.login, methods=["GET", "POST"], middleware=[Middleware(SecurityHeaders)])
-    return Router([login], default=inner, redirect_slashes=False)
+    headers = [Middleware(SecurityHeaders)]
+    login = Route("/login", door.login, methods=["GET", "POST"], middleware=headers)
+    logout = Route("/logout", door.logout, methods=["POST"], middleware=headers)
+    return Router([login, logout], default=inner, redirect_slashes=False)

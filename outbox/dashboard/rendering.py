@@ -67,6 +67,7 @@ class Renderer:
             "database": database,
             "visit": visit,
             "user": None if visit is None else visit.user,
+            "log_out": None if visit is None else getattr(visit.seen.access, "log_out", None),
             "may": _nothing if visit is None else visit.may,
             "form_token": "" if visit is None else visit.seen.tokens.of_form(visit.user),
             "back": "" if visit is None else _back(path, visit),

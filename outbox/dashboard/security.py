@@ -9,6 +9,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outbox.dashboard.tokens import TokenError
 from outbox.dashboard.values import plain
 
 logger = logging.getLogger("outbox.dashboard")
@@ -43,6 +44,16 @@ class SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, with_headers)
+
+
+def require_own_form(request: Request) -> None:
+    """Raise unless a form may have come from a page of the same origin.
+
+    Raises:
+        TokenError: the form comes from elsewhere.
+    """
+    if not is_own_form(request):
+        raise TokenError("the form comes from another site")
 
 
 def is_own_form(request: Request) -> bool:

@@ -39,9 +39,9 @@ from outbox.dashboard.numbers import Answer, Numbers
 from outbox.dashboard.port import Admin, Outbox
 from outbox.dashboard.redaction import Keys, Redact, cleaned, scrub
 from outbox.dashboard.rendering import Renderer
-from outbox.dashboard.security import SecurityHeaders, is_own_form
+from outbox.dashboard.security import SecurityHeaders, require_own_form
 from outbox.dashboard.seen import Seen
-from outbox.dashboard.tokens import TokenError, Tokens
+from outbox.dashboard.tokens import Tokens
 from outbox.dashboard.values import plain
 from outbox.dashboard.visit import Page, Visit, form_of, own_path, path_of
 from outbox.errors import SchemaError, SubscriptionError
@@ -289,8 +289,7 @@ class Site:
 
     def _require_own_form(self, visit: Visit, *, first: bool) -> None:
         """Raise unless a form comes from a page of the dashboard for the same visitor."""
-        if not is_own_form(visit.request):
-            raise TokenError("the form comes from another site")
+        require_own_form(visit.request)
         if first:
             self._tokens.require_form(visit.field("token"), visit.user)
 

@@ -29,7 +29,7 @@ class Tokens:
             raise ValueError("secret must be at least 16 bytes; for a new secret run: python -c 'import secrets;"
                              " print(secrets.token_urlsafe())'")  # fmt: skip
         self._secret = given
-        #: Used tokens of rehearsals, with their ends.
+        #: Used tokens of rehearsals and sessions, with their ends.
         self._used: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -47,16 +47,17 @@ class Tokens:
             raise TokenError("the form was made for somebody else; load the page again")
 
     def of_session(self, user: str) -> str:
-        """Return a token that keeps a user logged in."""
-        return self._sign({"session": user, "until": time.time() + FORM_SECONDS})
+        """Return a token that keeps a user logged in until the token is used."""
+        return self._sign({"session": user, "once": secrets.token_hex(8), "until": time.time() + FORM_SECONDS})
 
     def session(self, token: str) -> str | None:
         """Return the user of a session; None: the session has ended, or is none."""
         try:
-            user: str | None = self._read(token).get("session")
+            read = self._read(token)
         except TokenError:
             return None
-        return user
+        user: str | None = read.get("session")
+        return None if read.get("once") in self._used else user
 
     def of_rehearsal(self, user: str, values: Mapping[str, Any]) -> str:
         """Return a token for a rehearsed decision, to be carried out once."""
@@ -78,7 +79,7 @@ class Tokens:
         return values
 
     def use(self, token: str) -> None:
-        """Mark the token of a rehearsal as used.
+        """Mark the token of a rehearsal or of a session as used.
 
         Raises:
             TokenError: the token is used already.

@@ -19,7 +19,7 @@ from outbox.dashboard import app
 from outbox.dashboard.logins import Door, Proxy, UserFile, behind
 from tests.support.command_line import outbox as run
 from tests.support.command_line import the_tests_own_process
-from tests.support.dashboards import headline
+from tests.support.dashboards import form, headline, send
 
 
 def browser(outbox, door, client=("testclient", 5)):
@@ -91,6 +91,51 @@ def test_a_user_logs_in_and_has_the_rights_of_the_file_until_the_line_goes(outbo
     assert again.status_code == 403
     (tmp_path / "users").write_text("")
     assert [here.get(path).status_code for path in ("/", "/healthz")] == [303, 401]
+
+
+def test_a_session_ends_by_a_form_of_its_own_user_and_by_nothing_else(outbox, users):
+    users.add("ben", {"see"}, "battery staple")
+    door = Door(users=users)
+    here, there = browser(outbox, door), browser(outbox, door)
+    for each, name, password in ((here, "ines", "correct horse"), (there, "ben", "battery staple")):
+        each.post("/login", data={"user": name, "password": password})
+    leaving, of_ben = form(here, "/workers", "Log out"), form(there, "/", "Log out")
+    cookies = dict(here.cookies)
+
+    refused = [
+        here.get("/logout"),
+        here.post("/logout"),
+        send(here, of_ben),
+        send(here, leaving, {"origin": "https://evil.example"}),
+        here.get("/"),
+    ]
+    left = send(here, leaving)
+    after = [here.get("/"), send(here, leaving), there.get("/")]
+    stolen = browser(outbox, door)
+    stolen.cookies.update(cookies)
+
+    assert [each.status_code for each in refused] == [405, 403, 403, 403, 200]
+    assert (left.status_code, left.headers["location"], dict(here.cookies)) == (303, "login", {})
+    assert [each.status_code for each in (*after, stolen.get("/"))] == [303, 303, 200, 303]
+
+
+def test_after_a_one_time_address_a_log_out_leaves_nobody_in(outbox):
+    door = Door()
+    here = browser(outbox, door)
+    here.get(f"/login?once={door.one_time}")
+
+    left = send(here, form(here, "/", "Log out"))
+
+    assert (left.status_code, "Start the dashboard again" in left.text) == (200, True)
+    assert here.get("/").status_code == 401
+
+
+def test_who_did_not_log_in_here_cannot_log_out_here(outbox):
+    door = Door(proxy=Proxy("X-Remote-User", [ip_network("10.0.0.0/8")], {"see"}))
+
+    page = browser(outbox, door, client=("10.1.2.3", 5)).get("/", headers={"X-Remote-User": "ines"})
+
+    assert (page.status_code, "Log out" in page.text) == (200, False)
 
 
 def test_a_header_counts_from_the_networks_of_the_proxy_alone(outbox):

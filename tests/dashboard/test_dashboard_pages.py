@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from outbox import Outbox, Relay, dashboard
+from outbox import Outbox, Relay, Retry, dashboard
 from outbox.dashboard import Access
 from tests.rocketmq.halves import producer
 from tests.support.dashboards import EVERYTHING, Refusing, form, form_of, headline, read, send, visitor
@@ -220,6 +220,19 @@ def test_a_page_of_a_list_leads_to_the_next_one(sqlite_engine):
     found = pages_of(visitor(outbox), "/parked?state=dead", r'name="id" value="(\d+) relay"')
 
     assert found == [[str(number) for number in range(first, min(first + 50, 121))] for first in (1, 51, 101)]
+
+
+def test_a_message_that_failed_says_which_attempt_failed_and_when_the_next_one_is_due(sqlite_engine):
+    outbox = Outbox(sqlite_engine)
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b"1")
+    Relay(outbox, lambda _: Retry("busy", after=timedelta(hours=1))).until_empty()
+    browser = visitor(outbox)
+
+    pages = [read(browser.get(path).text).text for path in ("/m/1", "/parked")]
+
+    assert re.search(r"Attempt 1 failed; the next one is due 20\d\d-\d\d-\d\d", pages[0])
+    assert re.search(r"retry\s+1\s", pages[1])
 
 
 @pytest.mark.storm
