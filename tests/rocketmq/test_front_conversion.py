@@ -14,7 +14,11 @@ WRITTEN = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def a_message(headers: dict[str, str]) -> Message:
-    return stored_message((1, uuid4(), "orders", None, None, stored_headers(headers), b"x", None, WRITTEN, None, None))
+    return of_another_writer(stored_headers(headers))
+
+
+def of_another_writer(headers: str | None) -> Message:
+    return stored_message((1, uuid4(), "orders", None, None, headers, b"x", None, WRITTEN, None, None))
 
 
 @pytest.mark.parametrize("born", ["", "soon", "9" * 20, "9" * 5000, "1e3"])
@@ -38,6 +42,24 @@ def test_properties_that_are_no_texts_are_left_out(header, properties):
     wire = wire_of(a_message({OTHERS: header}), "NORMAL")
 
     assert dict(wire.user_properties) == properties
+
+
+@pytest.mark.parametrize(
+    ("headers", "properties"),
+    [
+        (None, {}),
+        ("[1]", {}),
+        ('"x"', {}),
+        ("no JSON", {}),
+        ('{"UNIQ_KEY": 5, "KEYS": ["k"], "a": 1, "b": "2"}', {"b": "2"}),
+    ],
+)
+def test_headers_that_are_no_texts_are_left_out(headers, properties):
+    """A message that no client can be given would be handed out for ever."""
+    wire = wire_of(of_another_writer(headers), "NORMAL")
+
+    system = wire.system_properties
+    assert (dict(wire.user_properties), list(system.keys), len(system.message_id)) == (properties, [], 34)
 
 
 def test_a_moment_that_no_calendar_has_is_kept_out_of_the_way():

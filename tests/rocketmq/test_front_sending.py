@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -200,6 +201,18 @@ def test_a_producer_is_asked_about_a_transaction_by_its_id(outbox):
     transactions.ask(half)
 
     assert asked == [("oracle_tx", "other")]
+
+
+def test_a_limit_of_the_log_that_a_real_server_has_not_is_told_with_the_code_of_the_field():
+    calls = Calls.of(Outbox(create_engine("sqlite://")))
+    sent = {"tag": message("normal", tag="t" * 256), "properties": message("normal", props={"\u00e4": '"' * 16382})}
+
+    answers = {name: of(partial(calls.send, each)) for name, each in sent.items()}
+
+    assert answers == {
+        "tag": (40004, "tags: must be at most 255 characters without | and control characters; shorten or clean it"),
+        "properties": (43101, "headers: must be at most 32768 bytes together; put more into the body"),
+    }
 
 
 # Verdicts

@@ -105,7 +105,7 @@ def _headers(wire: Wire) -> dict[str, str]:
 
 def id_of(message: Message) -> str:
     """Return the id of a message for clients; a message that no client has sent has one made of its id in the log."""
-    return message.headers.get(ID) or made_id_of(message)
+    return _headers_of(message).get(ID) or made_id_of(message)
 
 
 def made_id_of(message: Message) -> str:
@@ -115,12 +115,12 @@ def made_id_of(message: Message) -> str:
 
 def wire_of(message: Message, type_: str) -> Wire:
     """Return a message of the log in the form for clients. `type_`: the type of its topic."""
-    headers = message.headers
+    headers = _headers_of(message)
     wire = _Message(body=message.body)
     wire.topic.name = message.topic
     wire.user_properties.update(_properties(message, headers))
     system = wire.system_properties
-    system.message_id = id_of(message)
+    system.message_id = headers.get(ID) or made_id_of(message)
     system.message_type = _TYPES[type_]
     system.body_encoding = _ENCODINGS["GZIP" if headers.get(ENCODING) == "gzip" else "IDENTITY"]
     system.body_digest.type = _MD5
@@ -146,10 +146,14 @@ def _properties(message: Message, headers: Mapping[str, str]) -> dict[str, str]:
     return properties if message.key is None else properties | {SHARDING_KEY: message.key}
 
 
-def _texts(header: str) -> dict[str, str]:
-    """Return the texts by name in a header, in which other writers may have anything."""
+def _headers_of(message: Message) -> dict[str, str]:
+    return _texts(message.headers_json or "{}")
+
+
+def _texts(stored: str) -> dict[str, str]:
+    """Return the texts by name in stored JSON, in which other writers may have anything."""
     try:
-        found = json.loads(header)
+        found = json.loads(stored)
     except (ValueError, RecursionError):
         return {}
     items = found.items() if isinstance(found, dict) else ()

@@ -12,11 +12,13 @@ from outbox.rocketmq.front.protocol import RPCS, Wire
 from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
 from outbox.rocketmq.front.transactions import Transactions
-from outbox.rocketmq.front.validation import checked_messages
+from outbox.rocketmq.front.validation import checked_messages, checked_topic
 
 _Sent = RPCS["SendMessage"].response
 #: A recall handle begins with this text.
 _HANDLE = "recall:"
+#: For a limit of the log that RocketMQ has not, by the field.
+_CODES = {"tags": Code.ILLEGAL_MESSAGE_TAG, "headers": Code.MESSAGE_PROPERTIES_TOO_LARGE}
 
 
 class Sending:
@@ -42,7 +44,7 @@ class Sending:
             else:
                 await self._threads.run(lambda: self._append(messages))
         except InvalidMessageError as error:
-            raise RefusedError(Code.BAD_REQUEST, str(error)) from error
+            raise RefusedError(_CODES.get(error.field, Code.BAD_REQUEST), str(error)) from error
         answer = _Sent(status=status())
         for id, transaction in zip(ids, transactions, strict=True):
             handle = f"{_HANDLE}{id}" if type_ == "DELAY" else ""
@@ -51,6 +53,7 @@ class Sending:
 
     async def recall(self, _call: Call, request: Wire) -> Wire:
         """Refuse to take a delayed message back, as RocketMQ does unless told otherwise."""
+        checked_topic(request.topic.name)
         is_ours = request.recall_handle.startswith(_HANDLE)
         raise internal("recall failed, operation is forbidden" if is_ours else "recall handle is invalid")
 
