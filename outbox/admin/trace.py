@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TypeVar
 from uuid import UUID
 
 from outbox.admin.face import Face, awaited
@@ -24,6 +25,8 @@ from outbox.store.operations.passing import Passing, logged, passing
 from outbox.store.subscriptions.decisions import Decisions
 from outbox.store.subscriptions.parked_messages import ParkedMessage, ParkedMessages
 from outbox.store.subscriptions.subscriptions import Subscriptions
+
+T = TypeVar("T")
 
 
 class Messages(Face):
@@ -49,11 +52,7 @@ class Messages(Face):
         Raises:
             ValueError: no message can have this id.
         """
-        if not isinstance(id, UUID):
-            require_numbers(id=id)
-        with self._channel() as channel:
-            found = tail.id_of(channel, id) if isinstance(id, UUID) else id
-            return None if found is None else tail.message(channel, found)
+        return self._found(id, tail.message)
 
     def trace(self, id: int | UUID) -> Trace | None:
         """Return when a message was written, and its way through each subscription; None: nothing of it is stored now.
@@ -66,11 +65,15 @@ class Messages(Face):
         Raises:
             ValueError: no message can have this id.
         """
+        return self._found(id, trace)
+
+    def _found(self, id: int | UUID, find: Callable[[Channel, int], T | None]) -> T | None:
+        """Return what `find` knows by the id in the log; None: the log has no such message."""
         if not isinstance(id, UUID):
             require_numbers(id=id)
         with self._channel() as channel:
-            found = tail.id_of(channel, id) if isinstance(id, UUID) else id
-            return None if found is None else trace(channel, found)
+            known = tail.id_of(channel, id) if isinstance(id, UUID) else id
+            return None if known is None else find(channel, known)
 
     anewest = awaited(newest)
     amessage = awaited(message)
