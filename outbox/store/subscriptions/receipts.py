@@ -24,6 +24,8 @@ _OUT = """
 _FIND = f"SELECT id, key FROM {{parked}} WHERE {_VALID}"
 _ACK = f"DELETE FROM {{parked}} WHERE {_VALID}"
 _POSTPONE = f"UPDATE {{parked}} SET due_at = {{later}} WHERE {_VALID}"
+#: Nobody got it, so the delivery does not count.
+_GIVE_BACK = f"UPDATE {{parked}} SET due_at = {{now}}, attempts = attempts - 1 WHERE {_VALID}"
 #: It stands for itself, and holds nothing back.
 _DEAD = f"""
     UPDATE {{parked}} SET state = 'dead', unit = NULL, due_at = NULL, dead_at = {{now}}, error = :error WHERE {_VALID}
@@ -56,6 +58,10 @@ class Receipts:
     def postpone(self, receipts: Collection[Receipt], wait: timedelta) -> set[int]:
         """Let messages be due after `wait` from now; the receipts stay valid until then."""
         return self._use(_POSTPONE, receipts, seconds=wait.total_seconds())
+
+    def give_back(self, receipts: Collection[Receipt]) -> set[int]:
+        """Hand messages out again at once, as if they had not been: nobody got them."""
+        return self._use(_GIVE_BACK, receipts)
 
     def dead_letter(self, receipts: Collection[Receipt], error: str) -> set[int]:
         """Make messages dead letters, which hold no key, and let the next ones of their keys be tried."""
