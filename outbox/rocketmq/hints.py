@@ -54,13 +54,13 @@ class Hints:
             with self._lock:
                 self._wakes.remove(wake)
 
-    def close(self) -> None:
-        """End the thread and its connection."""
+    def close(self, seconds: float = _RECONNECT_SECONDS) -> None:
+        """End the thread and its connection; wait for at most so many seconds."""
         with self._lock:
             self._stopped, thread = True, self._thread
         self._stop.set()
         if thread is not None:
-            thread.join(_RECONNECT_SECONDS)
+            thread.join(seconds)
 
     def _hear(self) -> None:
         """Listen until no call has waited for a while."""

@@ -1,11 +1,9 @@
 """Consumers of RocketMQ's official Python client, and bare calls, at a front."""
 
-import asyncio
 import base64
 import json
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -13,13 +11,8 @@ import pytest
 
 from outbox import Message, Outbox
 from outbox.rocketmq import dead_letters
-from outbox.rocketmq.asked import Asked
-from outbox.rocketmq.front.calls import Threads
-from outbox.rocketmq.front.polls import Polls, Popped
 from outbox.rocketmq.front.protocol import RPCS, numbers
-from outbox.rocketmq.front.renewing import RENEWED, Renewals
 from outbox.runtime import failpoints
-from outbox.store.subscriptions.receipts import Receipt
 from tests.rocketmq.fronts import called, consuming, listening
 from tests.support.leases import step_clock
 from tests.support.parked import states
@@ -286,53 +279,6 @@ def test_a_call_that_waits_gets_what_comes_and_one_that_waits_at_a_stop_gets_not
     assert [[of(each)[0], len(each)] for each in found] == [[20000, 3], [40401, 1]]
 
 
-def test_messages_of_a_call_that_has_ended_meanwhile_are_given_back():
-    given, began = list[tuple[str, int]](), asyncio.Event()
-
-    async def story() -> None:
-        async def pop(asked: Sequence[Asked]) -> Popped:
-            began.set()
-            await asyncio.sleep(0)
-            return Popped("r", [[Message("orders", "1")] for _ in asked])
-
-        async def give_back(receipt: str, messages: Sequence[Message]) -> None:
-            given.append((receipt, len(messages)))
-
-        polls = Polls(pop, give_back, lambda _wake: nullcontext())
-        call = asyncio.create_task(polls.messages(Asked(1, timedelta(seconds=1)), 60))
-        await began.wait()
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-        while not given:
-            await asyncio.sleep(0)
-
-    asyncio.run(story())
-
-    assert given == [("r", 1)]
-
-
-def test_a_call_is_answered_although_messages_of_another_call_cannot_be_given_back():
-    began = asyncio.Event()
-
-    async def story() -> Sequence[Message]:
-        async def pop(asked: Sequence[Asked]) -> Popped:
-            began.set()
-            await asyncio.sleep(0)
-            return Popped("r", [[Message("orders", str(n))] for n, _ in enumerate(asked)])
-
-        async def give_back(_receipt: str, _messages: Sequence[Message]) -> None:
-            raise ConnectionError("away")
-
-        polls = Polls(pop, give_back, lambda _wake: nullcontext())
-        gone, stays = (asyncio.create_task(polls.messages(Asked(1, timedelta(seconds=1)), 60)) for _ in range(2))
-        await began.wait()
-        gone.cancel()
-        _, messages = await asyncio.wait_for(stays, 60)
-        return messages
-
-    assert [each.body for each in asyncio.run(story())] == [b"1"]
-
-
 @pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
 def test_a_handle_with_a_strange_key_lets_the_next_message_of_the_real_key_go_on(engine, outbox):
     next_one: dict[str, Any] = {"batch_size": 1, "long_polling_timeout": {"seconds": 0}}
@@ -355,39 +301,3 @@ def test_a_handle_with_a_time_that_no_clock_has_is_refused_by_itself(outbox):
         answer = called(front, "AckMessage", request("AckMessage", entries=[{"receipt_handle": handle}]))
 
     assert [each.status.code for each in answer.entries] == [50001]
-
-
-# Renewing
-
-
-class Renewed:
-    """A desk that notes which receipts are renewed, one of which is worth nothing any more."""
-
-    def __init__(self) -> None:
-        self.calls = list[tuple[list[int], timedelta]]()
-
-    def postpone(self, receipts: Sequence[Receipt], wait: timedelta) -> list[bool]:
-        """Note them."""
-        self.calls.append(([each.id for each in receipts], wait))
-        return [each.id != 3 for each in receipts]
-
-
-def test_messages_are_renewed_while_their_clients_live_and_half_an_hour_at_most(monkeypatch):
-    desk, living, now = Renewed(), {"a", "b"}, [0.0]
-    monkeypatch.setattr("outbox.rocketmq.front.renewing.clock", lambda: now[0])
-    renewals, made = Renewals(threads := Threads(1), living.__contains__), [Receipt(n, None, "r") for n in range(5)]
-
-    async def story() -> None:
-        renewals.begin(desk, "a", made[:4])  # type: ignore[arg-type]
-        renewals.begin(desk, "b", made[4:])  # type: ignore[arg-type]
-        renewals.end(desk, made[0])  # type: ignore[arg-type]
-        await renewals.renew()
-        living.remove("b")
-        await renewals.renew()
-        now[0] = 1800.0
-        await renewals.renew()
-
-    asyncio.run(story())
-    threads.close()
-
-    assert desk.calls == [([1, 2, 3, 4], RENEWED), ([1, 2], RENEWED)]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from outbox.rocketmq.front.protocol import Wire
 from outbox.rocketmq.front.statuses import Code, RefusedError
+
+logger = logging.getLogger("outbox")
 
 R = TypeVar("R")
 
@@ -30,9 +36,12 @@ class Call:
     tls: bool = False
 
 
-#: A handler of a call with one response, or with several. Either may raise a `RefusedError`.
+#: Sends a response of a call with several; raises when the client is gone.
+Send = Callable[[Wire], Awaitable[None]]
+#: A handler of a call with one response, or with several. Either may raise a `RefusedError`, and is cancelled when the
+#: client gives the call up.
 Unary = Callable[[Call, Wire], Awaitable[Wire]]
-Streaming = Callable[[Call, Wire], AsyncIterator[Wire]]
+Streaming = Callable[[Call, Wire, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,27 +58,91 @@ class Handlers:
 
 
 class Threads:
-    """Runs functions that wait for the database, and refuses more than may wait."""
+    """Runs functions that wait for the database in threads, and refuses more than may wait.
+
+    A call that is cancelled counts until its thread is free. A process that ends does not wait for the threads.
+    """
 
     def __init__(self, threads: int = THREADS, most_waiting: int = MOST_WAITING) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="outbox-front")
-        self._most = threads + most_waiting
+        self._most_threads, self._most = threads, threads + most_waiting
+        self._jobs = deque[Callable[[], None]]()
+        self._threads = 0
+        #: Jobs that wait or run.
         self._under_way = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        self._more, self._none = threading.Condition(self._lock), threading.Condition(self._lock)
 
-    async def run(self, function: Callable[[], R]) -> R:
-        """Run a function in a thread and return its result. Called in one event loop only.
+    async def run(self, function: Callable[[], R], unwanted: Callable[[R], object] | None = None) -> R:
+        """Run a function in a thread and return its result.
+
+        `unwanted`: run in a thread with the result of a call that was cancelled meanwhile.
 
         Raises:
             RefusedError: too many functions wait.
         """
         if self._under_way >= self._most:
             raise RefusedError(Code.TOO_MANY_REQUESTS, "too many calls wait for the database")
-        self._under_way += 1
+        future = self._begin(function)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
-        finally:
-            self._under_way -= 1
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if unwanted is not None:
+                future.add_done_callback(partial(self._left, unwanted))
+            raise
 
-    def close(self) -> None:
-        """End the threads, after the functions under way."""
-        self._pool.shutdown()
+    def soon(self, function: Callable[[], object]) -> None:
+        """Run a function in a thread, however many wait; nobody waits for this one."""
+        self._begin(function)
+
+    def close(self, seconds: float | None = None) -> None:
+        """End the threads after what is under way; after so many seconds leave behind what hangs."""
+        with self._lock:
+            if not self._none.wait_for(lambda: not self._under_way, seconds):
+                logger.warning("front: %d calls of the database have not ended, and are left behind", self._under_way)
+            self._closed = True
+            self._more.notify_all()
+
+    def _begin(self, function: Callable[[], R]) -> Future[R]:
+        future: Future[R] = Future()
+        with self._lock:
+            self._under_way += 1
+            self._jobs.append(partial(_perform, future, function))
+            if self._threads < min(self._under_way, self._most_threads):
+                self._threads += 1
+                threading.Thread(target=self._work, name="outbox-front", daemon=True).start()
+            else:
+                self._more.notify()
+        return future
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            job()
+            del job  # the result may be large
+            with self._lock:
+                self._under_way -= 1
+                self._none.notify_all()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            self._more.wait_for(lambda: self._jobs or self._closed)
+            if self._jobs:
+                return self._jobs.popleft()
+            self._threads -= 1
+            return None
+
+    def _left(self, unwanted: Callable[[R], object], future: Future[R]) -> None:
+        """Run `unwanted`; called by the thread, or by the event loop if the thread was faster."""
+        if not future.cancelled() and future.exception() is None:
+            self.soon(partial(unwanted, future.result()))
+
+
+def _perform(future: Future[R], function: Callable[[], R]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

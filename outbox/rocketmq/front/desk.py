@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from outbox.model.message import Message
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.expressions import MessageSelector
 from outbox.rocketmq.front.polls import Popped
@@ -28,8 +27,8 @@ class Desk(Protocol):
     def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:
         """Make messages dead letters."""
 
-    def is_out(self, id: int) -> bool:
-        """Return whether a message is in anybody's hands, or comes again: it is neither done nor a dead letter."""
+    def out(self, ids: Collection[int]) -> set[int]:
+        """Return which messages are in anybody's hands, or come again: they are neither done nor dead letters."""
 
-    def give_back(self, receipt: str, messages: Collection[Message]) -> None:
-        """Let others have messages whose call has ended before its answer."""
+    def give_back(self, popped: Popped) -> None:
+        """Let others have messages whose calls have ended before their answers; a failure is logged."""

@@ -8,8 +8,8 @@ from datetime import timedelta
 from functools import partial
 from urllib.parse import quote
 
-from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection
+from outbox.model.verdict import describe
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import MessageSelector
@@ -42,25 +42,27 @@ class Desks:
 
     def __init__(self, outbox: BareOutbox, fifo_groups: Collection[str]) -> None:
         """`fifo_groups`: take the messages of a message group in order."""
-        self._outbox, self._fifo_groups = outbox, fifo_groups
-        self._connections = Connections(opening(outbox), THREADS)
+        self.outbox, self._fifo_groups = outbox, fifo_groups
+        self.connections = Connections(opening(outbox), THREADS)
+        self.closed = False
         self.hints = Hints(outbox, opening(outbox))
 
     def of(self, group: str, topic: str) -> Desk:
         """Return a desk of a group and a topic."""
-        return _GroupDesk(self._outbox, self._connections, group, topic, ordered=group in self._fifo_groups)
+        return _GroupDesk(self, group, topic, ordered=group in self._fifo_groups)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self.hints.close()
-        self._connections.close()
+    def close(self, seconds: float) -> None:
+        """Close the connections, within so many seconds."""
+        self.closed = True
+        self.connections.close()
+        self.hints.close(seconds)
 
 
 class _GroupDesk:
     """See `Desk`. Any number of fronts may have one of the same group and topic."""
 
-    def __init__(self, outbox: BareOutbox, connections: Connections, group: str, topic: str, *, ordered: bool) -> None:
-        self._outbox, self._connections, self._topic = outbox, connections, topic
+    def __init__(self, desks: Desks, group: str, topic: str, *, ordered: bool) -> None:
+        self._desks, self._outbox, self._connections, self._topic = desks, desks.outbox, desks.connections, topic
         self._declared = Declaration(
             name=subscription_of(group, topic),
             destination=None,
@@ -102,13 +104,21 @@ class _GroupDesk:
         """Do as `Desk.dead_letter`."""
         return self._use(receipts, lambda of_group: of_group.dead_letter(receipts, error))
 
-    def is_out(self, id: int) -> bool:
-        """Do as `Desk.is_out`."""
-        return bool(self._connections.call(lambda channel: Receipts(channel, self._declared.name).out([id])))
+    def out(self, ids: Collection[int]) -> set[int]:
+        """Do as `Desk.out`."""
+        return self._connections.call(lambda channel: Receipts(channel, self._declared.name).out(ids))
 
-    def give_back(self, receipt: str, messages: Collection[Message]) -> None:
+    def give_back(self, popped: Popped) -> None:
         """Do as `Desk.give_back`."""
-        self.postpone([Receipt(each.id or 0, each.key, receipt) for each in messages], timedelta(0))
+        receipts = [Receipt(each.id or 0, each.key, popped.receipt) for some in popped.messages for each in some]
+        try:
+            self._use(receipts, lambda of_group: of_group.give_back(receipts))
+        except Exception as error:
+            # They come again when their time is over.
+            self._log.warning("front: messages of a call that has ended were not given back: %s", describe(error))
+        finally:
+            if self._desks.closed:  # the pop had not ended when the front did
+                self._connections.close()
 
     def _use(self, receipts: Sequence[Receipt], use: Callable[[Receipts], set[int]]) -> list[bool]:
         def used(channel: Channel) -> set[int]:

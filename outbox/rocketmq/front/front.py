@@ -24,12 +24,13 @@ from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.transactions import Transactions
 from outbox.rocketmq.front.validation import checked_group, checked_topic
 from outbox.rocketmq.service import CheckedGroup, CheckService
+from outbox.runtime.clock import clock
 from outbox.telemetry.events import Beat
 from outbox.worker.settings import Until
 from outbox.writing.bare import BareOutbox
 
-#: Seconds for questions under way after a stop.
-_DRAIN_SECONDS = 10.0
+#: Seconds after a stop within which all ends; the server has most of them.
+_END_SECONDS = 9.5
 
 
 class Front(LifeCycle):
@@ -106,6 +107,14 @@ class Front(LifeCycle):
         receiving = Receiving(desks.of, desks.hints, routes, threads, clients.alive, self._fifo_groups)
         transactions = Transactions(self.outbox, clients, self._policy.transaction_timeout, threads)
         sending = Sending(self._writes, self._topics, transactions, threads)
+        checks = Supervisor(self._checks(transactions))
+        ending = _Ending()
+
+        def end() -> None:
+            ending.begin()
+            checks.stop()
+            receiving.end()
+
         handlers = Handlers(
             unary={
                 "QueryRoute": routes.query,
@@ -118,9 +127,8 @@ class Front(LifeCycle):
             },
             streaming={"ReceiveMessage": receiving.receive},
             beside=receiving.renewals.run,
-            end=receiving.end,
+            end=end,
         )
-        checks = Supervisor(self._checks(transactions))
         try:
             checks.start()
             server = Server(self._ports, handlers, telemetry, authentication=self._authentication)
@@ -128,10 +136,10 @@ class Front(LifeCycle):
         finally:
             self._places = ()
             checks.stop()
-            checks.join(_DRAIN_SECONDS)
-            threads.close()
+            checks.join(ending.left)
+            threads.close(ending.left)
             transactions.close()
-            desks.close()
+            desks.close(ending.left)
 
     def _checks(self, transactions: Transactions) -> list[CheckService]:
         """Return the work that asks about open transactions, if a topic has any."""
@@ -154,6 +162,24 @@ class Front(LifeCycle):
 
     def _bound(self, places: Sequence[Place]) -> None:
         self._places = places
+
+
+class _Ending:
+    """The end of a front. What hangs is left behind, when no time is left."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._until = clock() + _END_SECONDS
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        if self._until is None:  # an error has ended the front
+            self.begin()
+        return max(0.0, (self._until or 0.0) - clock())
 
 
 class _Serving:

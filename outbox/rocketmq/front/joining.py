@@ -12,7 +12,7 @@ from outbox.rocketmq.front.calls import Threads
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: At most so many calls are answered by one statement.
+#: At most so many items go into one statement.
 _MOST = 1000
 
 
@@ -26,13 +26,21 @@ class Joining(Generic[T, R]):
         self._waiting: list[tuple[T, asyncio.Future[R]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def call(self, item: T) -> R:
-        """Return the result for an item."""
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+    @property
+    def busy(self) -> bool:
+        """True while a call runs or waits."""
+        return self._task is not None
+
+    async def call(self, items: Sequence[T]) -> list[R]:
+        """Return the results for items, in order."""
+        if not items:
+            return []
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[R]] = [loop.create_future() for _ in items]
+        self._waiting += zip(items, futures, strict=True)
         if self._task is None:
             self._task = asyncio.create_task(self._answer())
-        return await future
+        return await asyncio.gather(*futures)
 
     async def _answer(self) -> None:
         try:

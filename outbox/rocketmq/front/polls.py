@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from outbox.model.message import Message
-from outbox.model.verdict import describe
 from outbox.rocketmq.asked import Asked
 from outbox.runtime.clock import clock
 from outbox.worker.polling import Polling
-
-logger = logging.getLogger("outbox")
 
 #: Seconds between looks without a hint.
 POLL_SECONDS = (0.05, 1.0)
@@ -43,10 +39,10 @@ class Polls:
     def __init__(
         self,
         pop: Callable[[Sequence[Asked]], Awaitable[Popped]],
-        give_back: Callable[[str, Sequence[Message]], Awaitable[object]],
+        give_back: Callable[[Popped], None],
         hints: Callable[[Callable[[], None]], AbstractContextManager[None]],
     ) -> None:
-        """`give_back`: takes messages of a call that has ended meanwhile. `hints`: calls a function at every commit."""
+        """`give_back`: takes messages of calls that have ended meanwhile. `hints`: calls a function at every commit."""
         self._pop, self._give_back, self._hints = pop, give_back, hints
         self._waiting: list[_Poll] = []
         self._task: asyncio.Task[None] | None = None
@@ -64,12 +60,20 @@ class Polls:
         self._wake.set()
         if self._task is None:
             self._task = asyncio.create_task(self._serve())
-        return await poll.answer
+        try:
+            return await poll.answer
+        except asyncio.CancelledError:
+            if poll.answer.done() and not poll.answer.cancelled() and poll.answer.exception() is None:
+                # The answer was there when the client gave the call up.
+                receipt, messages = poll.answer.result()
+                self._give_back(Popped(receipt, [messages]))
+            raise
 
     def end(self) -> None:
-        """Answer all calls after one more look."""
+        """Answer all calls with nothing; what a pop hands out meanwhile is given back."""
         for each in self._waiting:
-            each.until = 0.0
+            if not each.answer.done():
+                each.answer.set_result(("", []))
         self._wake.set()
 
     async def _serve(self) -> None:
@@ -106,17 +110,13 @@ class Polls:
                 if not each.answer.done():
                     each.answer.set_exception(error)
             return False
-        left: list[Message] = []
+        left = list[Sequence[Message]]()
         for each, messages in zip(polls, popped.messages, strict=True):
             if each.answer.done():
-                left += messages
+                left.append(messages)
             elif messages or clock() >= each.until:
                 each.answer.set_result((popped.receipt, messages))
         self._waiting = [each for each in self._waiting if not each.answer.done()]
-        if left:
-            try:
-                await self._give_back(popped.receipt, left)
-            except Exception as error:
-                # They come again when their time is over; other calls are not to wait for that.
-                logger.warning("front: messages of a call that has ended were not given back: %s", describe(error))
+        if any(left):
+            self._give_back(Popped(popped.receipt, left))
         return any(popped.messages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -10,13 +10,14 @@ from outbox.errors import FilterError, MQClientError
 from outbox.model.message import Message
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.expressions import MessageSelector
-from outbox.rocketmq.front.calls import Call, Threads, Unary
+from outbox.rocketmq.front.attempts import Attempt, Attempts, Key
+from outbox.rocketmq.front.calls import Call, Send, Threads, Unary
 from outbox.rocketmq.front.conversion import wire_of
 from outbox.rocketmq.front.desk import Desk
 from outbox.rocketmq.front.handles import Handle
 from outbox.rocketmq.front.joining import Joining
 from outbox.rocketmq.front.polls import Polls, Popped
-from outbox.rocketmq.front.protocol import RPCS, Wire, duration_of, kind, numbers, set_moment
+from outbox.rocketmq.front.protocol import RPCS, Wire, duration_of, numbers, set_moment
 from outbox.rocketmq.front.renewing import LONGEST, RENEWED, Renewals
 from outbox.rocketmq.front.routing import Routes
 from outbox.rocketmq.front.settings import LONG_POLL, MOST_RECEIVED
@@ -28,13 +29,14 @@ from outbox.store.subscriptions.receipts import Receipt
 _Received, _Acked = RPCS["ReceiveMessage"].response, RPCS["AckMessage"].response
 _Changed, _Assigned = RPCS["ChangeInvisibleDuration"].response, RPCS["QueryAssignment"].response
 _Forwarded = RPCS["ForwardMessageToDeadLetterQueue"].response
-_Entry = kind("AckMessageResultEntry")
 _FILTERS = numbers("FilterType")
 #: A long poll ends so many seconds before its deadline.
 _BEFORE_DEADLINE = 0.5
 _EXPIRED = "receipt handle is expired"
-#: The pops of so many choices of one group and topic are kept.
-_MOST_CHOICES = 16
+#: The pops of so many choices of one group and topic are kept, and of so many groups.
+_MOST_CHOICES, _MOST_GROUPS = 16, 1000
+#: A call acknowledges at most so many messages.
+MOST_ENTRIES = 1000
 
 
 class Receiving:
@@ -53,7 +55,10 @@ class Receiving:
         self._desk_of, self._hints = desk_of, hints
         self._routes, self._threads, self._fifo = routes, threads, fifo_groups
         self.renewals = Renewals(threads, alive)
+        self._attempts = Attempts()
+        #: By group and topic, those first that were not asked for longest.
         self._groups: dict[tuple[str, str], _Group] = {}
+        self._ended = False
 
     @property
     def unary(self) -> Mapping[str, Unary]:
@@ -66,12 +71,16 @@ class Receiving:
         }
 
     def end(self) -> None:
-        """Answer the calls that wait for messages: the front stops."""
+        """Answer the calls that wait for messages, and all later ones, with nothing: the front stops."""
+        self._ended = True
         for group in self._groups.values():
             group.end()
 
-    async def receive(self, call: Call, request: Wire) -> AsyncIterator[Wire]:
-        """Yield a status, messages, and the moment of the delivery."""
+    async def receive(self, call: Call, request: Wire, send: Send) -> None:
+        """Send a status, messages, and the moment of the delivery.
+
+        The messages of a call that ends before that are given back.
+        """
         topic = self._routes.known(request.message_queue.topic.name)
         group = self._group(request.group.name, topic)
         duration = RENEWED if request.auto_renew else checked_invisible(_duration(request.invisible_duration))
@@ -79,19 +88,49 @@ class Receiving:
         if request.batch_size < 0:
             raise RefusedError(Code.INTERNAL_SERVER_ERROR, f"Illegal Capacity: {request.batch_size}")
         asked = Asked(min(request.batch_size, MOST_RECEIVED), duration)
-        seconds = _seconds(call, request) if asked.most else 0.0
-        receipt, messages = await group.polls(choice).messages(asked, seconds)
-        if not messages:
+        attempt = self._attempts.begin(Key(call.client, request.group.name, topic, request.attempt_id))
+        try:
+            await self._find(group, attempt, choice, asked, _seconds(call, request))
+            if request.auto_renew:
+                self.renewals.prepare(group.desk, call.client, _receipts(attempt))
+            lasts = LONGEST if request.auto_renew else duration
+            handles = [Handle.of(each, attempt.receipt, lasts) for each in attempt.messages]
+            await self._send(send, attempt.messages, handles, request.message_queue.topic)
+            self.renewals.begin(_receipts(attempt))
+        except BaseException:
+            if self._attempts.end(attempt) and attempt.messages:
+                self.renewals.end(_receipts(attempt))
+                group.give_back(Popped(attempt.receipt, [attempt.messages]))
+            raise
+
+    async def _find(
+        self, group: _Group, attempt: Attempt, choice: MessageSelector, asked: Asked, seconds: float
+    ) -> None:
+        """Find the messages of an attempt: those that an earlier one had and nobody else has had since, or others."""
+        receipt, messages = attempt.receipt, await self._still_out(group, attempt, asked.time)
+        if not messages and asked.most and not self._ended:
+            attempt.messages = ()
+            receipt, messages = await group.polls(choice).messages(asked, seconds)
+            if attempt.replaced:
+                group.give_back(Popped(receipt, [messages]))
+        if not self._attempts.got(attempt, receipt, messages) or not messages:
             raise RefusedError(Code.MESSAGE_NOT_FOUND, "no new message")
-        handles = [Handle.of(each, receipt, LONGEST if request.auto_renew else duration) for each in messages]
-        if request.auto_renew:
-            self.renewals.begin(group.desk, call.client, [each.receipt for each in handles])
-        yield _Received(status=status())
+
+    async def _still_out(self, group: _Group, attempt: Attempt, duration: timedelta) -> Sequence[Message]:
+        """Return the messages of an earlier attempt that are out under its receipt, and are from now on for a time."""
+        if not attempt.messages:
+            return []
+        receipts = _receipts(attempt)
+        good = await self._threads.run(partial(group.desk.postpone, receipts, duration))
+        return [each for each, is_good in zip(attempt.messages, good, strict=True) if is_good]
+
+    async def _send(self, send: Send, messages: Sequence[Message], handles: Sequence[Handle], topic: Wire) -> None:
+        await send(_Received(status=status()))
         for message, handle in zip(messages, handles, strict=True):
-            yield _Received(message=self._delivered(message, handle, request.message_queue.topic))
+            await send(_Received(message=self._delivered(message, handle, topic)))
         last = _Received()
         set_moment(last.delivery_timestamp, datetime.now(UTC))
-        yield last
+        await send(last)
 
     def _delivered(self, message: Message, handle: Handle, topic: Wire) -> Wire:
         """Return a message in a client's hands; `topic`: as the client has it."""
@@ -114,29 +153,37 @@ class Receiving:
         queue.id = 0 if group in self._fifo else -1
         return made
 
-    async def ack(self, call: Call, request: Wire) -> Wire:
+    async def ack(self, _call: Call, request: Wire) -> Wire:
         """Acknowledge messages, each with a status of its own."""
-        group = self._group(request.group.name, checked_topic(request.topic.name))
+        group, topic = checked_group(request.group.name), checked_topic(request.topic.name)
+        if len(request.entries) > MOST_ENTRIES:
+            raise RefusedError(Code.BAD_REQUEST, f"too many entries, max is {MOST_ENTRIES}")
+        handles = [_handle(each.receipt_handle) for each in request.entries]
+        refused = await self._ack(group, topic, [each for each in handles if isinstance(each, Handle)])
         made = _Acked()
-        for entry in request.entries:
-            answer = _Entry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status())
-            try:
-                handle = Handle.read(entry.receipt_handle)
-                self.renewals.end(group.desk, handle.receipt)
-                if not await group.acks.call(handle.receipt):
-                    await self._require_done(group, handle)
-            except RefusedError as error:
-                answer.status.CopyFrom(status(error.code, error.text))
-            made.entries.append(answer)
+        for entry, handle in zip(request.entries, handles, strict=True):
+            error = refused.get(handle.receipt) if isinstance(handle, Handle) else handle
+            said = status() if error is None else status(error.code, error.text)
+            made.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=said)
         made.status.CopyFrom(_overall([Code(each.status.code) for each in made.entries]))
         return made
 
+    async def _ack(self, name: str, topic: str, handles: Sequence[Handle]) -> Mapping[Receipt, RefusedError]:
+        """Acknowledge messages by one statement; return the errors of receipts that are worth nothing."""
+        receipts = [each.receipt for each in handles]
+        if not self._routes.has(topic):
+            return dict.fromkeys(receipts, _abnormal("ack", topic))
+        group = self._group(name, topic)
+        self.renewals.end(receipts)
+        good = await group.acks.call(receipts)
+        return await self._not_done(group, [each for each, is_good in zip(handles, good, strict=True) if not is_good])
+
     async def change(self, _call: Call, request: Wire) -> Wire:
         """Let a message be nobody else's for another time from now on; its handle stays."""
-        group = self._group(request.group.name, checked_topic(request.topic.name))
+        group = self._group_of(request, "changeInvisibleDuration")
         duration = checked_invisible(_duration(request.invisible_duration), least=timedelta(0))
         handle = Handle.read(request.receipt_handle)
-        self.renewals.end(group.desk, handle.receipt)
+        self.renewals.end([handle.receipt])
         (good,) = await self._threads.run(partial(group.desk.postpone, [handle.receipt], duration))
         if not good:
             raise _expired()
@@ -144,25 +191,40 @@ class Receiving:
 
     async def forward(self, _call: Call, request: Wire) -> Wire:
         """Make a message a dead letter."""
-        group = self._group(request.group.name, checked_topic(request.topic.name))
+        group = self._group_of(request, "forwardMessageToDeadLetterQueue")
         handle = Handle.read(request.receipt_handle)
-        self.renewals.end(group.desk, handle.receipt)
+        self.renewals.end([handle.receipt])
         error = f"given up by its consumer after {max(1, request.delivery_attempt)} deliveries"
         (good,) = await self._threads.run(partial(group.desk.dead_letter, [handle.receipt], error))
         if not good:
-            await self._require_done(group, handle)
+            for refused in (await self._not_done(group, [handle])).values():
+                raise refused
         return _Forwarded(status=status())
 
-    async def _require_done(self, group: _Group, handle: Handle) -> None:
-        """Refuse a receipt that is worth nothing, unless a call before has used it: its answer may be lost."""
-        if handle.is_over or await self._threads.run(partial(group.desk.is_out, handle.receipt.id)):
-            raise _expired()
+    async def _not_done(self, group: _Group, handles: Sequence[Handle]) -> Mapping[Receipt, RefusedError]:
+        """Return the errors of receipts that are worth nothing.
+
+        No error is for a receipt that a call before has used: the answer to that call may be lost.
+        """
+        ids = [each.receipt.id for each in handles if not each.is_over]
+        out = await self._threads.run(partial(group.desk.out, ids)) if ids else set[int]()
+        return {each.receipt: _expired() for each in handles if each.is_over or each.receipt.id in out}
+
+    def _group_of(self, request: Wire, call: str) -> _Group:
+        """Return the group and topic of a call about a message that was received."""
+        group, topic = checked_group(request.group.name), checked_topic(request.topic.name)
+        if not self._routes.has(topic):
+            raise _abnormal(call, topic)
+        return self._group(group, topic)
 
     def _group(self, name: str, topic: str) -> _Group:
-        checked = checked_group(name)
-        found = self._groups.get((checked, topic))
-        if found is None:
-            found = self._groups[checked, topic] = _Group(self._desk_of(checked, topic), self._threads, self._hints)
+        key = (checked_group(name), topic)
+        found = self._groups.pop(key, None) or _Group(self._desk_of(*key), self._threads, self._hints)
+        self._groups[key] = found
+        if len(self._groups) > _MOST_GROUPS:
+            idle = next((each for each, group in self._groups.items() if not group.busy and group is not found), None)
+            if idle is not None:
+                del self._groups[idle]
         return found
 
 
@@ -174,6 +236,11 @@ class _Group:
         self.acks: Joining[Receipt, bool] = Joining(threads, desk.ack)
         self._threads, self._hints = threads, hints
         self._polls: dict[MessageSelector, Polls] = {}
+
+    @property
+    def busy(self) -> bool:
+        """True while a call waits for messages, or for what becomes of its acknowledgements."""
+        return self.acks.busy or any(each.waits for each in self._polls.values())
 
     def polls(self, choice: MessageSelector) -> Polls:
         """Return the calls that wait for what a choice selects."""
@@ -190,16 +257,28 @@ class _Group:
         for each in self._polls.values():
             each.end()
 
+    def give_back(self, popped: Popped) -> None:
+        """Let others have messages that nobody gets."""
+        self._threads.soon(partial(self.desk.give_back, popped))
+
     def _made(self, choice: MessageSelector) -> Polls:
-        desk, pops, threads = self.desk, self.desk.pops(choice), self._threads
+        pops, threads, give_back = self.desk.pops(choice), self._threads, self.desk.give_back
 
         async def pop(asked: Sequence[Asked]) -> Popped:
-            return await threads.run(partial(pops, asked))
+            return await threads.run(partial(pops, asked), unwanted=give_back)
 
-        async def give_back(receipt: str, messages: Sequence[Message]) -> None:
-            await threads.run(partial(desk.give_back, receipt, messages))
+        return Polls(pop, self.give_back, self._hints.wake)
 
-        return Polls(pop, give_back, self._hints.wake)
+
+def _receipts(attempt: Attempt) -> list[Receipt]:
+    return [Receipt(each.id or 0, each.key, attempt.receipt) for each in attempt.messages]
+
+
+def _handle(text: str) -> Handle | RefusedError:
+    try:
+        return Handle.read(text)
+    except RefusedError as error:
+        return error
 
 
 def _seconds(call: Call, request: Wire) -> float:
@@ -240,6 +319,11 @@ def _choice(expression: Wire) -> MessageSelector:
         raise internal("parse the consumer's subscription failed", str(error)) from error
 
 
+def _abnormal(call: str, topic: str) -> RefusedError:
+    text = f"{call} failed: status is abnormal [there is no topic {topic}]"
+    return RefusedError(Code.INTERNAL_SERVER_ERROR, text)
+
+
 def _expired() -> RefusedError:
     return RefusedError(Code.INVALID_RECEIPT_HANDLE, internal(_EXPIRED).text)
 
@@ -247,5 +331,6 @@ def _expired() -> RefusedError:
 def _overall(codes: Sequence[Code]) -> Wire:
     """Return the status of an answer with several: theirs, if they are one."""
     if len(set(codes)) != 1:
-        return status(Code.MULTIPLE_RESULTS, Code.MULTIPLE_RESULTS.name) if codes else status()
+        several = Code.MULTIPLE_RESULTS, Code.MULTIPLE_RESULTS.name
+        return status(*several) if codes else status(Code.INTERNAL_SERVER_ERROR, "ack message result is empty")
     return status(codes[0], codes[0].name)

@@ -78,6 +78,10 @@ class Routes:
         """The place for clients without TLS, by which messages name the front."""
         return self._advertised(False)
 
+    def has(self, topic: str) -> bool:
+        """Return whether there is a topic with a name."""
+        return topic in self._topics
+
     def known(self, name: str) -> str:
         """Return the name of a topic that is there.
 

@@ -131,12 +131,11 @@ class Server:
         return grpc.unary_unary_rpc_method_handler(answer, rpc.request.FromString, rpc.response.SerializeToString)
 
     def _streaming(self, rpc: Rpc, handler: Streaming) -> grpc.RpcMethodHandler:
-        async def answer(request: Wire, context: Any) -> AsyncIterator[Wire]:
+        async def answer(request: Wire, context: Any) -> None:
             try:
-                async for response in handler(self._admitted(self._call(context), request), request):
-                    yield response
+                await handler(self._admitted(self._call(context), request), request, context.write)
             except Exception as error:
-                yield rpc.response(status=self._refusal(rpc, error))
+                await context.write(rpc.response(status=self._refusal(rpc, error)))
 
         return grpc.unary_stream_rpc_method_handler(answer, rpc.request.FromString, rpc.response.SerializeToString)
 

@@ -1,0 +1,242 @@
+"""Calls of a front that wait for the database: in threads, for messages, together, and again and again."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from outbox import Message
+from outbox.rocketmq.asked import Asked
+from outbox.rocketmq.front.attempts import Attempts, Key
+from outbox.rocketmq.front.calls import Threads
+from outbox.rocketmq.front.joining import Joining
+from outbox.rocketmq.front.polls import Polls, Popped
+from outbox.rocketmq.front.renewing import RENEWED, Renewals
+from outbox.rocketmq.front.statuses import RefusedError
+from outbox.store.subscriptions.receipts import Receipt
+
+SECOND = timedelta(seconds=1)
+
+
+# Threads
+
+
+def test_a_call_that_is_cancelled_counts_until_its_thread_is_free_and_its_result_is_not_lost():
+    threads, begun, may_end, left = Threads(1, 0), threading.Event(), threading.Event(), list[str]()
+
+    def work() -> str:
+        begun.set()
+        may_end.wait(60)
+        return "late"
+
+    async def story() -> str:
+        call = asyncio.create_task(threads.run(work, unwanted=left.append))
+        await asyncio.to_thread(begun.wait, 60)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        with pytest.raises(RefusedError) as refused:
+            await threads.run(lambda: "too many")
+        return refused.value.text
+
+    text = asyncio.run(story())
+    may_end.set()
+    threads.close()
+
+    assert (text, left) == ("too many calls wait for the database", ["late"])
+
+
+def test_a_result_that_comes_together_with_the_end_of_its_call_is_not_lost():
+    threads, left = Threads(1), list[str]()
+
+    async def story() -> None:
+        call = asyncio.create_task(threads.run(lambda: "late", unwanted=left.append))
+        await asyncio.sleep(0)
+        threads.close()  # the result is there, and the call has not seen it
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    asyncio.run(story())
+    threads.close()
+
+    assert left == ["late"]
+
+
+def test_what_hangs_is_left_behind_and_ends_as_if_nothing_were(caplog):
+    threads, begun, may_end, left = Threads(2), threading.Event(), threading.Event(), SimpleQueue[str]()
+
+    def work() -> str:
+        begun.set()
+        may_end.wait(60)
+        return "late"
+
+    async def story() -> None:
+        call = asyncio.create_task(threads.run(work, unwanted=left.put))
+        await asyncio.to_thread(begun.wait, 60)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    asyncio.run(story())
+    threads.close(0)
+    may_end.set()
+
+    assert left.get(timeout=60) == "late"
+    assert caplog.messages == ["front: 1 calls of the database have not ended, and are left behind"]
+
+
+# Calls that wait for messages
+
+
+class Popping:
+    """A pop that ends when a test says so, and what is given back."""
+
+    def __init__(self) -> None:
+        self.given = list[tuple[str, list[bytes]]]()
+        self.began, self.may_end = asyncio.Event(), asyncio.Event()
+        #: A call that is cancelled when its answer is there, before the call sees it.
+        self.gone: asyncio.Task[Any] | None = None
+        self.polls = Polls(self._pop, self._give_back, lambda _wake: nullcontext())
+
+    def call(self) -> asyncio.Task[Any]:
+        """Begin a call that waits for a message."""
+        return asyncio.create_task(self.polls.messages(Asked(1, SECOND), 60))
+
+    async def _pop(self, asked: Sequence[Asked]) -> Popped:
+        self.began.set()
+        await self.may_end.wait()
+        if self.gone is not None:
+            asyncio.get_running_loop().call_soon(self.gone.cancel)
+        return Popped("r", [[Message("orders", str(n))] for n, _ in enumerate(asked)])
+
+    def _give_back(self, popped: Popped) -> None:
+        self.given.append((popped.receipt, [each.body for some in popped.messages for each in some]))
+
+
+async def ended(call: asyncio.Task[Any]) -> Any:
+    """The messages of a call, or none of one that was cancelled."""
+    await asyncio.wait({call})
+    return None if call.cancelled() else [each.body for each in call.result()[1]]
+
+
+def told(story: Callable[[Popping], Any]) -> tuple[list[Any], list[tuple[str, list[bytes]]]]:
+    """What calls of a story got, and what was given back."""
+
+    async def tell() -> tuple[list[Any], list[tuple[str, list[bytes]]]]:
+        popping = Popping()
+        calls = await story(popping)
+        return [await ended(each) for each in calls], popping.given
+
+    return asyncio.run(tell())
+
+
+def test_messages_of_a_call_that_has_ended_during_the_pop_are_given_back_and_others_get_theirs():
+    async def story(popping: Popping) -> Any:
+        gone, stays = popping.call(), popping.call()
+        await popping.began.wait()
+        gone.cancel()
+        popping.may_end.set()
+        return gone, stays
+
+    assert told(story) == ([None, [b"1"]], [("r", [b"0"])])
+
+
+def test_messages_of_a_call_that_ends_when_its_answer_is_there_are_given_back():
+    async def story(popping: Popping) -> Any:
+        gone, stays = popping.call(), popping.call()
+        popping.gone = gone
+        popping.may_end.set()
+        return gone, stays
+
+    assert told(story) == ([None, [b"1"]], [("r", [b"0"])])
+
+
+def test_at_an_end_all_calls_are_answered_and_what_a_pop_hands_out_meanwhile_is_given_back():
+    async def story(popping: Popping) -> Any:
+        waits = popping.call()
+        await popping.began.wait()
+        popping.polls.end()
+        answered = await asyncio.wait({waits})
+        popping.may_end.set()
+        while popping.polls.waits:
+            await asyncio.sleep(0)
+        return answered[0]
+
+    assert told(story) == ([[]], [("r", [b"0"])])
+
+
+def test_the_items_of_a_call_and_of_those_that_wait_beside_it_go_together():
+    runs, threads = list[list[int]](), Threads(1)
+
+    def run(items: Sequence[int]) -> list[int]:
+        runs.append(list(items))
+        return [10 * each for each in items]
+
+    async def story() -> Sequence[list[int]]:
+        joining = Joining(threads, run)
+        return await asyncio.gather(joining.call([1, 2, 3]), joining.call([4]), joining.call([]))
+
+    results = asyncio.run(story())
+    threads.close()
+
+    assert ([*results], runs) == ([[10, 20, 30], [40], []], [[1, 2, 3, 4]])
+
+
+# Attempts
+
+
+def test_attempts_are_forgotten_the_oldest_first_when_they_are_too_many_or_too_large():
+    attempts, large = Attempts(most=3, most_bytes=100), [Message("orders", "x" * 60)]
+
+    def key(id: str) -> Key:
+        return Key("client", "billing", "orders", id)
+
+    for id in "abcd":
+        attempts.got(attempts.begin(key(id)), f"receipt {id}", [Message("orders", "1")])
+    few = {id: attempts.begin(key(id)).receipt for id in "bcda"}
+    for id in "ef":
+        attempts.got(attempts.begin(key(id)), f"receipt {id}", large)
+
+    assert few == {"b": "receipt b", "c": "receipt c", "d": "receipt d", "a": ""}
+    assert {id: attempts.begin(key(id)).receipt for id in "bef"} == {"b": "", "e": "", "f": "receipt f"}
+
+
+# Renewing
+
+
+class Renewed:
+    """A desk that notes which receipts are renewed, one of which is worth nothing any more."""
+
+    def __init__(self) -> None:
+        self.calls = list[tuple[list[int], timedelta]]()
+
+    def postpone(self, receipts: Sequence[Receipt], wait: timedelta) -> list[bool]:
+        """Note them."""
+        self.calls.append(([each.id for each in receipts], wait))
+        return [each.id != 3 for each in receipts]
+
+
+def test_messages_are_renewed_while_their_clients_live_and_half_an_hour_at_most(monkeypatch):
+    desk, living, now = Renewed(), {"a", "b"}, [0.0]
+    monkeypatch.setattr("outbox.rocketmq.front.renewing.clock", lambda: now[0])
+    renewals, made = Renewals(threads := Threads(1), living.__contains__), [Receipt(n, None, "r") for n in range(7)]
+
+    async def story() -> None:
+        renewals.prepare(desk, "a", [*made[:4], *made[5:]])  # type: ignore[arg-type]
+        renewals.prepare(desk, "b", made[4:5])  # type: ignore[arg-type]
+        renewals.end([made[0]])
+        await renewals.renew()
+        renewals.begin(made[:5])
+        await renewals.renew()
+        living.remove("b")
+        await renewals.renew()
+        now[0] = 1800.0
+        await renewals.renew()
+
+    asyncio.run(story())
+    threads.close()
+
+    assert desk.calls == [([1, 2, 3, 4], RENEWED), ([1, 2], RENEWED)]

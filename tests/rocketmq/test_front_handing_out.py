@@ -1,0 +1,272 @@
+"""What becomes of messages that a front has handed out: calls that end, repeat, acknowledge, or meet a stop."""
+
+import asyncio
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from outbox import Message, Outbox
+from outbox.rocketmq.front import Front
+from outbox.rocketmq.front.calls import Call, Threads
+from outbox.rocketmq.front.desks import Desks
+from outbox.rocketmq.front.polls import Popped
+from outbox.rocketmq.front.protocol import RPCS, SERVICE
+from outbox.rocketmq.front.receiving import Receiving
+from outbox.rocketmq.front.routing import Place, Routes
+from outbox.runtime import failpoints
+from outbox.store.subscriptions.receipts import Receipt, Receipts
+from tests.rocketmq.fronts import TOPICS, called, listening
+from tests.support.parked import attempts, states
+from tests.support.waiting import eventually
+
+AT_ONCE = {"long_polling_timeout": {"seconds": 0}}
+MIB = 1024 * 1024
+
+
+def send(outbox: Outbox, *bodies: bytes, topic: str = "orders") -> None:
+    """Commit messages."""
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message(topic, each) for each in bodies])
+
+
+def request(name: str, topic: str = "orders", group: str = "billing", **fields: Any) -> Any:
+    """A request of a consumer; a receive asks for three messages, each for a minute."""
+    receive = {"batch_size": 3, "invisible_duration": {"seconds": 60}} if name == "ReceiveMessage" else {}
+    made = RPCS[name].request(**(receive | fields))
+    made.group.name = group
+    (made.message_queue.topic if name == "ReceiveMessage" else made.topic).name = topic
+    return made
+
+
+def receive(front: Front, **fields: Any) -> list[Any]:
+    """The messages of a receive that does not wait, unless the fields say so."""
+    answers = called(front, "ReceiveMessage", request("ReceiveMessage", **(AT_ONCE | fields)))
+    return [each.message for each in answers if each.HasField("message")]
+
+
+def received(front: Front) -> list[Any]:
+    """The messages of the first receive that gets any."""
+    found = list[Any]()
+
+    def ask() -> bool:
+        found.extend(receive(front))
+        return bool(found)
+
+    assert eventually(ask)
+    return found
+
+
+def seen(messages: Sequence[Any]) -> list[tuple[bytes, int]]:
+    """The first bytes of messages, and which delivery each is."""
+    return [(each.body[:1], each.system_properties.delivery_attempt) for each in messages]
+
+
+def handles(messages: Sequence[Any]) -> list[str]:
+    """The receipt handles of messages."""
+    return [each.system_properties.receipt_handle for each in messages]
+
+
+def acked(front: Front, *handles: str, **fields: Any) -> Any:
+    """The answer to an acknowledgement: code and text, and those of the entries."""
+    entries = [{"message_id": "m", "receipt_handle": each} for each in handles]
+    answer = called(front, "AckMessage", request("AckMessage", entries=entries, **fields))
+    of_entries = [(each.status.code, each.status.message.split(" [")[0]) for each in answer.entries]
+    return (answer.status.code, answer.status.message), of_entries
+
+
+# Calls that end before their answer
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
+def test_messages_of_a_push_consumer_that_gave_its_call_up_come_to_the_next_call_at_once_and_uncounted(engine, outbox):
+    send(outbox, *(b"%d" % n * 2 * MIB for n in range(3)))
+    rpc = RPCS["ReceiveMessage"]
+    with listening(outbox) as front, grpc.insecure_channel(str(front.listening)) as channel:
+        make = channel.unary_stream(f"/{SERVICE}/{rpc.name}", rpc.request.SerializeToString, rpc.response.FromString)
+        call = make(request(rpc.name, auto_renew=True), metadata=(("x-mq-client-id", "raw"),))
+        first = next(call)
+        before = attempts(engine)
+        call.cancel()
+
+        found = received(front)
+
+    assert (first.status.code, before, seen(found)) == (20000, 3, [(b"0", 1), (b"1", 1), (b"2", 1)])
+
+
+def test_a_failure_to_give_back_is_logged(outbox, monkeypatch, caplog):
+    desks = Desks(outbox, [])
+    monkeypatch.setattr(Receipts, "give_back", lambda *_: 1 / 0)
+
+    desks.of("billing", "orders").give_back(Popped("r", [[Message("orders", "1")]]))
+    desks.close(0)
+
+    assert caplog.messages == [
+        "front: messages of a call that has ended were not given back: ZeroDivisionError: division by zero"
+    ]
+
+
+# Calls that are repeated
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
+def test_a_receive_that_is_repeated_gets_the_same_messages_but_for_those_that_are_done(engine, outbox):
+    send(outbox, *(b"%d" % n for n in range(7)))
+    with listening(outbox) as front:
+        first = receive(front, attempt_id="a")
+        acked(front, handles(first)[0])
+        same = receive(front, attempt_id="a")
+        others = [receive(front, attempt_id=id, **of) for id, of in (("b", {}), ("a", {"group": "others"}))]
+        acked(front, *handles(same))
+        after = receive(front, attempt_id="a")
+
+    assert [seen(each) for each in (first, same, *others, after)] == [
+        [(b"0", 1), (b"1", 1), (b"2", 1)],
+        [(b"1", 1), (b"2", 1)],
+        [(b"3", 1), (b"4", 1), (b"5", 1)],
+        [(b"0", 1), (b"1", 1), (b"2", 1)],
+        [(b"6", 1)],
+    ]
+
+
+def test_a_receive_that_still_waits_leaves_what_comes_to_its_repetition(outbox):
+    waits: dict[str, Any] = {"long_polling_timeout": {"seconds": 60}, "attempt_id": "a"}
+    found, looks = {}, list[str]()
+    with listening(outbox) as front:
+
+        def ask(name: str) -> threading.Thread:
+            thread = threading.Thread(target=lambda: found.update({name: seen(receive(front, **waits))}))
+            thread.start()
+            return thread
+
+        first = ask("first")
+        assert eventually(lambda: any(each.name == "billing|orders" for each in outbox.admin.subscriptions()))
+        failpoints.arm(lambda point: looks.append(point) if point == "pop.after_commit" else None)
+        second = ask("second")
+        assert eventually(lambda: len(looks) > 1)
+        failpoints.arm(None)
+        send(outbox, b"1")
+        first.join()
+        second.join()
+
+    assert found == {"first": [], "second": [(b"1", 1)]}
+
+
+# Acknowledgements
+
+
+def test_all_entries_of_an_acknowledgement_are_one_statement(outbox, monkeypatch):
+    send(outbox, b"0", b"1", b"2")
+    statements, real = list[int](), Receipts.ack
+
+    def ack(of: Receipts, some: Collection[Receipt]) -> set[int]:
+        statements.append(len(some))
+        return real(of, some)
+
+    monkeypatch.setattr(Receipts, "ack", ack)
+    with listening(outbox) as front:
+        answer = acked(front, *handles(receive(front)))
+
+    assert (answer, statements) == (((20000, "OK"), [(20000, "OK")] * 3), [3])
+
+
+def test_calls_about_strange_messages_are_answered_as_by_rocketmq_and_create_nothing(engine, outbox, monkeypatch):
+    monkeypatch.setattr("outbox.rocketmq.front.receiving.MOST_ENTRIES", 3)
+    send(outbox, b"0")
+    abnormal = "failed: status is abnormal [there is no topic nowhere]"
+    with listening(outbox) as front:
+        (handle,) = handles(receive(front))
+        answers = {
+            "none": acked(front),
+            "too many": acked(front, *[handle] * 4),
+            "topic": acked(front, handle, "garbage", topic="nowhere"),
+            "group": acked(front, handle, group="strangers"),
+        }
+        for name in ("ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue"):
+            for fields in ({"topic": "nowhere"}, {"group": "strangers"}):
+                answer = called(front, name, request(name, receipt_handle=handle, **fields))
+                answers[f"{name} {fields}"] = (answer.status.code, answer.status.message)
+
+    assert answers == {
+        "none": ((50001, "ack message result is empty"), []),
+        "too many": ((40000, "too many entries, max is 3"), []),
+        "topic": (
+            (50001, "INTERNAL_SERVER_ERROR"),
+            [(50001, "ack failed: status is abnormal"), (50001, "Parse failed, dataList size 1.")],
+        ),
+        "group": ((20000, "OK"), [(20000, "OK")]),
+        "ChangeInvisibleDuration {'topic': 'nowhere'}": (50001, f"changeInvisibleDuration {abnormal}"),
+        "ChangeInvisibleDuration {'group': 'strangers'}": (
+            40013,
+            "org.apache.rocketmq.proxy.common.ProxyException: receipt handle is expired",
+        ),
+        "ForwardMessageToDeadLetterQueue {'topic': 'nowhere'}": (
+            50001,
+            f"forwardMessageToDeadLetterQueue {abnormal}",
+        ),
+        "ForwardMessageToDeadLetterQueue {'group': 'strangers'}": (20000, "OK"),
+    }
+    groups = [each.name for each in outbox.admin.subscriptions() if "|" in each.name]
+    assert (states(engine), groups) == ({"retry": 1}, ["billing|orders"])
+
+
+def test_of_many_groups_those_are_forgotten_that_nobody_asked_for_longest(monkeypatch):
+    monkeypatch.setattr("outbox.rocketmq.front.receiving._MOST_GROUPS", 2)
+    made, threads = list[str](), Threads(1)
+
+    def desk_of(group: str, _topic: str) -> Any:
+        made.append(group)
+        return SimpleNamespace(ack=lambda _receipts: [])
+
+    routes = Routes(TOPICS, lambda _safe: Place("127.0.0.1", 1))
+    hints: Any = SimpleNamespace(wake=lambda _wake: nullcontext())
+    receiving = Receiving(desk_of, hints, routes, threads, lambda _client: True, ())
+
+    async def story() -> None:
+        for group in "abacab":
+            await receiving.ack(Call("raw", {}), request("AckMessage", group=group))
+
+    asyncio.run(story())
+    threads.close()
+
+    assert made == ["a", "b", "c", "b"]
+
+
+# A stop
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
+def test_a_front_ends_although_a_pop_hangs_which_is_given_back_when_it_commits(engine, outbox, monkeypatch):
+    monkeypatch.setattr("outbox.rocketmq.front.server._DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr("outbox.rocketmq.front.front._END_SECONDS", 0.2)
+    hangs, may_end, answers = threading.Event(), threading.Event(), list[Any]()
+
+    def hang(point: str) -> None:
+        if point == "pop.before_commit":
+            failpoints.arm(None)
+            hangs.set()
+            may_end.wait(60)
+
+    send(outbox, b"1")
+    front = Front(outbox, listen="127.0.0.1:0", topics=TOPICS)
+    serving = threading.Thread(target=front.run, kwargs={"signals": False})
+    serving.start()
+    assert eventually(lambda: front.listening)
+    failpoints.arm(hang)
+    asked = request("ReceiveMessage", long_polling_timeout={"seconds": 60})
+    calling = threading.Thread(target=lambda: answers.extend(called(front, "ReceiveMessage", asked)))
+    calling.start()
+    assert hangs.wait(60)
+    front.stop()
+    serving.join(60)
+    calling.join(60)
+    ended, still = not serving.is_alive(), not may_end.is_set()
+    may_end.set()
+    with listening(outbox) as other:
+        found = received(other)
+
+    assert ([each.status.code for each in answers], ended, still, seen(found)) == ([40401], True, True, [(b"1", 1)])
