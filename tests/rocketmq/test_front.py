@@ -8,6 +8,8 @@ import pytest
 from sqlalchemy import text
 
 from outbox.rocketmq import CheckPolicy
+from outbox.rocketmq.front.sending import Sending
+from outbox.rocketmq.front.transactions import Transactions
 from tests.rocketmq.fronts import bodies, listening, producing
 from tests.support.waiting import eventually
 
@@ -81,6 +83,61 @@ def test_messages_of_each_type_are_stored_with_what_they_have(outbox, official):
         assert [(topic, key, tags, bool(now)) for topic, key, tags, now in rows] == [
             ("steps", "g", None, True), ("later", None, None, False), ("orders", None, "t", True),
         ]  # fmt: skip
+
+
+def test_a_message_whose_answer_is_lost_is_sent_again_by_the_client_and_stored_once(outbox, official, monkeypatch):
+    lost: list[str] = []
+
+    def losing(call: Any) -> Any:
+        def answer(self: Any, wire: Any) -> Any:
+            done = call(self, wire)
+            lost.append(call.__name__)
+            if lost.count(call.__name__) == 1:
+                raise ConnectionError("the answer is lost")
+            return done
+
+        return answer
+
+    monkeypatch.setattr(Sending, "_append", losing(Sending._append))
+    monkeypatch.setattr(Transactions, "prepare", losing(Transactions.prepare))
+    with (
+        listening(outbox) as front,
+        producing(official, front, "orders", "paid", checker=checker_of(official, {})) as producer,
+    ):
+        producer.send(message(official, "orders", b"1", tag="t", keys="k"))
+        transaction = producer.begin_transaction()
+        producer.send(message(official, "paid", b"2", tag="t", keys="k"), transaction)
+        transaction.commit()
+
+    assert (lost, bodies(outbox, "orders"), bodies(outbox, "paid")) == (
+        ["_append", "_append", "prepare", "prepare"],
+        [b"1"],
+        [b"2"],
+    )
+
+
+def test_messages_of_clients_that_make_the_same_id_are_all_delivered(outbox, official, monkeypatch):
+    """As of two containers with one address and one process number; a checker is asked about each of the two."""
+    monkeypatch.setattr("rocketmq.v5.util.MessageIdCodec.next_message_id", lambda _self: "01" + "A" * 32)
+    answer = official.TransactionResolution
+    checker = checker_of(official, {b"4": [answer.COMMIT], b"5": [answer.COMMIT]})
+    with (
+        listening(outbox, policy=SOON) as front,
+        producing(official, front, "orders", "paid", checker=checker) as producer,
+    ):
+        for body in (b"1", b"2"):
+            producer.send(message(official, "orders", body))
+        undone, done = producer.begin_transaction(), producer.begin_transaction()
+        producer.send(message(official, "paid", b"undone"), undone)
+        producer.send(message(official, "paid", b"3"), done)
+        undone.rollback()
+        done.commit()
+        for body in (b"4", b"5"):
+            producer.send(message(official, "paid", body), producer.begin_transaction())
+
+        assert eventually(lambda: len(bodies(outbox, "paid")) == 3)
+
+    assert (bodies(outbox, "orders"), sorted(bodies(outbox, "paid"))) == ([b"1", b"2"], [b"3", b"4", b"5"])
 
 
 def test_an_open_transaction_waits_uncounted_until_a_producer_of_its_topic_comes(outbox, official):
