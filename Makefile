@@ -23,7 +23,7 @@ help:
 	@echo 'make model      every interleaving of small worlds, and the twins that break'
 	@echo 'make check      lint, format, types, floors and prose'
 	@echo 'make docs       the site, into build/site; a warning is an error'
-	@echo 'make bench      measure; writes benchmarks/out/'
+	@echo 'make bench      measure, in 35 minutes; writes benchmarks/out/, and with ARGS=--page docs/benchmarks.md'
 	@echo 'make release    VERSION=0.2.0: changelog, version, tag, and both archives in dist/; uploads nothing'
 	@echo 'make clean      remove everything that these made'
 

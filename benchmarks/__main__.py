@@ -1,12 +1,17 @@
-"""`python -m benchmarks [names…] [--quick] [--out FOLDER]`: measure, and say which goals are kept."""
+"""`python -m benchmarks [names…] [--quick] [--out FOLDER] [--page]`: measure, and say which goals are kept."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
 import logging
+import shutil
+import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +30,7 @@ from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
 from benchmarks.keep import keep_vs_drain
 from benchmarks.latency import embedded_latency, latency, latency_random
+from benchmarks.machine import machine
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.partitions import drain_8_partitions, scale_4_processes
 from benchmarks.receive import receive
@@ -89,6 +95,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("spark_extract_vs_jdbc", "spark_extract_vs_arrow", "spark_worker_memory"): spark_extract,
 }
 NAMES = tuple(name for names in BENCHMARKS for name in names)
+_PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,13 +104,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(NAMES)}; all, if none is given")
     parser.add_argument("--quick", action="store_true", help="see that it runs; the figures mean nothing")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out", help="where the files go")
+    parser.add_argument("--page", action="store_true", help="renew the table and the picture of docs/benchmarks.md")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
-    logging.getLogger("outbox").setLevel(logging.ERROR)
-    measurements = _measure(options.names or NAMES, quick=options.quick)
-    report.save(measurements, options.out, what_is_compared())
-    print(report.table(measurements))
+    if options.page and options.quick:
+        parser.error("--page needs figures that mean something; leave --quick out")
+    run = report.Run(on=datetime.now(UTC).date(), machine=machine(), what=what_is_compared())
+
+    def keep() -> None:
+        report.save(run, options.out)
+        if options.page:
+            report.renew(_PAGE, run)
+
+    print(report.HEADINGS, flush=True)
+    try:
+        failed = _measure(run, options.names or NAMES, quick=options.quick, keep=keep)
+    finally:
+        if run.measured:
+            report.draw(run, options.out / "results.png")
+            if options.page:
+                shutil.copy(options.out / "results.png", _PAGE.parent / report.PICTURE)
+    if failed:
+        sys.exit(f"failed, and not measured: {', '.join(failed)}")
 
 
 def what_is_compared() -> dict[str, str]:
@@ -112,17 +135,34 @@ def what_is_compared() -> dict[str, str]:
     return {name: text.partition("\n")[0] for names, text in lines for name in names}
 
 
-def _measure(wanted: Sequence[str], *, quick: bool) -> list[Measurement]:
-    measurements: list[Measurement] = []
+def _measure(run: report.Run, wanted: Sequence[str], *, quick: bool, keep: Callable[[], None]) -> list[str]:
+    """Measure one benchmark after the other, and keep each when it is there; return the names of those that failed."""
+    failed: list[str] = []
+    began = time.monotonic()
     with PostgresServer(durable=True) as server:
         site = Site(server, QUICK if quick else FULL)
         for names, benchmark in BENCHMARKS.items():
-            if set(names) & set(wanted):
-                started = time.monotonic()
-                measurements += [each for each in benchmark(site) if each.name in wanted]
-                say(f"{' and '.join(names)}: {time.monotonic() - started:.0f} s")
-    return measurements
+            if not set(names) & set(wanted):
+                continue
+            started = time.monotonic()
+            try:
+                found = {each.name: each for each in benchmark(site) if each.name in wanted}
+            except Exception:
+                # A server that does not start takes its own rows away, and no others.
+                traceback.print_exc()
+                failed += [name for name in names if name in wanted]
+                continue
+            run.measured.update(found)
+            keep()
+            for each in found.values():
+                print(report.line(each), flush=True)
+            took, so_far = time.monotonic() - started, (time.monotonic() - began) / 60
+            say(f"{' and '.join(names)}: {took:.0f} s; {so_far:.1f} minutes so far")
+    return failed
 
 
 if __name__ == "__main__":
+    # A run that is told to stop ends as an interrupted one: its servers end, and the rows that it has are kept.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.getLogger("outbox").setLevel(logging.ERROR)
     main()

@@ -67,7 +67,7 @@ def consume_8_vs_1(site: Site) -> list[Measurement]:
     """Messages a second of eight processes that share 8 partitions, against one; a handler that takes 5 ms."""
     turns = Turns("consume_8_vs_1")
     with site.place() as place:
-        for number in range(site.scale.long_rounds):
+        for number in range(site.scale.rounds):
             turns.add(*(_group(place, site.scale.shared_consumed, processes, number) for processes in (8, 1)))
     return [Measurement(name=turns.name, goal=at_least(7), unit="msg/s", ours=turns.ours, other=turns.other)]
 
@@ -158,7 +158,7 @@ def _pushed_down(site: Site, name: str, filter: str, goal: Goal) -> Measurement:
     turns = Turns(name)
     with site.place() as place:
         place.fill(count, priced=True)
-        for number in range(site.scale.long_rounds):
+        for number in range(site.scale.rounds):
             pushed_down = _chosen(Outbox(place.engine).consumer(f"a-{number}", filter=filter), count)
             turns.add(pushed_down, _chosen(Outbox(place.engine).consumer(f"b-{number}"), count))
     return Measurement(name=name, goal=goal, unit="msg/s", ours=turns.ours, other=turns.other)

@@ -63,7 +63,7 @@ def _against(
 ) -> list[Measurement]:
     medians = Turns(name)
     schedule = evenly(site.scale.latency_messages)
-    for _ in range(site.scale.long_rounds):
+    for _ in range(site.scale.rounds):
         with site.place() as place:
             BARE.metadata.create_all(place.engine)
             ours = _by_relay(place, target(), consumer, schedule)

@@ -112,7 +112,7 @@ def drain_vs_fetch(site: Site) -> list[Measurement]:
 def drain_pinned_vs_claim(site: Site) -> list[Measurement]:
     """Messages a second against the claiming loop, after others have passed under a snapshot that is still held."""
     turns = Turns("drain_pinned_vs_claim")
-    for _ in range(site.scale.long_rounds):
+    for _ in range(site.scale.rounds):
         turns.add(*_pinned_round(site))
     return [
         Measurement(name="drain_pinned_vs_claim", goal=at_least(3), unit="msg/s", ours=turns.ours, other=turns.other)

@@ -63,7 +63,7 @@ def flat_pinned(site: Site) -> list[Measurement]:
     without = last / first
     say(f"flat_pinned: {last:,.0f} against {first:,.0f}, {without:.2f} without the held transaction")
     turns = Turns("flat_pinned")
-    for _ in range(site.scale.long_rounds):
+    for _ in range(site.scale.rounds):
         turns.add(*_settles(site, held=True))
     return [
         Measurement(

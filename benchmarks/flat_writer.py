@@ -22,7 +22,7 @@ def flat_writer(site: Site) -> list[Measurement]:
     meanwhile, so that the relay's statements stay planned as for an empty one.
     """
     drain, wait = Turns("flat_writer_drain"), Turns("flat_writer_latency")
-    for _ in range(site.scale.long_rounds):
+    for _ in range(site.scale.rounds):
         (first_rate, first_wait), (last_rate, last_wait) = _beside_a_writer(site)
         drain.add(last_rate, first_rate)
         # Less is better: turned round, so that both have the same goal.

