@@ -205,12 +205,18 @@ def test_a_producer_is_asked_about_a_transaction_by_its_id(outbox):
 
 def test_a_limit_of_the_log_that_a_real_server_has_not_is_told_with_the_code_of_the_field():
     calls = Calls.of(Outbox(create_engine("sqlite://")))
-    sent = {"tag": message("normal", tag="t" * 256), "properties": message("normal", props={"\u00e4": '"' * 16382})}
+    sent = {
+        "tag": message("normal", tag="t" * 256),
+        "key": message("normal", keys=["a\u2028b"]),
+        "properties": message("normal", props={"\u00e4": '"' * 16382}),
+    }
 
     answers = {name: of(partial(calls.send, each)) for name, each in sent.items()}
 
+    must_not = "must not hold control characters or begin or end with white space"
     assert answers == {
         "tag": (40004, "tags: must be at most 255 characters without | and control characters; shorten or clean it"),
+        "key": (40005, f"headers['KEYS']: {must_not}; strip or encode the value"),
         "properties": (43101, "headers: must be at most 32768 bytes together; put more into the body"),
     }
 

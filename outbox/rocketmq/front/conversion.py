@@ -80,7 +80,7 @@ def _headers(wire: Wire) -> dict[str, str]:
     """Return the headers: those of the system, and as many properties of the client as headers can have."""
     system = wire.system_properties
     headers = {ID: system.message_id}
-    keys = [part for key in system.keys for part in key.split()]
+    keys = _keys(" ".join(system.keys))
     if keys:
         headers[KEYS] = " ".join(keys)
     if system.HasField("born_timestamp"):
@@ -127,7 +127,7 @@ def wire_of(message: Message, type_: str) -> Wire:
     system.body_digest.checksum = hashlib.md5(message.body, usedforsecurity=False).hexdigest().upper()
     system.born_host = headers.get(BORN_HOST, "")
     set_moment(system.born_timestamp, _born_at(message, headers))
-    system.keys.extend(headers.get(KEYS, "").split())
+    system.keys.extend(_keys(headers.get(KEYS, "")))
     system.delivery_attempt = message.attempt
     if message.tags is not None:
         system.tag = message.tags
@@ -144,6 +144,11 @@ def _properties(message: Message, headers: Mapping[str, str]) -> dict[str, str]:
     properties = {name: value for name, value in headers.items() if name not in _OURS}
     properties |= _texts(headers.get(OTHERS, "{}"))
     return properties if message.key is None else properties | {SHARDING_KEY: message.key}
+
+
+def _keys(header: str) -> list[str]:
+    """Return the keys in a header. As in RocketMQ, a blank parts two keys, and no other white space does."""
+    return [key for key in header.split(" ") if key]
 
 
 def _headers_of(message: Message) -> dict[str, str]:

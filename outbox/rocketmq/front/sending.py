@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from outbox.errors import InvalidMessageError
 from outbox.rocketmq.default_producer import Writes
 from outbox.rocketmq.front.calls import Call, Threads
-from outbox.rocketmq.front.conversion import stored
+from outbox.rocketmq.front.conversion import KEYS, stored
 from outbox.rocketmq.front.protocol import RPCS, Wire
 from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
@@ -18,7 +18,11 @@ _Sent = RPCS["SendMessage"].response
 #: A recall handle begins with this text.
 _HANDLE = "recall:"
 #: For a limit of the log that RocketMQ has not, by the field.
-_CODES = {"tags": Code.ILLEGAL_MESSAGE_TAG, "headers": Code.MESSAGE_PROPERTIES_TOO_LARGE}
+_CODES = {
+    "tags": Code.ILLEGAL_MESSAGE_TAG,
+    f"headers[{KEYS!r}]": Code.ILLEGAL_MESSAGE_KEY,
+    "headers": Code.MESSAGE_PROPERTIES_TOO_LARGE,
+}
 
 
 class Sending:
