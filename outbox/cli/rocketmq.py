@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,10 +13,10 @@ from outbox.cli.groups import Group
 from outbox.cli.options import DURATION, Target, about_a_database, as_value, option
 from outbox.cli.output import say
 from outbox.cli.probes import Probes, probed, run_probed
+from outbox.cli.rocketmq_names import groups, topics
 
 if TYPE_CHECKING:
     from outbox.admin.results import Look
-    from outbox.rocketmq.front.routing import TopicType
 
 #: For so long a stop waits for calls and questions under way.
 _DRAIN = timedelta(seconds=30)
@@ -29,6 +29,15 @@ class Policy:
     transaction_timeout: timedelta
     check_interval: timedelta
     check_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """The options for a `ClientPolicy`."""
+
+    max_clients: int
+    create_topics: str
+    strict_groups: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,25 +56,12 @@ def rocketmq() -> None:
     """Serve the official clients of RocketMQ 5 from an outbox."""
 
 
+rocketmq.add_command(topics)
+rocketmq.add_command(groups)
+
+
 @rocketmq.command()
 @about_a_database
-@option(
-    "--topic",
-    "topics",
-    multiple=True,
-    required=True,
-    metavar="NAME[=TYPE]",
-    help=(
-        "A topic with its type: NORMAL, FIFO, DELAY or TRANSACTION; without a type NORMAL. May be given several times."
-    ),
-)
-@option(
-    "--fifo-group",
-    "fifo_groups",
-    multiple=True,
-    metavar="NAME",
-    help="A consumer group that takes the messages of a message group in order. May be given several times.",
-)
 @option("--listen", default="127.0.0.1:8081", metavar="HOST:PORT", help="The place to listen at.")
 @option("--advertise", metavar="HOST:PORT", help="The place for clients, such as a load balancer.  [--listen]")
 @option("--transaction-timeout", type=DURATION, default="6s", help="Age below which no producer is asked.")
@@ -75,6 +71,14 @@ def rocketmq() -> None:
 )
 @as_value("policy", Policy)
 @option("--max-clients", type=click.IntRange(1), default=5000, help="Further clients are refused until one has gone.")
+@option(
+    "--create-topics",
+    type=click.Choice(["NORMAL", "no"]),
+    default="no",
+    help="Whether a topic that is not there is made when a client asks for it.",
+)
+@option("--strict-groups", is_flag=True, help="Only consumer groups that were added receive.")
+@as_value("clients", ClientOptions)
 @option(
     "--auth-file",
     type=click.Path(path_type=Path),
@@ -90,12 +94,10 @@ def rocketmq() -> None:
 def serve(
     *,
     target: Target,
-    topics: tuple[str, ...],
-    fifo_groups: tuple[str, ...],
     listen: str,
     advertise: str | None,
     policy: Policy,
-    max_clients: int,
+    clients: ClientOptions,
     security: SecurityOptions,
     probes: Probes,
 ) -> None:
@@ -103,7 +105,7 @@ def serve(
 
     Messages go into the log, half messages wait for their verdict, and producers are asked about open transactions.
     Consumers receive what is committed, and so do relays of the outbox. Runs until SIGTERM or SIGINT. Several processes
-    may serve an outbox, each with the same topics and groups.
+    may serve an outbox: all know the topics and groups of outbox rocketmq topics and outbox rocketmq groups.
     """
     from outbox.admin.admin import Admin
     from outbox.cli.connection import checked_label, open_channel_of, open_database
@@ -111,6 +113,7 @@ def serve(
     from outbox.outbox import Outbox
     from outbox.relay.supervisor import Supervisor
     from outbox.rocketmq.checker import CheckPolicy
+    from outbox.rocketmq.front.clients import ClientPolicy
     from outbox.rocketmq.front.front import Front
     from outbox.rocketmq.front.security import Security
 
@@ -124,12 +127,14 @@ def serve(
         try:
             front = Front(
                 outbox,
-                topics=dict(map(_topic, topics)),
-                fifo_groups=fifo_groups,
                 listen=listen,
                 advertise=advertise,
                 policy=CheckPolicy(**asdict(policy)),
-                max_clients=max_clients,
+                clients=ClientPolicy(
+                    most=clients.max_clients,
+                    create_topics=clients.create_topics == "NORMAL",
+                    strict_groups=clients.strict_groups,
+                ),
                 security=Security(**asdict(security)),
             )
         except ValueError as error:
@@ -139,9 +144,3 @@ def serve(
         outbox.close()
     say(f"{front.name}: stopped")
     click.get_current_context().exit(0 if healthy and not supervisor.unfinished else UNFINISHED)
-
-
-def _topic(text: str) -> tuple[str, TopicType]:
-    """Return the name and the type of a topic; the front checks both."""
-    name, _, type_ = text.partition("=")
-    return name, cast("TopicType", type_ or "NORMAL")

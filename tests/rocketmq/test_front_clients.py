@@ -1,5 +1,6 @@
 """What a front keeps of its clients: their messages as they were sent, and whose turn it is to be asked."""
 
+import asyncio
 from typing import Any
 
 from outbox.rocketmq.front.calls import Call
@@ -145,14 +146,20 @@ def test_a_stream_that_ends_without_settings_leaves_nothing():
 
 def test_of_the_settings_of_a_client_the_topics_that_are_there_are_kept():
     clients, stream = Clients(), Stream(takes=True)
-    telemetry = Telemetry(clients, {"orders": "TRANSACTION"})
+    looked: list[object] = []
+
+    async def look(asked: object) -> None:
+        looked.append(asked)
+
+    telemetry = Telemetry(clients, {"orders": "TRANSACTION"}, {}, look)
     command = RPCS["Telemetry"].request()
     command.settings.client_type = PRODUCER
     for name in ("orders", "other"):
         command.settings.publishing.topics.add(name=name)
     clients.opened("0", stream)
 
-    answer: Any = telemetry.hear(Call("0", {}), command)
+    answer: Any = asyncio.run(telemetry.hear(Call("0", {}), command))
 
+    assert looked == [command]
     assert [topic.name for topic in answer.settings.publishing.topics] == ["orders", "other"]
     assert [clients.ask(topic, None, turn=0) for topic in ("orders", "other")] == [True, False]

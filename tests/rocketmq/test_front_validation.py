@@ -9,7 +9,7 @@ import pytest
 from outbox.model.encoding import MAX_BODY_BYTES
 from outbox.model.limits import MAX_HEADER_BYTES, checked_headers
 from outbox.rocketmq.front.conversion import stored, wire_of
-from outbox.rocketmq.front.desks import subscription_of
+from outbox.rocketmq.front.desk import subscription_of
 from outbox.rocketmq.front.handles import Handle
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.rocketmq.front.validation import MAX_MESSAGES, checked_messages

@@ -3,6 +3,7 @@
 from outbox.errors import MissingExtraError
 
 try:
+    from outbox.rocketmq.front.clients import ClientPolicy
     from outbox.rocketmq.front.front import Front
     from outbox.rocketmq.front.security import Security
 except ModuleNotFoundError as error:
@@ -10,4 +11,4 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtraError("the front needs an extra: pip install 'outbox-log[rocketmq]'") from error
 
-__all__ = ["Front", "Security"]
+__all__ = ["ClientPolicy", "Front", "Security"]

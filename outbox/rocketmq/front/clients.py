@@ -1,9 +1,10 @@
-"""Clients of a front: what they are, their open streams, and questions to them."""
+"""Clients of a front: kinds and topics, open streams, and questions."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,12 +12,15 @@ from outbox.rocketmq.front.protocol import Wire
 from outbox.rocketmq.front.settings import PRODUCER
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.runtime.clock import clock as own_clock
+from outbox.store.fronts.clients import AGAIN
 
 #: A client without an open stream is there for so long after the last heartbeat, as in RocketMQ.
 ALIVE_SECONDS = 30.0
 MOST_CLIENTS = 5000
 #: Streams that are tried for a question: each may take seconds, and a question has a time limit.
 _MOST_TRIED = 2
+#: A client sends its settings so soon after it has opened a stream, if it sends them at all.
+_SETTINGS_SECONDS = 1.0
 
 
 class Stream(Protocol):
@@ -26,17 +30,33 @@ class Stream(Protocol):
         """Write a command, from any thread but the stream's; return whether the stream took it and stays open."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientPolicy:
+    """What clients of a front may do.
+
+    `most`: further clients are refused until one has gone. `create_topics`: a missing topic
+    is made with the type NORMAL when a client asks. `strict_groups`: only added consumer groups receive.
+    """
+
+    most: int = MOST_CLIENTS
+    create_topics: bool = False
+    strict_groups: bool = False
+
+
 @dataclass(slots=True)
 class Client:
-    """A client: its kind and topics, the open streams from the oldest on, and when it was seen last by the clock.
+    """A client: its kind and topics, the open streams from the oldest on, and the last sign of life by the clock.
 
-    `kind`: None until the client has sent settings.
+    `kind`: None until known. `noted`: the moment when the row of the client was written last; None: a row is due.
+    `looked`: no look for a row is due.
     """
 
     seen: float
     kind: int | None = None
     topics: frozenset[str] = frozenset()
     streams: list[Stream] = field(default_factory=list)
+    noted: float | None = None
+    looked: bool = False
 
 
 class Clients:
@@ -48,11 +68,13 @@ class Clients:
         self._clock = clock
         self._lock = threading.Lock()
         self._clients: dict[str, Client] = {}
+        #: Clients without a stream whose kind is not known.
+        self._strange: set[str] = set()
         #: The number of questions that no producer took: the next one begins with another producer.
         self._missed = 0
 
     def opened(self, id: str, stream: Stream) -> None:
-        """Note a client's stream, which is asked instead of older ones while it is open.
+        """Note a client's stream, asked instead of older streams until the end.
 
         Raises:
             RefusedError: there are too many clients.
@@ -61,7 +83,7 @@ class Clients:
             self._of(id).streams.append(stream)
 
     def closed(self, id: str, stream: Stream) -> None:
-        """Forget a client's stream; what the client is stays."""
+        """Forget a client's stream; kind and topics stay."""
         with self._lock:
             client = self._clients.get(id)
             if client is None or stream not in client.streams:
@@ -72,31 +94,34 @@ class Clients:
                 del self._clients[id]
 
     def declared(self, id: str, kind: int, topics: frozenset[str]) -> None:
-        """Note what a client says of itself.
+        """Note the settings of a client.
 
         Raises:
             RefusedError: there are too many clients.
         """
         with self._lock:
             client = self._of(id)
-            client.kind, client.topics = kind, topics
+            if (client.kind, client.topics) != (kind, topics):
+                client.kind, client.topics, client.noted = kind, topics, None
 
     def beat(self, id: str) -> bool:
-        """Note a sign of life; return whether the client has sent settings."""
+        """Note a sign of life; return whether the kind of the client is known."""
         with self._lock:
             client = self._clients.get(id)
             if client is None or client.kind is None:
+                if client is None and len(self._strange) < self._most:
+                    self._strange.add(id)
                 return False
             client.seen = self._clock()
             return True
 
     def gone(self, id: str) -> None:
-        """Forget what a client is after a good-bye; its streams are noted until their end."""
+        """Forget kind and topics of a client after a good-bye; open streams stay noted until the end."""
         with self._lock:
             client = self._clients.get(id)
             if client is None:
                 return
-            client.kind, client.topics = None, frozenset()
+            client.kind, client.topics, client.looked = None, frozenset(), True
             if not client.streams:
                 del self._clients[id]
 
@@ -123,6 +148,49 @@ class Clients:
         with self._lock:
             self._missed += 1
         return False
+
+    def due(self) -> list[tuple[str, int, frozenset[str]]]:
+        """Return the clients whose rows are due: id, kind and topics."""
+        again = self._clock() - AGAIN.total_seconds()
+        with self._lock:
+            return [
+                (id, client.kind, client.topics)
+                for id, client in self._clients.items()
+                if client.kind is not None and (client.noted is None or client.noted <= again)
+                if self._is_alive(client)
+            ]
+
+    def noted(self, clients: Collection[tuple[str, int, frozenset[str]]]) -> None:
+        """Note that the rows of clients were written."""
+        with self._lock:
+            for id, kind, topics in clients:
+                client = self._clients.get(id)
+                if client is not None and (client.kind, client.topics) == (kind, topics):
+                    client.noted = self._clock()
+
+    def unknown(self) -> list[str]:
+        """Return clients for a look at the rows: streams without settings, and heartbeats of unknown clients."""
+        before = self._clock() - _SETTINGS_SECONDS
+        with self._lock:
+            silent = [
+                id
+                for id, client in self._clients.items()
+                if client.kind is None and not client.looked and client.seen <= before
+            ]
+            return [*silent, *self._strange]
+
+    def learned(self, asked: Collection[str], found: Collection[tuple[str, int, frozenset[str]]]) -> None:
+        """Note kinds and topics from rows, after a look for some clients."""
+        with self._lock:
+            self._strange.difference_update(asked)
+            for id in asked:
+                if id in self._clients:
+                    self._clients[id].looked = True
+            for id, kind, topics in found:
+                with suppress(RefusedError):
+                    client = self._of(id)
+                    if client.kind is None:
+                        client.kind, client.topics, client.noted = kind, topics, self._clock()
 
     def _of(self, id: str) -> Client:
         """Return a client after a sign of life; a new client, if there is room."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from urllib.parse import quote
 
 from outbox.model.subscription import Declaration, Selection
 from outbox.model.verdict import describe
@@ -14,7 +13,7 @@ from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import MessageSelector
 from outbox.rocketmq.front.calls import THREADS
-from outbox.rocketmq.front.desk import Desk
+from outbox.rocketmq.front.desk import Desk, subscription_of
 from outbox.rocketmq.front.polls import Popped
 from outbox.rocketmq.front.settings import CONSUME_ATTEMPTS
 from outbox.rocketmq.hints import Hints
@@ -22,6 +21,7 @@ from outbox.rocketmq.popping import Popping, new_receipt, opening
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
+from outbox.store.fronts.groups import ConsumerGroup
 from outbox.store.subscriptions.receipts import Receipt, Receipts
 from outbox.worker.failures import log_away, passes
 from outbox.writing.bare import BareOutbox
@@ -29,27 +29,20 @@ from outbox.writing.bare import BareOutbox
 logger = logging.getLogger("outbox")
 
 
-def subscription_of(group: str, topic: str) -> str:
-    """Return the name of the subscription of a consumer group to a topic; each has a position of its own.
-
-    Groups and topics may have a `|`, so that of a group is written as in a URL: no two pairs have one name.
-    """
-    return f"{quote(group, safe='')}|{topic}"
-
-
 class Desks:
     """The desks of a front, and their connections."""
 
-    def __init__(self, outbox: BareOutbox, fifo_groups: Collection[str]) -> None:
-        """`fifo_groups`: take the messages of a message group in order."""
-        self.outbox, self._fifo_groups = outbox, fifo_groups
+    def __init__(self, outbox: BareOutbox, groups: Mapping[str, ConsumerGroup]) -> None:
+        """`groups`: rows of groups, by name."""
+        self.outbox, self._groups = outbox, groups
         self.connections = Connections(opening(outbox), THREADS)
         self.closed = False
         self.hints = Hints(outbox, opening(outbox))
 
     def of(self, group: str, topic: str) -> Desk:
         """Return a desk of a group and a topic."""
-        return _GroupDesk(self, group, topic, ordered=group in self._fifo_groups)
+        known = self._groups.get(group, ConsumerGroup(group, False, CONSUME_ATTEMPTS))
+        return _GroupDesk(self, known, topic)
 
     def close(self, seconds: float) -> None:
         """Close the connections, within so many seconds."""
@@ -61,24 +54,23 @@ class Desks:
 class _GroupDesk:
     """See `Desk`. Any number of fronts may have one of the same group and topic."""
 
-    def __init__(self, desks: Desks, group: str, topic: str, *, ordered: bool) -> None:
+    def __init__(self, desks: Desks, group: ConsumerGroup, topic: str) -> None:
         self._desks, self._outbox, self._connections, self._topic = desks, desks.outbox, desks.connections, topic
         self._declared = Declaration(
-            name=subscription_of(group, topic),
+            name=subscription_of(group.name, topic),
             destination=None,
             kind="consumer",
             topics=(topic,),
             on_dead="continue",
-            ordered=ordered,
+            ordered=group.ordered,
         )
+        self._attempts = group.attempts
         self._log = ThrottledLog(logger)
 
     def pops(self, choice: MessageSelector) -> Callable[[Sequence[Asked]], Popped]:
         """Do as `Desk.pops`. None is handed out while the database is away, or a worker has the lease."""
         selection = Selection(topics=(self._topic,), tags=choice.tags, filter=choice.filter)
-        made = Popping(
-            self._outbox, self._declared, start="earliest", max_attempts=CONSUME_ATTEMPTS, selection=selection
-        )
+        made = Popping(self._outbox, self._declared, start="earliest", max_attempts=self._attempts, selection=selection)
         return partial(self._pop, made)
 
     def _pop(self, popping: Popping, asked: Sequence[Asked]) -> Popped:

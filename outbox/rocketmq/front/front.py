@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import get_args
 
-from outbox.errors import OptionError
+from outbox.errors import MQClientError, OptionError
 from outbox.relay.life_cycle import LifeCycle
 from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq.checker import CheckPolicy
+from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.default_producer import Writes
 from outbox.rocketmq.front.calls import Handlers, Threads
-from outbox.rocketmq.front.clients import MOST_CLIENTS, Clients
+from outbox.rocketmq.front.catalog import Catalog
+from outbox.rocketmq.front.clients import ClientPolicy, Clients
+from outbox.rocketmq.front.declaring import Declarations, require_group, require_topic
 from outbox.rocketmq.front.desks import Desks
 from outbox.rocketmq.front.receiving import Receiving
+from outbox.rocketmq.front.roster import Roster
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
 from outbox.rocketmq.front.security import Security
 from outbox.rocketmq.front.sending import Sending
 from outbox.rocketmq.front.server import BEAT_SECONDS, Server
-from outbox.rocketmq.front.statuses import RefusedError
 from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.transactions import Transactions
-from outbox.rocketmq.front.validation import checked_group, checked_topic
+from outbox.rocketmq.popping import opening
 from outbox.rocketmq.service import CheckedGroup, CheckService
 from outbox.runtime.clock import clock
+from outbox.runtime.stop import Stop
+from outbox.store.database import Channel
 from outbox.telemetry.events import Beat
 from outbox.worker.settings import Until
 from outbox.writing.bare import BareOutbox
 
+#: For topics, groups and clients.
+_ROW_CONNECTIONS = 1
+#: Without a topic of transactions nothing is to be done until there is one.
+_REST_SECONDS = 3600.0
 #: Seconds after a stop within which all ends; the server has most of them.
 _END_SECONDS = 9.5
 
@@ -36,21 +45,22 @@ _END_SECONDS = 9.5
 class Front(LifeCycle):
     """Serves the official clients of RocketMQ 5 from an outbox: `Front(outbox, topics={"orders": "NORMAL"}).run()`.
 
-    Any number of fronts may serve one outbox, each with the same topics: all that a client tells is stored there.
+    Any number of fronts may serve one outbox: topics, groups, and all that a client tells are stored there.
 
     Args:
         outbox: the outbox of the messages.
         listen: the place to listen at, HOST:PORT; port 0: any free port.
         advertise: the place that clients are told to connect to, such as a load balancer; None: `listen`.
-        topics: the topics with their types, as each topic of RocketMQ 5 has a type.
-        fifo_groups: consumer groups that take the messages of a message group in order.
+        topics: topics with their types, as each topic of RocketMQ 5 has a type; added to those that are there.
+        fifo_groups: consumer groups that take the messages of a message group in order; added likewise.
         policy: when producers are asked about open transactions, and how often; the same for all fronts.
-        max_clients: the most clients of this front; a further one is refused until one of them has gone.
+        clients: how many there may be, and what they may do.
         security: credentials of clients, and TLS; None: every client may call, without TLS.
 
     Raises:
         TypeError: the outbox is none.
-        ValueError: a place or a topic is none, or a file of `security` cannot be used.
+        ValueError: a place, a topic or a group is none, or a file of `security` cannot be used.
+        MQClientError: from a run, a topic or a group is there with other properties.
     """
 
     _what = "front"
@@ -59,12 +69,12 @@ class Front(LifeCycle):
         self,
         outbox: Writes,
         *,
-        topics: Mapping[str, TopicType],
+        topics: Mapping[str, TopicType] | None = None,
         fifo_groups: Collection[str] = (),
         listen: str = "127.0.0.1:8081",
         advertise: str | None = None,
         policy: CheckPolicy | None = None,
-        max_clients: int = MOST_CLIENTS,
+        clients: ClientPolicy | None = None,
         security: Security | None = None,
     ) -> None:
         if not isinstance(outbox, BareOutbox):
@@ -72,12 +82,19 @@ class Front(LifeCycle):
         super().__init__(outbox, f"front:{listen}", None)
         security = security or Security()
         self._ports = security.ports(listen, advertise)
-        self._topics = checked_topics(topics)
+        self._topics = dict(topics or {})
         self._policy = policy or CheckPolicy()
         self._authentication = security.authentication()
         self._writes = outbox
-        self._max_clients = max_clients
-        self._fifo_groups = frozenset(map(_checked_group, fifo_groups))
+        self._clients = clients or ClientPolicy()
+        self._fifo_groups = frozenset(fifo_groups)
+        try:
+            for name, type_ in self._topics.items():
+                require_topic(name, type_)
+            for name in self._fifo_groups:
+                require_group(name)
+        except MQClientError as error:
+            raise ValueError(str(error)) from error
         #: The places at which the front listens, one for each port.
         self._places: Sequence[Place] = ()
 
@@ -100,55 +117,63 @@ class Front(LifeCycle):
 
     def serve(self) -> None:
         """Serve until a stop is asked, and ask about open transactions meanwhile."""
-        threads = Threads()
-        clients, routes = Clients(self._max_clients), Routes(self._topics, self._told)
-        telemetry = Telemetry(clients, self._topics, self._fifo_groups)
-        desks = Desks(self.outbox, self._fifo_groups)
-        receiving = Receiving(desks.of, desks.hints, routes, threads, clients.alive, self._fifo_groups)
+        threads, rows = Threads(), Connections(opening(self.outbox), _ROW_CONNECTIONS)
+        catalog = Catalog(rows.call, threads, self._clients)
+        rows.call(self._declare)
+        catalog.read()
+        clients, routes = Clients(self._clients.most), Routes(catalog.topics, self._told)
+        roster = Roster(clients, catalog.topics, rows.call, threads)
+        telemetry = Telemetry(clients, catalog.topics, catalog.groups, catalog.look)
+        desks = Desks(self.outbox, catalog.groups)
+        receiving = Receiving(desks.of, desks.hints, routes, threads, clients.alive, catalog.fifo)
         transactions = Transactions(self.outbox, clients, self._policy.transaction_timeout, threads)
-        sending = Sending(self._writes, self._topics, transactions, threads)
-        checks = Supervisor(self._checks(transactions))
-        ending = _Ending()
+        sending = Sending(self._writes, catalog.topics, transactions, threads)
+        checks = _Checks(transactions, catalog.topics, self._policy)
+        catalog.on_topics, catalog.on_groups = checks.changed, receiving.changed
+        asking, ending = Supervisor([checks]), _Ending()
+
+        async def beside() -> None:
+            await asyncio.gather(receiving.renewals.run(), catalog.run(), roster.run())
 
         def end() -> None:
             ending.begin()
-            checks.stop()
+            asking.stop()
             receiving.end()
 
         handlers = Handlers(
             unary={
-                "QueryRoute": routes.query,
+                "QueryRoute": catalog.before(routes.query),
                 "Heartbeat": telemetry.heartbeat,
                 "NotifyClientTermination": telemetry.terminated,
-                "SendMessage": sending.send,
+                "SendMessage": catalog.before(sending.send),
                 "EndTransaction": transactions.end,
                 "RecallMessage": sending.recall,
-                **receiving.unary,
+                **{name: catalog.before(handler) for name, handler in receiving.unary.items()},
             },
-            streaming={"ReceiveMessage": receiving.receive},
-            beside=receiving.renewals.run,
+            streaming={"ReceiveMessage": catalog.before_all(receiving.receive)},
+            beside=beside,
             end=end,
         )
         try:
-            checks.start()
+            asking.start()
             server = Server(self._ports, handlers, telemetry, authentication=self._authentication)
             server.serve(self._stop, bound=self._bound, beat=self._beat)
         finally:
             self._places = ()
-            checks.stop()
-            checks.join(ending.left)
+            asking.stop()
+            asking.join(ending.left)
             threads.close(ending.left)
             transactions.close()
             desks.close(ending.left)
+            rows.close()
 
-    def _checks(self, transactions: Transactions) -> list[CheckService]:
-        """Return the work that asks about open transactions, if a topic has any."""
-        groups = [
-            CheckedGroup(name=topic, policy=self._policy, question=transactions.ask)
-            for topic, type_ in self._topics.items()
-            if type_ == "TRANSACTION"
-        ]
-        return [CheckService(transactions.broker, groups)] if groups else []
+    def _declare(self, channel: Channel) -> None:
+        """Add the topics and groups of the application to those that are there."""
+        declarations = Declarations(channel)
+        for name, type_ in self._topics.items():
+            declarations.add_topic(name, type_)
+        for name in self._fifo_groups:
+            declarations.add_group(name, ordered=True)
 
     def _told(self, tls: bool) -> Place:  # noqa: FBT001 - passed as a function of the one argument
         """Return the place for clients, with TLS or without."""
@@ -198,24 +223,39 @@ class _Serving:
         """Do nothing: a front looks for no messages."""
 
 
-def _checked_group(name: str) -> str:
-    try:
-        return checked_group(name)
-    except RefusedError as error:
-        raise ValueError(error.text) from error
+class _Checks:
+    """A work for a supervisor: one check service, which begins anew when the topics are others."""
 
+    name = "front:checks"
+    stopping = False
 
-def checked_topics(topics: Mapping[str, TopicType]) -> dict[str, TopicType]:
-    """Return topics with their types.
+    def __init__(self, transactions: Transactions, topics: Mapping[str, TopicType], policy: CheckPolicy) -> None:
+        self._transactions, self._topics, self._policy = transactions, topics, policy
+        self._checked: list[str] = []
+        self._round = Stop()
 
-    Raises:
-        ValueError: a name or a type is none.
-    """
-    for name, type_ in topics.items():
-        try:
-            checked_topic(name)
-        except RefusedError as error:
-            raise ValueError(error.text) from error
-        if type_ not in get_args(TopicType):
-            raise ValueError(f"the type of topic {name} is one of {', '.join(get_args(TopicType))}, not {type_!r:.80}")
-    return dict(topics)
+    def changed(self) -> None:
+        """Begin anew if the topics of transactions are others. May be called from any thread."""
+        if self._of_transactions() != self._checked:
+            self._round.ask()
+
+    def work(self, until: Until, stop: Stop) -> None:
+        """Ask until a stop is asked."""
+        with self._round.within(stop):
+            while not stop.asked:
+                self._round.withdraw()
+                self._checked = self._of_transactions()
+                groups = [
+                    CheckedGroup(name=topic, policy=self._policy, question=self._transactions.ask)
+                    for topic in self._checked
+                ]
+                if groups:
+                    CheckService(self._transactions.broker, groups).work(until, self._round)
+                else:
+                    self._round.rest(_REST_SECONDS)
+
+    def close(self) -> None:
+        """Do nothing: each service closes its connections at the end."""
+
+    def _of_transactions(self) -> list[str]:
+        return sorted(name for name, type_ in [*self._topics.items()] if type_ == "TRANSACTION")

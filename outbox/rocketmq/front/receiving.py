@@ -76,6 +76,11 @@ class Receiving:
         for group in self._groups.values():
             group.end()
 
+    def changed(self, groups: Collection[str]) -> None:
+        """Begin anew with groups of other properties."""
+        for key in [each for each in self._groups if each[0] in groups]:
+            self._groups.pop(key).end()
+
     async def receive(self, call: Call, request: Wire, send: Send) -> None:
         """Send a status, messages, and the moment of the delivery.
 

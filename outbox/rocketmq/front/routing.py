@@ -97,12 +97,12 @@ class Routes:
         return topic
 
     def type_of(self, topic: str) -> TopicType:
-        """Return the type of a topic; see `known` for errors."""
-        return self._topics[self.known(topic)]
+        """Return the type of a topic; NORMAL for a topic that was dropped meanwhile."""
+        return self._topics.get(topic, "NORMAL")
 
     def queue(self, call: Call, topic: Wire) -> Wire:
         """Return the queue of a topic for a caller; see `known` for errors."""
-        type_ = _TYPES[self.type_of(topic.name)]
+        type_ = _TYPES[self.type_of(self.known(topic.name))]
         made = _Queue(id=0, permission=_READ_WRITE, topic=topic, accept_message_types=[type_])
         made.broker.name, made.broker.id = _BROKER, 0
         made.broker.endpoints.CopyFrom(self._advertised(call.tls).endpoints())

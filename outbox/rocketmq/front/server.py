@@ -190,7 +190,7 @@ class Server:
         try:
             async for command in commands:
                 # Again for each command: the access key may be gone meanwhile.
-                answer = self._telemetry.hear(self._admitted(call, command), command)
+                answer = await self._telemetry.hear(self._admitted(call, command), command)
                 if answer is not None:
                     await stream.send(answer)
         finally:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import timedelta
 
 from outbox.model.encoding import MAX_BODY_BYTES
 from outbox.model.limits import DELAY_LEVELS
 from outbox.rocketmq.front.protocol import Wire, kind, numbers, set_duration
 from outbox.rocketmq.front.statuses import Code, RefusedError
+from outbox.store.fronts.groups import ConsumerGroup
 
 _Settings = kind("Settings")
 _TYPES = numbers("ClientType")
@@ -35,8 +35,10 @@ def topics_of(asked: Wire) -> frozenset[str]:
     return frozenset(entry.topic.name for entry in asked.subscription.subscriptions)
 
 
-def answered(asked: Wire, fifo_groups: Collection[str] = ()) -> Wire:
-    """Return the settings for a client: the client's own, with RocketMQ's numbers. `fifo_groups`: consume in order.
+def answered(asked: Wire, group: ConsumerGroup | None = None) -> Wire:
+    """Return the settings for a client: the client's own, with RocketMQ's numbers.
+
+    `group`: the row of a consumer's group; None without a row.
 
     Raises:
         UnknownSettingsError: the client says neither what it publishes nor what it subscribes to, or has no known type.
@@ -49,7 +51,7 @@ def answered(asked: Wire, fifo_groups: Collection[str] = ()) -> Wire:
     if asked.HasField("publishing") and asked.client_type == PRODUCER:
         _set_publishing(made)
     elif asked.HasField("subscription") and asked.client_type in _CONSUMERS:
-        _set_subscription(made, fifo=made.subscription.group.name in fifo_groups)
+        _set_subscription(made, group)
     else:
         raise UnknownSettingsError("settings have publishing or subscription, and a known client type")
     # Clients read the flag only if the field is present.
@@ -67,11 +69,11 @@ def _set_publishing(made: Wire) -> None:
     backoff.multiplier = _TIMES
 
 
-def _set_subscription(made: Wire, *, fifo: bool) -> None:
-    made.subscription.fifo = fifo
+def _set_subscription(made: Wire, group: ConsumerGroup | None) -> None:
+    made.subscription.fifo = group is not None and group.ordered
     made.subscription.receive_batch_size = MOST_RECEIVED
     set_duration(made.subscription.long_polling_timeout, LONG_POLL)
-    made.backoff_policy.max_attempts = CONSUME_ATTEMPTS
+    made.backoff_policy.max_attempts = CONSUME_ATTEMPTS if group is None else group.attempts
     pauses = made.backoff_policy.customized_backoff.next
     del pauses[:]
     for level in DELAY_LEVELS.values():

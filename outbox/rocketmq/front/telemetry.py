@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 
 from outbox.rocketmq.front.calls import Call
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.protocol import RPCS, Wire
 from outbox.rocketmq.front.settings import answered, topics_of
 from outbox.rocketmq.front.statuses import Code, RefusedError, status
+from outbox.store.fronts.groups import ConsumerGroup
 
 _Command = RPCS["Telemetry"].response
 _Beat = RPCS["Heartbeat"].response
@@ -18,12 +20,18 @@ _Gone = RPCS["NotifyClientTermination"].response
 class Telemetry:
     """Answers settings, heartbeats and good-byes."""
 
-    def __init__(self, clients: Clients, topics: Collection[str], fifo_groups: Collection[str] = ()) -> None:
-        """`topics`: those that are there."""
+    def __init__(
+        self,
+        clients: Clients,
+        topics: Collection[str],
+        groups: Mapping[str, ConsumerGroup],
+        look: Callable[[Wire], Awaitable[None]],
+    ) -> None:
+        """`topics`, `groups`: of the catalog. `look`: looks for unknown topics and groups of a command."""
         self.clients = clients
-        self._topics, self._fifo_groups = topics, fifo_groups
+        self._topics, self._groups, self._look = topics, groups, look
 
-    def hear(self, call: Call, command: Wire) -> Wire | None:
+    async def hear(self, call: Call, command: Wire) -> Wire | None:
         """Return the answer to a command on a client's stream; None: it needs none.
 
         Raises:
@@ -32,7 +40,9 @@ class Telemetry:
         """
         if not command.HasField("settings"):
             return None
-        settings = answered(command.settings, self._fifo_groups)
+        with suppress(Exception):  # without the database a front goes on with what it knows
+            await self._look(command)
+        settings = answered(command.settings, self._groups.get(command.settings.subscription.group.name))
         named = topics_of(settings)
         # The names that are kept are ours: a client may send any number of its own.
         topics = frozenset(name for name in self._topics if name in named)

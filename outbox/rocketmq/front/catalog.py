@@ -1,0 +1,182 @@
+"""The catalog: topics and consumer groups, shared by all fronts of an outbox, as one front knows them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar, cast
+
+from outbox.model.verdict import describe
+from outbox.rocketmq.front.authentication import topics_in
+from outbox.rocketmq.front.calls import Call, Send, Streaming, Threads, Unary
+from outbox.rocketmq.front.clients import ClientPolicy
+from outbox.rocketmq.front.protocol import Wire
+from outbox.rocketmq.front.routing import TopicType
+from outbox.rocketmq.front.statuses import Code, RefusedError
+from outbox.rocketmq.front.validation import checked_group, checked_topic
+from outbox.runtime.throttled_log import ThrottledLog
+from outbox.store.database import Channel
+from outbox.store.fronts.groups import ConsumerGroup, GroupRows
+from outbox.store.fronts.topics import TopicRows
+
+logger = logging.getLogger("outbox")
+
+R = TypeVar("R")
+
+#: Seconds between two looks at the rows, besides those for a name that is not known.
+_READ_SECONDS = 5.0
+#: Clients make no topic where there are so many.
+MOST_TOPICS = 10_000
+#: So many groups without a row are remembered.
+_MOST_LOOKED = 10_000
+
+
+class Calls(Protocol):
+    """Calls a function with a connection; waits for the database."""
+
+    def __call__(self, do: Callable[[Channel], R]) -> R:
+        """Return what the function returns."""
+
+
+class Rows(NamedTuple):
+    """The rows of topics and groups, by name."""
+
+    topics: Mapping[str, TopicType]
+    groups: Mapping[str, ConsumerGroup]
+
+    @classmethod
+    def read(cls, channel: Channel) -> Rows:
+        """Read all rows."""
+        return cls(cast("Mapping[str, TopicType]", TopicRows(channel).all()), GroupRows(channel).all())
+
+
+class Catalog:
+    """Topics and groups, read again every few seconds, and at once for an unknown name.
+
+    `look` and `run` are for one event loop.
+    """
+
+    def __init__(self, call: Calls, threads: Threads, policy: ClientPolicy) -> None:
+        self._call, self._threads, self._policy = call, threads, policy
+        #: Changed in place, because others keep them.
+        self.topics: dict[str, TopicType] = {}
+        self.groups: dict[str, ConsumerGroup] = {}
+        self.fifo: set[str] = set()
+        #: Called after a read with other topics, and with the names of groups that have changed.
+        self.on_topics: Callable[[], None] = lambda: None
+        self.on_groups: Callable[[set[str]], None] = lambda _names: None
+        self._one = asyncio.Lock()
+        self._reads = 0
+        #: Groups that were looked for, and have no row.
+        self._looked: set[str] = set()
+        self._log = ThrottledLog(logger)
+
+    def read(self) -> None:
+        """Read the rows before there is an event loop."""
+        self._take(self._call(Rows.read))
+
+    async def run(self) -> None:
+        """Read again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(_READ_SECONDS)
+            try:
+                await self._read()
+            except Exception as error:
+                self._log.warning("front: topics and groups were not read, trying again: %s", describe(error))
+
+    async def look(self, request: Wire) -> None:
+        """Read the rows if a request names an unknown topic or group."""
+        unknown, group = topics_in(request) - self.topics.keys(), group_in(request)
+        if unknown or (
+            group and group not in self.groups and (self._policy.strict_groups or group not in self._looked)
+        ):
+            await self._read()
+            if group and len(self._looked) < _MOST_LOOKED:
+                self._looked.add(group)
+
+    def before(self, handler: Unary) -> Unary:
+        """Return a handler that first does as `require`."""
+
+        async def answer(call: Call, request: Wire) -> Wire:
+            await self.require(request)
+            return await handler(call, request)
+
+        return answer
+
+    def before_all(self, handler: Streaming) -> Streaming:
+        """Return a handler that first does as `require`."""
+
+        async def answer(call: Call, request: Wire, send: Send) -> None:
+            await self.require(request)
+            await handler(call, request, send)
+
+        return answer
+
+    async def require(self, request: Wire) -> None:
+        """Do as `look`; then make a missing topic, or refuse a missing group, as the policy says.
+
+        Raises:
+            RefusedError: the group is missing, or there are too many topics.
+        """
+        await self.look(request)
+        if self._policy.create_topics:
+            for name in topics_in(request) - self.topics.keys():
+                await self._make(checked_topic(name))
+        group = group_in(request)
+        if self._policy.strict_groups and group and checked_group(group) not in self.groups:
+            raise RefusedError(
+                Code.CONSUMER_GROUP_NOT_FOUND,
+                f"CODE: 26  DESC: subscription group [{group}] does not exist"
+                f" [add it by: outbox rocketmq groups add {group}]",
+            )
+
+    async def _make(self, topic: str) -> None:
+        if len(self.topics) >= MOST_TOPICS:
+            raise RefusedError(
+                Code.TOO_MANY_REQUESTS,
+                f"there are {len(self.topics)} topics, and clients make no more"
+                f" [add it by: outbox rocketmq topics add {topic}]",
+            )
+        await self._threads.run(partial(self._call, partial(_add, topic)))
+        await self._read()
+
+    async def _read(self) -> None:
+        """Read the rows once for all calls before the read."""
+        begun = self._reads
+        async with self._one:
+            if self._reads > begun:
+                return
+            self._reads += 1
+            self._take(await self._threads.run(partial(self._call, Rows.read)))
+
+    def _take(self, rows: Rows) -> None:
+        changed = {name for name, _ in {*rows.groups.items()} ^ {*self.groups.items()}}
+        others = rows.topics != self.topics
+        _replace(self.topics, rows.topics)
+        _replace(self.groups, rows.groups)
+        self.fifo.clear()
+        self.fifo.update(name for name, group in rows.groups.items() if group.ordered)
+        if others:
+            self.on_topics()
+        if changed:
+            self.on_groups(changed)
+
+
+def group_in(request: Wire) -> str:
+    """Return the name of the consumer group of a request; empty without a group."""
+    fields = request.DESCRIPTOR.fields_by_name
+    if "group" in fields:
+        return str(request.group.name)
+    return str(request.settings.subscription.group.name) if "settings" in fields else ""
+
+
+def _add(topic: str, channel: Channel) -> None:
+    TopicRows(channel).add(topic, "NORMAL")
+
+
+def _replace(old: dict[str, R], new: Mapping[str, R]) -> None:
+    for name in old.keys() - new.keys():
+        del old[name]
+    old.update(new)

@@ -1,0 +1,84 @@
+"""The roster: rows of the clients of all fronts, by which a front knows the clients of another front."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+from outbox.model.verdict import describe
+from outbox.rocketmq.front.calls import Threads
+from outbox.rocketmq.front.catalog import Calls
+from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.protocol import numbers
+from outbox.runtime.clock import clock as own_clock
+from outbox.runtime.throttled_log import ThrottledLog
+from outbox.store.database import Channel
+from outbox.store.fronts.clients import ClientRow, ClientRows
+
+logger = logging.getLogger("outbox")
+
+_EVERY_SECONDS, _PRUNE_SECONDS = 1.0, 600.0
+_KINDS = numbers("ClientType")
+_NAMES = {number: name for name, number in _KINDS.items()}
+#: Longer ids are not stored, because a primary key has little room.
+_LONGEST_ID = 255
+
+
+class Roster:
+    """Writes new clients of a front, all by one statement, and reads unknown clients."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        topics: Mapping[str, object],
+        call: Calls,
+        threads: Threads,
+        *,
+        clock: Callable[[], float] = own_clock,
+    ) -> None:
+        """`topics`: the topics of the catalog."""
+        self._clients, self._topics = clients, topics
+        self._call, self._threads = call, threads
+        self._clock = clock
+        self._prune_at = 0.0
+        self._log = ThrottledLog(logger)
+
+    async def run(self) -> None:
+        """Write and read every second, until cancelled."""
+        while True:
+            await asyncio.sleep(_EVERY_SECONDS)
+            try:
+                await self.exchange()
+            except Exception as error:
+                self._log.warning("front: clients were not noted, trying again: %s", describe(error))
+
+    async def exchange(self) -> None:
+        """Write clients that are due, and read unknown clients, if there are any."""
+        due, unknown = self._clients.due(), self._clients.unknown()
+        rows = [ClientRow(id, _NAMES[kind], topics) for id, kind, topics in due if len(id) <= _LONGEST_ID]
+        prunes = self._clock() >= self._prune_at
+        if not (rows or unknown or prunes):
+            return
+        found = await self._threads.run(partial(self._call, partial(_exchange, rows, unknown, prunes=prunes)))
+        if prunes:
+            self._prune_at = self._clock() + _PRUNE_SECONDS
+        self._clients.noted(due)
+        known = [
+            (each.id, _KINDS[each.kind], frozenset(name for name in self._topics if name in each.topics))
+            for each in found
+            if each.kind in _KINDS
+        ]
+        self._clients.learned(unknown, known)
+
+
+def _exchange(
+    due: Collection[ClientRow], unknown: Collection[str], channel: Channel, *, prunes: bool
+) -> list[ClientRow]:
+    rows = ClientRows(channel)
+    if due:
+        rows.seen(due)
+    if prunes:
+        rows.prune()
+    return rows.find(unknown) if unknown else []

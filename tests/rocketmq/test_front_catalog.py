@@ -1,0 +1,184 @@
+"""Topics, groups and clients that fronts share as rows: a front knows them soon, also those of later."""
+
+import asyncio
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from outbox.errors import MQClientError
+from outbox.rocketmq import CheckPolicy
+from outbox.rocketmq.connections import Connections
+from outbox.rocketmq.front import ClientPolicy, Front
+from outbox.rocketmq.front.calls import Threads
+from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.declaring import Declarations
+from outbox.rocketmq.front.protocol import RPCS, numbers
+from outbox.rocketmq.front.roster import Roster
+from outbox.rocketmq.front.settings import PRODUCER, answered
+from outbox.store.fronts.groups import ConsumerGroup
+from outbox.store.half_messages.pending import HalfTransactions
+from tests.rocketmq.fronts import bodies, called, listening, producing
+from tests.support.command_line import outbox as typed
+from tests.support.waiting import eventually
+
+SOON = CheckPolicy(transaction_timeout=timedelta(milliseconds=200), check_interval=timedelta(milliseconds=200))
+PUSH = numbers("ClientType")["PUSH_CONSUMER"]
+
+
+def request(name: str, topic: str, **fields: Any) -> Any:
+    """A call about a topic, by group `billing` where the call has a group."""
+    made = RPCS[name].request(**fields)
+    place = made.message_queue.topic if hasattr(made, "message_queue") else made.topic
+    place.name = topic
+    if hasattr(made, "group"):
+        made.group.name = "billing"
+    return made
+
+
+def received(front: Front, topic: str) -> Any:
+    """The answers to a call of a consumer that does not wait."""
+    fields: dict[str, Any] = {
+        "batch_size": 1, "long_polling_timeout": {"seconds": 0}, "invisible_duration": {"seconds": 60},
+    }  # fmt: skip
+    return called(front, "ReceiveMessage", request("ReceiveMessage", topic, **fields))
+
+
+@pytest.mark.every_database
+def test_a_topic_that_is_added_while_a_front_serves_is_known_at_once_and_its_transactions_are_asked_about(
+    outbox, official
+):
+    class Checker(official.TransactionChecker):  # type: ignore[name-defined, misc]
+        def check(self, _message: Any) -> Any:
+            return official.TransactionResolution.COMMIT
+
+    message = official.Message()
+    message.topic, message.body = "late", b"orphan"
+    with listening(outbox, topics={}, policy=SOON) as front:
+        before = called(front, "QueryRoute", request("QueryRoute", "late")).status.code
+        added = typed(outbox.engine, "rocketmq", "topics", "add", "late", "--type", "TRANSACTION")
+        with producing(official, front, "late", checker=Checker()) as producer:
+            producer.send(message, producer.begin_transaction())
+
+            assert eventually(lambda: bodies(outbox, "late") == [b"orphan"])
+
+    assert (before, added.code) == (40402, 0)
+
+
+def test_a_group_has_the_order_and_the_retries_with_which_it_was_added(outbox):
+    with outbox.begin() as session:
+        outbox.send(session, "steps", b"1", key="a")
+    with listening(outbox) as front:
+        typed(outbox.engine, "rocketmq", "groups", "add", "billing", "--fifo", "--retries", "0")
+        found = received(front, "steps")[1].message
+        change = request(
+            "ChangeInvisibleDuration",
+            "steps",
+            receipt_handle=found.system_properties.receipt_handle,
+            invisible_duration={"seconds": 0},
+        )
+        called(front, "ChangeInvisibleDuration", change)
+        again = [each.status.code for each in received(front, "steps")]
+
+    assert (found.body, again, [each.state for each in outbox.admin.parked()]) == (b"1", [40401], ["dead"])
+    assert {each.name: each.ordered for each in outbox.admin.subscriptions()}["billing|steps"] is True
+
+
+def test_the_settings_of_a_consumer_are_those_of_its_group():
+    asked = RPCS["Telemetry"].request().settings
+    asked.client_type = PUSH
+    asked.subscription.group.name = "billing"
+
+    found = [answered(asked), answered(asked, ConsumerGroup("billing", ordered=True, attempts=3))]
+
+    assert [(each.subscription.fifo, each.backoff_policy.max_attempts) for each in found] == [(False, 17), (True, 3)]
+
+
+def test_a_front_that_may_makes_the_topic_that_a_client_asks_for(outbox):
+    with listening(outbox, topics={}, clients=ClientPolicy(create_topics=True)) as front:
+        codes = [called(front, "QueryRoute", request("QueryRoute", each)).status.code for each in ("new", "a b")]
+
+    listed = typed(outbox.engine, "rocketmq", "topics", "list", "--json")
+    assert (codes, listed.json["topics"]) == ([20000, 40002], [{"name": "new", "type": "NORMAL"}])
+
+
+def test_a_group_that_was_not_added_is_refused_by_a_front_that_is_strict(outbox):
+    with listening(outbox, clients=ClientPolicy(strict_groups=True)) as front:
+        (refused,) = received(front, "orders")
+        typed(outbox.engine, "rocketmq", "groups", "add", "billing")
+        (empty,) = received(front, "orders")
+
+    assert (refused.status.code, refused.status.message, empty.status.code) == (
+        40403,
+        "CODE: 26  DESC: subscription group [billing] does not exist [add it by: outbox rocketmq groups add billing]",
+        40401,
+    )
+
+
+def test_a_front_with_a_topic_of_another_type_than_is_there_names_the_fix(outbox):
+    typed(outbox.engine, "rocketmq", "topics", "add", "orders", "--type", "FIFO")
+
+    with pytest.raises(
+        MQClientError, match=r"topic orders is of type FIFO, not NORMAL; .* rocketmq topics drop .*orders"
+    ):
+        Front(outbox, topics={"orders": "NORMAL"}, listen="127.0.0.1:0").run(signals=False)
+
+
+class Stream:
+    """A stream that takes each command."""
+
+    def write(self, _command: object) -> bool:
+        """Do as a stream to a client."""
+        return True
+
+
+def test_a_front_knows_a_client_that_has_sent_its_settings_to_another_front(outbox):
+    """A client whose connection broke may open a stream minutes before it sends settings on it."""
+    now, connections = [0.0], Connections(outbox.database.open, 1)
+    topics = {"paid": "TRANSACTION"}
+    first, second = (Clients(clock=lambda: now[0]) for _ in range(2))
+    first.opened("producer", Stream())
+    first.declared("producer", PRODUCER, frozenset({"paid"}))
+    first.declared("consumer", PUSH, frozenset({"paid"}))
+    second.opened("producer", Stream())
+    second.opened("stranger", Stream())
+    threads = Threads()
+
+    async def exchange() -> None:
+        for clients in (first, second):
+            await Roster(clients, topics, connections.call, threads, clock=lambda: now[0]).exchange()
+
+    known = [second.ask("paid", None, turn=0), second.beat("consumer")]
+    now[0] = 2.0
+    asyncio.run(exchange())
+    known += [second.ask("paid", None, turn=0), second.beat("consumer"), second.alive("consumer")]
+    threads.close()
+    connections.close()
+
+    assert known == [False, False, True, True, True]
+    assert (first.due(), second.due(), second.unknown()) == ([], [], [])
+
+
+def test_a_topic_with_an_open_transaction_stays(outbox):
+    with closing(outbox.database.open()) as channel:
+        declarations = Declarations(channel)
+        declarations.add_topic("paid", "TRANSACTION")
+        begin(outbox, "paid")
+        assert HalfTransactions(channel).pending(group="paid", limit=1)
+
+        with pytest.raises(MQClientError, match=r"topic paid has open transactions, .* half list --group paid"):
+            declarations.drop_topic("paid")
+
+        assert declarations.topics() == {"paid": "TRANSACTION"}
+
+
+def begin(outbox: Any, topic: str) -> None:
+    """Store a half message of a topic, as a front does."""
+    with listening(outbox, topics={topic: "TRANSACTION"}) as front:
+        sent = RPCS["SendMessage"].request()
+        message = sent.messages.add(body=b"1")
+        message.topic.name = topic
+        message.system_properties.message_id = "01" * 17
+        message.system_properties.message_type = numbers("MessageType")["TRANSACTION"]
+        assert called(front, "SendMessage", sent).status.code == 20000
