@@ -221,6 +221,34 @@ def test_a_limit_of_the_log_that_a_real_server_has_not_is_told_with_the_code_of_
     }
 
 
+def test_messages_of_more_bytes_than_may_wait_are_refused_until_others_are_stored():
+    """A message that waits is in memory; one alone is taken, however large it is."""
+    large, small = message("normal", b"x" * 1000), message("normal", b"x" * 100)
+
+    class AtGate(Threads):
+        gate = asyncio.Event()
+
+        async def run(self, *_function: Any) -> Any:
+            await self.gate.wait()
+
+    sending = Sending(Outbox(create_engine("sqlite://")), TOPICS, None, AtGate(), most_bytes=900)  # type: ignore[arg-type]
+
+    async def sent(each: Any) -> tuple[int, str]:
+        try:
+            answer = await sending.send(Call("by-hand", {}), RPCS["SendMessage"].request(messages=[each]))
+        except RefusedError as error:
+            return int(error.code), error.text
+        return answer.status.code, answer.status.message
+
+    async def all_sent() -> list[tuple[int, str]]:
+        both = [asyncio.create_task(sent(each)) for each in (large, small)]
+        await asyncio.sleep(0)
+        AtGate.gate.set()
+        return [*await asyncio.gather(*both), await sent(small)]
+
+    assert asyncio.run(all_sent()) == [OK, (42900, "too many bytes wait for the database"), OK]
+
+
 # Verdicts
 
 

@@ -15,6 +15,8 @@ from outbox.rocketmq.front.transactions import Transactions
 from outbox.rocketmq.front.validation import checked_messages, checked_topic
 
 _Sent = RPCS["SendMessage"].response
+#: Bytes of requests that wait for the database or are being stored: they are in memory until then.
+MOST_BYTES = 128 * 1024 * 1024
 #: A recall handle begins with this text.
 _HANDLE = "recall:"
 #: For a limit of the log that RocketMQ has not, by the field.
@@ -29,19 +31,30 @@ class Sending:
     """Stores the messages of clients: as they are, or as half messages."""
 
     def __init__(
-        self, outbox: Writes, topics: Mapping[str, TopicType], transactions: Transactions, threads: Threads
+        self,
+        outbox: Writes,
+        topics: Mapping[str, TopicType],
+        transactions: Transactions,
+        threads: Threads,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
+        """`most_bytes`: of the requests that are under way; one request may have more."""
         self._outbox = outbox
         self._topics = topics
         self._transactions = transactions
         self._threads = threads
+        self._most_bytes, self._bytes = most_bytes, 0
 
     async def send(self, _call: Call, request: Wire) -> Wire:
         """Store messages of a topic, all or none."""
         messages = list(request.messages)
         type_ = checked_messages(messages, self._topics)
+        size = request.ByteSize()
+        if self._bytes and self._bytes + size > self._most_bytes:
+            raise RefusedError(Code.TOO_MANY_REQUESTS, "too many bytes wait for the database")
         ids = [message.system_properties.message_id for message in messages]
         transactions = ids
+        self._bytes += size
         try:
             if type_ == "TRANSACTION":
                 transactions = [await self._threads.run(lambda: self._transactions.prepare(messages[0]))]
@@ -49,6 +62,8 @@ class Sending:
                 await self._threads.run(lambda: self._append(messages))
         except InvalidMessageError as error:
             raise RefusedError(_CODES.get(error.field, Code.BAD_REQUEST), str(error)) from error
+        finally:
+            self._bytes -= size
         answer = _Sent(status=status())
         for id, transaction in zip(ids, transactions, strict=True):
             handle = f"{_HANDLE}{id}" if type_ == "DELAY" else ""
