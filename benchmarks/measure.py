@@ -61,12 +61,16 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is measured; each figure is what one round of one side takes."""
+    """How much is measured; each figure is what one round of one side takes.
+
+    All of it takes about half an hour on two cores: many rounds would show no more than a few, because both sides meet
+    the same machine.
+    """
 
     rounds: int = 3
     transactions: int = 1_500
     #: How often it is each side's turn, and for how long.
-    business_turns: int = 8
+    business_turns: int = 6
     business_seconds: float = 0.3
     warm_up_seconds: float = 0.3
     imports: int = 5
