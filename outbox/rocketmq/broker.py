@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 from outbox.errors import DatabaseError, MQClientError, OutboxError, StandbyError, SubscriptionError, VerdictStandsError
@@ -94,16 +95,23 @@ class Broker:
         return True
 
     def end(
-        self, transaction: str, op: Op, *, by: str, group: str | None = None, patience: float | None = None
+        self,
+        transaction: str,
+        op: Op,
+        *,
+        by: str,
+        group: str | None = None,
+        patience: float | None = None,
+        asked: int | None = None,
     ) -> bool:
         """Write the verdict, unless it stands already; return whether it is new.
 
-        If a commit stands whose messages were not appended, append them. `patience`: seconds to wait for a business
-        transaction that is deciding; None: as long as any statement waits for a lock.
+        If a commit stands whose messages were not appended, append them. `asked`: as in `Ops.commit`. `patience`:
+        seconds to wait for a business transaction that is deciding; None: as long as any statement waits for a lock.
         """
         self._require_no_transaction()
         commit = self.ops.commit_alone if patience is None else self.ops.commit
-        decide = commit if op == "commit" else self.ops.roll_back
+        decide = partial(commit, asked=asked) if op == "commit" else self.ops.roll_back
         crash_point("half.before_end")
         decision = self._run(lambda: decide(transaction, by=by, group=group), patience)
         crash_point("half.after_end")

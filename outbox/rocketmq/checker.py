@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Retry, Verdict, describe
@@ -243,7 +244,7 @@ class Checker:
         op = op_of(answer.returned)
         if op is None:
             return self._unknown(answer.reason)
-        return self._decided(channel, transaction, op)
+        return self._decided(channel, transaction, op, asked=answer.times)
 
     def _by_record(self, channel: Channel, transaction: str, answer: Answer | None) -> Verdict:
         if answer is None:
@@ -262,9 +263,13 @@ class Checker:
             case _:
                 return self._later(f"the business database does not say: {answer.reason}")
 
-    def _decided(self, channel: Channel, transaction: str, op: Op) -> Verdict:
-        """Write the verdict. Wait briefly for a business transaction that is deciding; then try again later."""
-        decide = self._broker.ops.commit if op == "commit" else self._broker.ops.roll_back
+    def _decided(self, channel: Channel, transaction: str, op: Op, *, asked: int | None = None) -> Verdict:
+        """Write the verdict. Wait briefly for a business transaction that is deciding; then try again later.
+
+        `asked`: as in `Ops.commit`.
+        """
+        ops = self._broker.ops
+        decide = partial(ops.commit, asked=asked) if op == "commit" else ops.roll_back
         crash_point("check.before_end")
         try:
             with channel.transaction(patience=PATIENCE_SECONDS):

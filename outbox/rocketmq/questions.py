@@ -18,11 +18,15 @@ from outbox.runtime.fork import in_child
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a question; the `reason` says why it is no verdict. `raised`: the listener has raised an error."""
+    """The answer to a question; the `reason` says why it is no verdict. `raised`: the listener has raised an error.
+
+    `times`: how often the transaction was asked about, this time included.
+    """
 
     returned: object
     reason: str
     raised: bool = False
+    times: int = 0
 
 
 class Unasked(Enum):
@@ -97,7 +101,7 @@ class Respondent:
     def _answer(self, row: Message, answered: Answered) -> None:
         try:
             returned = self._ask(row)
-            answer = Answer(returned, _reason(returned))
+            answer = Answer(returned, _reason(returned), times=row.attempt)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt, too, which end only this thread.
             answer = Answer(None, describe(error), raised=True)

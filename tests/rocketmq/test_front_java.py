@@ -51,7 +51,7 @@ def test_the_java_client_sends_ends_transactions_answers_questions_and_receives(
             "[sent, second, 01]",
             "[refused, [response-code=40012] the max delay time of message is too large, max is 86400000]",
             "[received, committed, not asked]",
-            "[received, forgotten, not asked]",
+            "[received, forgotten, 2]",
             "[pushed, first, 1, tag, [key-1, key-2], group, value]",
             "[pushed, second, 1, tag, [key-1, key-2], group, value]",
             "[pushed, second, 2, tag, [key-1, key-2], group, value]",

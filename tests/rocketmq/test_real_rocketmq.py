@@ -174,3 +174,13 @@ def test_a_consumer_sees_no_bookkeeping(outbox, producer):
     assert [dict(message.headers) for message in delivered(outbox.database)] == [
         {"a": "b", "__transactionId__": transaction.id}
     ]
+
+
+def test_a_consumer_sees_how_often_a_producer_was_asked_if_an_answer_has_committed(outbox, producer):
+    transaction = one(producer, headers={"a": "b"})
+    answers = [UNKNOW, COMMIT]
+    check_back(outbox, lambda _: answers.pop(0), check_interval=AT_ONCE)
+
+    assert [dict(message.headers) for message in delivered(outbox.database)] == [
+        {"a": "b", "__transactionId__": transaction.id, "TRANSACTION_CHECK_TIMES": "2"}
+    ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from zlib import crc32
 
 from outbox.errors import MQClientError, VerdictStandsError
@@ -29,6 +31,9 @@ _Command = RPCS["Telemetry"].response
 _RESOLUTIONS = numbers("TransactionResolution")
 #: Characters of a client's id that are stored with a verdict.
 _MOST_OF_CLIENT = 200
+_ANSWERS = numbers("TransactionSource")["SOURCE_SERVER_CHECK"]
+#: The number of questions is kept for so many transactions, the last ones.
+_MOST_ASKED = 10_000
 _OPS: Mapping[int, Op] = {_RESOLUTIONS["COMMIT"]: "commit", _RESOLUTIONS["ROLLBACK"]: "rollback"}
 
 
@@ -42,6 +47,9 @@ class Transactions:
         self._clients = clients
         self._immunity = immunity
         self._threads = threads
+        self._lock = threading.Lock()
+        #: How often producers were asked about a transaction, by its id: the messages of a commit say so.
+        self._asked: dict[str, int] = {}
 
     def prepare(self, wire: Wire) -> str:
         """Store a half message, once, and return the id of the transaction: the id of the message.
@@ -71,8 +79,14 @@ class Transactions:
         op = _OPS.get(request.resolution)
         if op is not None:
             ending = _Ending(self.broker, transaction, op, topic, f"client {one_line(call.client, _MOST_OF_CLIENT)}")
-            await self._threads.run(ending.write)
+            await self._threads.run(partial(ending.write, self._times(request)))
         return _Ended(status=status())
+
+    def _times(self, request: Wire) -> int | None:
+        """Return how often producers were asked, if a verdict is the answer to a question of this front."""
+        with self._lock:
+            times = self._asked.pop(request.transaction_id, None)
+        return times if request.source == _ANSWERS else None
 
     def ask(self, message: Message) -> object:
         """Ask a producer of the topic. The answer comes as a verdict, on any front, so none is known now."""
@@ -81,11 +95,19 @@ class Transactions:
         question.message.CopyFrom(wire_of(message, "TRANSACTION"))
         question.message.system_properties.delivery_attempt = 1
         question.transaction_id = message.transaction_id or id_of(message)
+        self._remember(question.transaction_id, message.attempt)
         # The attempt is counted for each transaction, so each question about it meets the next producer.
         turn = crc32(question.transaction_id.encode()) + message.attempt
         if self._clients.ask(message.topic, command, turn=turn):
             return TransactionResolution.UNKNOWN
         return NobodyAsked(f"no producer of topic {message.topic} has a stream to this front")
+
+    def _remember(self, transaction: str, times: int) -> None:
+        with self._lock:
+            self._asked.pop(transaction, None)
+            self._asked[transaction] = times
+            if len(self._asked) > _MOST_ASKED:
+                del self._asked[next(iter(self._asked))]
 
     def close(self) -> None:
         """Close the connections."""
@@ -102,10 +124,10 @@ class _Ending:
     topic: str
     by: str
 
-    def write(self) -> None:
-        """Write the verdict, unless it stands already."""
+    def write(self, asked: int | None) -> None:
+        """Write the verdict, unless it stands already; `asked`: as in `Broker.end`."""
         try:
-            self.broker.end(self.transaction, self.op, by=self.by, group=self.topic)
+            self.broker.end(self.transaction, self.op, by=self.by, group=self.topic, asked=asked)
         except MQClientError as error:
             raise internal(NO_TRANSACTION) from error
         except VerdictStandsError as error:

@@ -13,7 +13,7 @@ from outbox.model.message import Message
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Row, Script, Statement
-from outbox.store.half_messages.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way, lock_by
+from outbox.store.half_messages.half import CHECK_TIMES, IMMUNITY, RECORDED_IN, RESTORED, WAY, Way, lock_by
 
 Op = Literal["commit", "rollback"]
 
@@ -38,6 +38,13 @@ _RESTORE = f"""
     WHERE {_HALVES} AND {{decided}}
       AND id IN (SELECT min(id) FROM {{message}} WHERE {_HALVES} GROUP BY message_id)
     ORDER BY id
+"""
+#: The headers of a restored message; with the number of questions, if the verdict is the answer to one.
+_HEADERS = f"""
+    CASE WHEN CAST(:asked AS {{text}}) IS NULL OR {{headers}} = '{{{{}}}}' THEN {{headers}}
+         ELSE substr({{headers}}, 1, length({{headers}}) - 1) || ',"{CHECK_TIMES}":"' || CAST(:asked AS {{text}})
+              || '"}}}}'
+    END
 """
 _MESSAGE_ID = "CAST(message_id AS {text})"
 _RESTORED = f"SELECT DISTINCT {_MESSAGE_ID} FROM {{message}} WHERE {_HALVES}"
@@ -120,6 +127,7 @@ class Ops:
         columns = {
             **{name: each for name, each in headers.items() if name != "topic"},
             "real_topic": headers["topic"],
+            "headers": _HEADERS.format(headers=headers["headers"], text=types["text"]),
             "slot": f"CAST({headers['slot']} AS {types['smallint']})",
             "expires_at": dialect.clock.from_milliseconds.format(value=headers["expires_at"]),
             "deliver_at": f"coalesce({deliver_at}, {delayed})",
@@ -143,9 +151,14 @@ class Ops:
             _STANDING, way=database.header("headers", WAY), recorded_in=database.header("headers", RECORDED_IN)
         )
 
-    def commit(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
-        """Write the commit and append the messages, both or neither. Call it inside a transaction."""
-        bound = self._bound(transaction, "commit", by, group)
+    def commit(
+        self, transaction: str, *, by: str, group: str | None = None, asked: int | None = None
+    ) -> Script[Decision]:
+        """Write the commit and append the messages, both or neither. Call it inside a transaction.
+
+        `asked`: how often a producer was asked, if the commit is the answer; the messages say so.
+        """
+        bound = self._bound(transaction, "commit", by, group, asked)
         decided = yield from self._decide(bound)
         if not decided:
             return (yield from self.standing(transaction))
@@ -153,14 +166,16 @@ class Ops:
         rows = yield from self._restore(bound)
         return Decision(op="commit", first=True, restored=_ids(rows), outermost=self._outermost(decided))
 
-    def commit_alone(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
-        """Write the commit and append the messages, in a transaction without other writes and without a savepoint.
+    def commit_alone(
+        self, transaction: str, *, by: str, group: str | None = None, asked: int | None = None
+    ) -> Script[Decision]:
+        """Do as `commit`, in a transaction without other writes and without a savepoint.
 
         One round trip on a connection of our own that commits every statement.
         """
         if not self._tells_outermost:
-            return (yield from self.commit(transaction, by=by, group=group))
-        bound = self._bound(transaction, "commit", by, group)
+            return (yield from self.commit(transaction, by=by, group=group, asked=asked))
+        bound = self._bound(transaction, "commit", by, group, asked)
         yield Statement(self._decide.write, bound)
         rows = yield from self._restore_own(bound)
         if rows:
@@ -191,7 +206,7 @@ class Ops:
         None: no join, or the messages were appended before.
         """
         crash_point("half.before_restore")
-        bound: dict[str, object] = {"transaction": transaction}
+        bound: dict[str, object] = {"transaction": transaction, "asked": None}
         if self._locks:
             return (yield from self._claim_and_restore(bound))
         # On SQLite no transaction runs after a COMMIT that nobody saw, and every statement would be committed alone.
@@ -216,8 +231,11 @@ class Ops:
         by = by.removeprefix(_UNRESTORED) if unrestored else by
         return Decision(op=op, first=False, group=group, way=way, recorded_in=recorded_in, by=by, unrestored=unrestored)
 
-    def _bound(self, transaction: str, op: Op, by: str, group: str | None) -> dict[str, object]:
-        return {"transaction": transaction, "op": op, "decided_by": by, "producer_group": group}
+    def _bound(
+        self, transaction: str, op: Op, by: str, group: str | None, asked: int | None = None
+    ) -> dict[str, object]:
+        times = None if asked is None else str(asked)
+        return {"transaction": transaction, "op": op, "decided_by": by, "producer_group": group, "asked": times}
 
 
 def _ids(rows: Sequence[Row]) -> frozenset[UUID]:
