@@ -189,7 +189,7 @@ def test_the_items_of_a_call_and_of_those_that_wait_beside_it_go_together():
 
 
 def test_attempts_are_forgotten_the_oldest_first_when_they_are_too_many_or_too_large():
-    attempts, large = Attempts(most=3, most_bytes=100), [Message("orders", "x" * 60)]
+    attempts, large = Attempts(most=3, most_bytes=150), [Message("orders", "x" * 60)]
 
     def key(id: str) -> Key:
         return Key("client", "billing", "orders", id)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from outbox.model.message import Message
 
-#: So many attempts are kept, with so many bytes of messages.
-MOST_ATTEMPTS, MOST_BYTES = 4096, 16 * 1024 * 1024
+#: So many attempts are kept, with so many bytes of ids and messages.
+MOST_ATTEMPTS, MOST_BYTES = 16_384, 16 * 1024 * 1024
 
 
 class Key(NamedTuple):
@@ -43,7 +43,7 @@ class Attempts:
 
     def begin(self, key: Key) -> Attempt:
         """Return a new attempt, with the messages of an earlier one with the key, which is replaced."""
-        attempt, earlier = Attempt(key), self._kept.get(key)
+        attempt, earlier = Attempt(key, bytes=_bytes(key, ())), self._kept.get(key)
         if earlier is not None:
             attempt.receipt, attempt.messages, attempt.bytes = earlier.receipt, earlier.messages, earlier.bytes
             earlier.replaced = True
@@ -57,7 +57,7 @@ class Attempts:
         if attempt.replaced:
             return False
         self._drop(attempt)
-        attempt.receipt, attempt.messages, attempt.bytes = receipt, messages, sum(map(_bytes, messages))
+        attempt.receipt, attempt.messages, attempt.bytes = receipt, messages, _bytes(attempt.key, messages)
         if attempt.key.id and messages:
             self._keep(attempt)
         return True
@@ -79,5 +79,8 @@ class Attempts:
             self._bytes -= attempt.bytes
 
 
-def _bytes(message: Message) -> int:
-    return len(message.body) + sum(len(name) + len(value) for name, value in message.headers.items())
+def _bytes(key: Key, messages: Sequence[Message]) -> int:
+    of_messages = (
+        len(each.body) + sum(len(name) + len(value) for name, value in each.headers.items()) for each in messages
+    )
+    return sum(map(len, key)) + sum(of_messages)

@@ -82,25 +82,33 @@ class Receiving:
             self._groups.pop(key).end()
 
     async def receive(self, call: Call, request: Wire, send: Send) -> None:
-        """Send a status, messages, and the moment of the delivery.
+        """Send a status, messages, and the moment of the delivery, also after a refusal, as RocketMQ does."""
+        try:
+            await self._receive(call, request, send)
+        except RefusedError as error:
+            await send(_Received(status=status(error.code, error.text)))
+            await send(_delivered_now())
 
-        The messages of a call that ends before that are given back.
-        """
-        topic = self._routes.known(request.message_queue.topic.name)
-        group = self._group(request.group.name, topic)
+    async def _receive(self, call: Call, request: Wire, send: Send) -> None:
+        """Find and send messages; those of a call that ends before the last one was sent are given back."""
+        name, topic = checked_group(request.group.name), checked_topic(request.message_queue.topic.name)
         duration = RENEWED if request.auto_renew else checked_invisible(_duration(request.invisible_duration))
         choice = _choice(request.filter_expression)
+        group = self._group(name, self._routes.known(topic))
         if request.batch_size < 0:
             raise RefusedError(Code.INTERNAL_SERVER_ERROR, f"Illegal Capacity: {request.batch_size}")
         asked = Asked(min(request.batch_size, MOST_RECEIVED), duration)
-        attempt = self._attempts.begin(Key(call.client, request.group.name, topic, request.attempt_id))
+        attempt = self._attempts.begin(Key(call.client, name, topic, request.attempt_id))
         try:
             await self._find(group, attempt, choice, asked, _seconds(call, request))
             if request.auto_renew:
                 self.renewals.prepare(group.desk, call.client, _receipts(attempt))
             lasts = LONGEST if request.auto_renew else duration
-            handles = [Handle.of(each, attempt.receipt, lasts) for each in attempt.messages]
-            await self._send(send, attempt.messages, handles, request.message_queue.topic)
+            await send(_Received(status=status()))
+            for each in attempt.messages:
+                handle = Handle.of(each, attempt.receipt, lasts)
+                await send(_Received(message=self._delivered(each, handle, request.message_queue.topic)))
+            await send(_delivered_now())
             self.renewals.begin(_receipts(attempt))
         except BaseException:
             if self._attempts.end(attempt) and attempt.messages:
@@ -128,14 +136,6 @@ class Receiving:
         receipts = _receipts(attempt)
         good = await self._threads.run(partial(group.desk.postpone, receipts, duration))
         return [each for each, is_good in zip(attempt.messages, good, strict=True) if is_good]
-
-    async def _send(self, send: Send, messages: Sequence[Message], handles: Sequence[Handle], topic: Wire) -> None:
-        await send(_Received(status=status()))
-        for message, handle in zip(messages, handles, strict=True):
-            await send(_Received(message=self._delivered(message, handle, topic)))
-        last = _Received()
-        set_moment(last.delivery_timestamp, datetime.now(UTC))
-        await send(last)
 
     def _delivered(self, message: Message, handle: Handle, topic: Wire) -> Wire:
         """Return a message in a client's hands; `topic`: as the client has it."""
@@ -273,6 +273,12 @@ class _Group:
             return await threads.run(partial(pops, asked), unwanted=give_back)
 
         return Polls(pop, self.give_back, self._hints.wake)
+
+
+def _delivered_now() -> Wire:
+    made = _Received()
+    set_moment(made.delivery_timestamp, datetime.now(UTC))
+    return made
 
 
 def _receipts(attempt: Attempt) -> list[Receipt]:
