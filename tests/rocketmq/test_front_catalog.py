@@ -1,12 +1,15 @@
 """Topics, groups and clients that fronts share as rows: a front knows them soon, also those of later."""
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, text
 
+from outbox import Outbox
 from outbox.errors import MQClientError
 from outbox.rocketmq import CheckPolicy
 from outbox.rocketmq.connections import Connections
@@ -21,6 +24,7 @@ from outbox.store.fronts.groups import ConsumerGroup
 from outbox.store.half_messages.pending import HalfTransactions
 from tests.rocketmq.fronts import bodies, called, listening, producing
 from tests.support.command_line import outbox as typed
+from tests.support.guests import owner_and_guest
 from tests.support.waiting import eventually
 
 SOON = CheckPolicy(transaction_timeout=timedelta(milliseconds=200), check_interval=timedelta(milliseconds=200))
@@ -145,9 +149,17 @@ def test_a_front_knows_a_client_that_has_sent_its_settings_to_another_front(outb
     second.opened("stranger", Stream())
     threads = Threads()
 
+    calls = list[object]()
+
+    def call(do: Any) -> Any:
+        calls.append(do)
+        return connections.call(do)
+
     async def exchange() -> None:
         for clients in (first, second):
-            await Roster(clients, topics, connections.call, threads, clock=lambda: now[0]).exchange()
+            roster = Roster(clients, topics, call, threads, clock=lambda: now[0])
+            for _ in range(2):
+                await roster.exchange()
 
     known = [second.ask("paid", None, turn=0), second.beat("consumer")]
     now[0] = 2.0
@@ -156,7 +168,7 @@ def test_a_front_knows_a_client_that_has_sent_its_settings_to_another_front(outb
     threads.close()
     connections.close()
 
-    assert known == [False, False, True, True, True]
+    assert (known, len(calls)) == ([False, False, True, True, True], 2)
     assert (first.due(), second.due(), second.unknown()) == ([], [], [])
 
 
@@ -182,3 +194,46 @@ def begin(outbox: Any, topic: str) -> None:
         message.system_properties.message_id = "01" * 17
         message.system_properties.message_type = numbers("MessageType")["TRANSACTION"]
         assert called(front, "SendMessage", sent).status.code == 20000
+
+
+@pytest.fixture
+def roles(pg_engine: Engine) -> Iterator[tuple[Engine, Engine]]:
+    """The owner's engine, and one of a role without any right."""
+    with owner_and_guest(pg_engine) as found:
+        yield found
+
+
+def test_a_front_needs_the_rights_that_the_command_prints_and_no_others(roles, official):
+    owner, guest = roles
+    role = str(guest.url.username)
+    with owner.begin() as connection:
+        connection.exec_driver_sql(typed(None, "db", "grants", "--front", role).out)
+    lacking = typed(owner, "doctor", "--front", role)
+    outbox = Outbox(guest)
+
+    class Checker(official.TransactionChecker):  # type: ignore[name-defined, misc]
+        def check(self, _message: Any) -> Any:
+            return official.TransactionResolution.COMMIT
+
+    message = official.Message()
+    message.topic, message.body = "paid", b"orphan"
+    with (
+        listening(outbox, policy=SOON, fifo_groups=["billing"]) as front,
+        producing(official, front, "paid", checker=Checker()) as producer,
+    ):
+        producer.send(message, producer.begin_transaction())
+        assert eventually(lambda: bodies(Outbox(owner), "paid") == [b"orphan"])
+        found = received(front, "paid")[1].message
+        handle = found.system_properties.receipt_handle
+        ack = request("AckMessage", "paid", entries=[{"message_id": "1", "receipt_handle": handle}])
+        done = called(front, "AckMessage", ack).status.code
+        assert eventually(lambda: clients_of(owner) == ["PRODUCER"])
+
+    outbox.close()
+    assert (lacking.code, found.body, done) == (0, b"orphan", 20000), lacking.out + lacking.err
+
+
+def clients_of(engine: Engine) -> list[str]:
+    """The kinds of the clients in their rows."""
+    with engine.connect() as connection:
+        return list(connection.scalars(text("SELECT kind FROM outbox_client")))
