@@ -31,7 +31,6 @@ _LATE = "a transaction that was given up waits for its verdict; the real server 
 #: The probes that are answered otherwise, each with the reason.
 DIFFERENT = {
     "route oracle_normal": _QUEUE,
-    "send two messages one topic": "each message has a receipt; the real server gives one for all",
     "tx commit twice": _AGAIN,
     "tx rollback twice": _AGAIN,
     "tx resolution unspecified, then commit": "UNSPECIFIED changes nothing; the real server forgets the transaction",

@@ -52,22 +52,21 @@ class Sending:
         size = request.ByteSize()
         if self._bytes and self._bytes + size > self._most_bytes:
             raise RefusedError(Code.TOO_MANY_REQUESTS, "too many bytes wait for the database")
-        ids = [message.system_properties.message_id for message in messages]
-        transactions = ids
+        transaction = id = messages[0].system_properties.message_id
         self._bytes += size
         try:
             if type_ == "TRANSACTION":
-                transactions = [await self._threads.run(lambda: self._transactions.prepare(messages[0]))]
+                transaction = await self._threads.run(lambda: self._transactions.prepare(messages[0]))
             else:
                 await self._threads.run(lambda: self._append(messages))
         except InvalidMessageError as error:
             raise RefusedError(_CODES.get(error.field, Code.BAD_REQUEST), str(error)) from error
         finally:
             self._bytes -= size
+        # RocketMQ, too, has one entry for all messages of a call.
         answer = _Sent(status=status())
-        for id, transaction in zip(ids, transactions, strict=True):
-            handle = f"{_HANDLE}{id}" if type_ == "DELAY" else ""
-            answer.entries.add(status=status(), message_id=id, transaction_id=transaction, recall_handle=handle)
+        handle = f"{_HANDLE}{id}" if type_ == "DELAY" else ""
+        answer.entries.add(status=status(), message_id=id, transaction_id=transaction, recall_handle=handle)
         return answer
 
     async def recall(self, _call: Call, request: Wire) -> Wire:
