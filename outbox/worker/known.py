@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
@@ -69,17 +69,16 @@ class KnownOutcomes:
 
     def note(self, done: Iterable[Message], parkings: Iterable[tuple[Message, Parking]] = ()) -> None:
         """Remember outcomes. Any other parking than a dead letter follows from another call, or from the time."""
-        dead = ((message, parking) for message, parking in parkings if parking.state == States.DEAD)
         with self._lock:
-            for message, parking in chain(((message, None) for message in done), dead):
+            for message, parking in chain(((message, None) for message in done), _dead(parkings)):
                 if len(self._outcomes) >= _MOST:
                     self._outcomes.clear()
                 self._outcomes[identity_of(message)] = _Known(message.key, parking)
 
-    def settled(self, messages: Iterable[Message]) -> None:
-        """Forget the outcomes of messages."""
+    def settled(self, done: Iterable[Message], parkings: Iterable[tuple[Message, Parking]]) -> None:
+        """Forget outcomes that are settled. A message that only waits now gets its outcome when its turn comes."""
         if self._outcomes:
-            ids = set(map(identity_of, messages))
+            ids = {identity_of(message) for message in chain(done, (message for message, _ in _dead(parkings)))}
             self._forget(lambda identity, _: identity in ids)
 
     def hand_over(self, messages: Sequence[Message], *, ordered: bool) -> None:
@@ -103,3 +102,7 @@ class KnownOutcomes:
     def _forget(self, gone: Callable[[Identity, _Known], bool]) -> None:
         with self._lock:
             self._outcomes = {each: known for each, known in self._outcomes.items() if not gone(each, known)}
+
+
+def _dead(parkings: Iterable[tuple[Message, Parking]]) -> Iterator[tuple[Message, Parking]]:
+    return ((message, parking) for message, parking in parkings if parking.state == States.DEAD)

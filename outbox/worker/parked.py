@@ -204,8 +204,8 @@ class ParkedQueue:
         except BaseException:
             self._hung.note(self._settlement.lease, done, changed)
             raise
+        self._hung.known.settled(done, changed)
         settled = [*done, *(message for message, _ in changed)]
-        self._hung.known.settled(settled)
         self._care.settled(settled)
         self._holds.reconsider(message.key for message in settled)
         self._waiting = max(0, self._waiting - len(done))

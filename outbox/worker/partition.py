@@ -8,7 +8,6 @@ from collections.abc import Container, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import chain
 from typing import Protocol
 
 from outbox.errors import HungHandlerError, LeaseLostError
@@ -393,7 +392,7 @@ class PartitionWorker:
         self._settlement.settle(end, outcome.parked)
         parkings = outcome.parked
         done = self._handled.done + outcome.done if self._handled.done else outcome.done
-        self._hung.known.settled(chain(done, (message for message, _ in outcome.parked)))
+        self._hung.known.settled(done, outcome.parked)
         self._handled, self._stored = _Handled(), _Stored(end)
         if parkings:
             self._parked_queue.parked(parkings)

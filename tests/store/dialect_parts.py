@@ -23,7 +23,7 @@ from outbox.model.subscription import Declaration, Subscription
 from outbox.outbox import Outbox
 from outbox.schema import record_metadata
 from outbox.store.database import Channel
-from outbox.store.dialects.statements import Script, executor, run
+from outbox.store.dialects.statements import Row, Script, executor, run
 from outbox.store.half_messages.half import Half, Halves
 from outbox.store.half_messages.op import DecidedHalves, Ops
 from outbox.store.half_messages.record import Records
@@ -194,6 +194,25 @@ class ParkedContract:
         parked.remove([ids[1], ids[2], ids[7]])
         parked.advance({"a", "b"})
         assert (parked.keys(4), _ready(parked)) == ({"b", "c"}, [(ids[4], 2), (ids[3], 1)])
+
+    def test_a_row_that_is_gone_since_the_choice_is_not_read(
+        self, outbox: Outbox, channel: Channel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Leave out what a worker has removed that took the lease meanwhile."""
+        ids = _appended(outbox, channel, [None, None])
+        parked = Parked(channel, _NAME)
+        with channel.transaction():
+            parked.park(by_id({Parking(state="retry", holds=True, delay=timedelta(0)): ids}))
+        chosen = parked._with_runs
+
+        def removed_since(*found: Any) -> list[Row]:
+            rows = chosen(*found)
+            Parked(channel, _NAME).remove(ids[:1])
+            return rows
+
+        monkeypatch.setattr(parked, "_with_runs", removed_since)
+
+        assert [id for id, _ in _ready(parked)] == ids[1:]
 
     def test_parked_copies_are_exact_and_outlive_the_log(self, outbox: Outbox, channel: Channel) -> None:
         """Copy bodies inside the database; a read brings as many as fit, one at least."""

@@ -416,12 +416,13 @@ def all_in(accepted: list[Message], before: Iterable[Message]) -> bool:
 
 
 def test_it_is_known_until_it_is_settled():
-    known, all = KnownOutcomes(), messages("a", None, "b")
+    """A message that waits since, because of another of its key, is not settled; a dead letter is."""
+    known, all = KnownOutcomes(), messages("a", None, "b", "c")
     known.note(all)
     found = [ids(known.among(all, ordered=True)[0]) for _ in range(2)]
-    known.settled(all[:2])
+    known.settled(all[:1], [(all[1], POLICY.dead(all[1], "no")), (all[2], POLICY.waiting(all[2], "later"))])
 
-    assert (found, ids(known.among(all, ordered=True)[0])) == ([[1, 2, 3]] * 2, [3])
+    assert (found, ids(known.among(all, ordered=True)[0])) == ([[1, 2, 3, 4]] * 2, [3, 4])
 
 
 def test_what_a_batch_has_done_is_known_when_the_lease_is_lost_within_it():

@@ -333,7 +333,8 @@ class Parked:
         copies = self._rows(_READY, ids=self._database.bind(chosen)) if chosen else []
         messages = self._database.dialect.reads.messages([row[:12] for row in copies])
         by_id = {row[0]: Ready(each, bool(row[12]), row[13]) for each, row in zip(messages, copies, strict=True)}
-        return [by_id[id] for id in chosen]
+        # Another worker may have taken the lease since the choice, and removed some.
+        return [by_id[id] for id in chosen if id in by_id]
 
     def _heads(
         self, refused: Collection[str], rows: int, probed: Collection[str], held: Held, *, retries: bool

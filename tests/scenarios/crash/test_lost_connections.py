@@ -91,14 +91,19 @@ class Late(Destination):
         return is_last
 
 
-def test_a_late_answer_and_a_lost_connection_send_nothing_twice(pg_engine, relaying):
-    """The first message of a key is done, the call with the rest is late, and meanwhile the connections are lost."""
+@pytest.mark.parametrize("is_parked", [False, True], ids=["soon", "when-all-wait"])
+def test_a_late_answer_and_a_lost_connection_send_nothing_twice(pg_engine, relaying, is_parked):
+    """The first message of a key is done, the call with the rest is late, and meanwhile the connections are lost.
+
+    The answer may come when all of them, the first one as well, wait for the call.
+    """
     destination = Late()
     fill(relaying, 9, keys=1)
     with running(relaying, destination, deadline=DEADLINE):
         assert destination.holds.wait(60)
         end_connections(pg_engine)
         assert eventually(lambda: epoch(pg_engine) == 2)
+        assert eventually(lambda: not is_parked or states(pg_engine) != {})
         destination.answers()
         assert eventually(lambda: len(destination.messages) >= 9)
         assert eventually(lambda: unread(pg_engine) == 0 and states(pg_engine) == {})
