@@ -76,7 +76,7 @@ class KnownOutcomes:
                 self._outcomes[identity_of(message)] = _Known(message.key, parking)
 
     def settled(self, done: Iterable[Message], parkings: Iterable[tuple[Message, Parking]]) -> None:
-        """Forget outcomes that are settled. A message that only waits now gets its outcome when its turn comes."""
+        """Forget outcomes that are settled. The outcome of a message that only waits now counts later."""
         if self._outcomes:
             ids = {identity_of(message) for message in chain(done, (message for message, _ in _dead(parkings)))}
             self._forget(lambda identity, _: identity in ids)
