@@ -21,6 +21,8 @@ MOST_CLIENTS = 5000
 _MOST_TRIED = 2
 #: A client sends its settings so soon after it has opened a stream, if it sends them at all.
 _SETTINGS_SECONDS = 1.0
+#: A look for clients that have gone goes through all of them, so a crowd of new ones does not cause more.
+_LOOK_SECONDS = 1.0
 
 
 class Stream(Protocol):
@@ -54,7 +56,7 @@ class Client:
     seen: float
     kind: int | None = None
     topics: frozenset[str] = frozenset()
-    streams: list[Stream] = field(default_factory=list)
+    streams: dict[Stream, None] = field(default_factory=dict)
     noted: float | None = None
     looked: bool = False
 
@@ -70,6 +72,8 @@ class Clients:
         self._clients: dict[str, Client] = {}
         #: Clients without a stream whose kind is not known.
         self._strange: set[str] = set()
+        #: No client has gone before this moment by the clock, as far as a look at all of them can tell.
+        self._full_until = 0.0
         #: The number of questions that no producer took: the next one begins with another producer.
         self._missed = 0
 
@@ -80,7 +84,7 @@ class Clients:
             RefusedError: there are too many clients.
         """
         with self._lock:
-            self._of(id).streams.append(stream)
+            self._of(id).streams[stream] = None
 
     def closed(self, id: str, stream: Stream) -> None:
         """Forget a client's stream; kind and topics stay."""
@@ -88,7 +92,7 @@ class Clients:
             client = self._clients.get(id)
             if client is None or stream not in client.streams:
                 return
-            client.streams.remove(stream)
+            del client.streams[stream]
             client.seen = self._clock()
             if client.kind is None and not client.streams:
                 del self._clients[id]
@@ -138,7 +142,7 @@ class Clients:
         """
         with self._lock:
             streams = [
-                client.streams[-1]
+                next(reversed(client.streams))
                 for client in self._clients.values()
                 if client.streams and client.kind == PRODUCER and topic in client.topics
             ]
@@ -196,8 +200,9 @@ class Clients:
         """Return a client after a sign of life; a new client, if there is room."""
         client = self._clients.get(id)
         if client is None:
-            if len(self._clients) >= self._most:
+            if len(self._clients) >= self._most and self._clock() >= self._full_until:
                 self._clients = {each: found for each, found in self._clients.items() if self._is_alive(found)}
+                self._full_until = self._clock() + _LOOK_SECONDS
             if len(self._clients) >= self._most:
                 raise RefusedError(
                     Code.TOO_MANY_REQUESTS, f"the front has {self._most} clients, as many as --max-clients allows"

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from sys import intern
 
 from outbox.model.verdict import describe
 from outbox.rocketmq.front.calls import Threads
@@ -66,7 +67,7 @@ class Roster:
             self._prune_at = self._clock() + _PRUNE_SECONDS
         self._clients.noted(due)
         known = [
-            (each.id, _KINDS[each.kind], frozenset(name for name in self._topics if name in each.topics))
+            (each.id, _KINDS[each.kind], frozenset(intern(name) for name in each.topics if name in self._topics))
             for each in found
             if each.kind in _KINDS
         ]

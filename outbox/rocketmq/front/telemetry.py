@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
+from sys import intern
 
 from outbox.rocketmq.front.calls import Call
 from outbox.rocketmq.front.clients import Clients
@@ -44,8 +45,8 @@ class Telemetry:
             await self._look(command)
         settings = answered(command.settings, self._groups.get(command.settings.subscription.group.name))
         named = topics_of(settings)
-        # The names that are kept are ours: a client may send any number of its own.
-        topics = frozenset(name for name in self._topics if name in named)
+        # A client may send any number of names, and each of many clients the same ones.
+        topics = frozenset(intern(name) for name in named if name in self._topics)
         self.clients.declared(call.client, settings.client_type, topics)
         return _Command(status=status(), settings=settings)
 
