@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ from outbox.errors import OptionError
 from outbox.model.verdict import describe
 from outbox.rocketmq.front.authentication import Authentication
 from outbox.rocketmq.front.calls import Call, Handlers, Streaming, Unary
+from outbox.rocketmq.front.limits import Limits
 from outbox.rocketmq.front.protocol import RPCS, SERVICE, Rpc, Wire
 from outbox.rocketmq.front.routing import Place
 from outbox.rocketmq.front.security import Port
@@ -32,20 +34,6 @@ _TELEMETRY = RPCS["Telemetry"]
 #: Seconds for calls under way after a stop, and for a stream to take a command.
 _DRAIN_SECONDS, _WRITE_SECONDS = 8.0, 2.0
 BEAT_SECONDS = 5.0
-_MIB = 1024 * 1024
-_OPTIONS = [
-    # Otherwise two fronts on one port would each get some of the connections, and nobody would notice.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 8 * _MIB),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.absolute_max_metadata_size", 256 * 1024),
-    ("grpc.max_concurrent_streams", 100),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.max_connection_idle_ms", 600_000),
-]
 
 
 class Server:
@@ -58,23 +46,27 @@ class Server:
         telemetry: Telemetry,
         *,
         authentication: Authentication | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """`authentication`: of each call; None: every client may call."""
         self._ports = ports
         self._tls = any(port.certificate is not None for port in ports)
         self._telemetry = telemetry
         self._authentication = authentication
+        self._limits = limits or Limits()
         self._beside, self._end = handlers.beside, handlers.end
         self._methods = {
             **{name: self._unary(RPCS[name], handler) for name, handler in handlers.unary.items()},
             **{name: self._streaming(RPCS[name], handler) for name, handler in handlers.streaming.items()},
             _TELEMETRY.name: grpc.stream_stream_rpc_method_handler(
-                self._talk, _TELEMETRY.request.FromString, _TELEMETRY.response.SerializeToString
+                self._talk, None, _TELEMETRY.response.SerializeToString
             ),
         }
         self._log = ThrottledLog(logger)
         #: The tasks of open streams, which a stop ends.
         self._talks: set[asyncio.Task[Any]] = set()
+        #: The turns of calls to be read, by the connection; forgotten after the last call.
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
         self._ending = False
 
     def serve(self, outer: Stop, *, bound: Callable[[Sequence[Place]], None], beat: Callable[[], None]) -> None:
@@ -95,7 +87,7 @@ class Server:
                 loop.call_soon_threadsafe(stopped.set)
 
         stop = Stop(outer, wake=wake)
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=self._limits.options())
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods),))
         places = [_opened(server, port) for port in self._ports]
         self._ending = False
@@ -121,23 +113,51 @@ class Server:
 
     # Calls
 
+    # For gRPC each request is a stream: so it is the front that reads, after a look at who calls, and not for ever.
+
     def _unary(self, rpc: Rpc, handler: Unary) -> grpc.RpcMethodHandler:
-        async def answer(request: Wire, context: Any) -> Wire:
+        async def answer(_requests: object, context: Any) -> Wire:
             try:
-                return await handler(self._admitted(self._call(context), request), request)
+                call, request = await self._read(rpc, context)
+                return await handler(call, request)
+            except grpc.aio.BaseError:
+                raise
             except Exception as error:
                 return rpc.response(status=self._refusal(rpc, error))
 
-        return grpc.unary_unary_rpc_method_handler(answer, rpc.request.FromString, rpc.response.SerializeToString)
+        return grpc.stream_unary_rpc_method_handler(answer, None, rpc.response.SerializeToString)
 
     def _streaming(self, rpc: Rpc, handler: Streaming) -> grpc.RpcMethodHandler:
-        async def answer(request: Wire, context: Any) -> None:
+        async def answer(_requests: object, context: Any) -> None:
             try:
-                await handler(self._admitted(self._call(context), request), request, context.write)
+                call, request = await self._read(rpc, context)
+                await handler(call, request, context.write)
+            except grpc.aio.BaseError:
+                raise
             except Exception as error:
                 await context.write(rpc.response(status=self._refusal(rpc, error)))
 
-        return grpc.unary_stream_rpc_method_handler(answer, rpc.request.FromString, rpc.response.SerializeToString)
+        return grpc.stream_stream_rpc_method_handler(answer, None, rpc.response.SerializeToString)
+
+    async def _read(self, rpc: Rpc, context: Any) -> tuple[Call, Wire]:
+        """Return the call with its request.
+
+        Raises:
+            RefusedError: the client may not make the call, or the request cannot be read.
+            BaseError: the request does not come.
+        """
+        caller = self._call(context)
+        # Before the request: a stranger's takes no memory.
+        self._admitted(caller)
+        turn = self._turns.setdefault(context.peer(), asyncio.Semaphore(self._limits.reads))
+        raw = grpc.aio.EOF
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.read_within.total_seconds()), turn:
+                raw = await context.read()
+        if raw is grpc.aio.EOF:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+        request = _read(rpc, raw)
+        return self._admitted(caller, request), request
 
     def _refusal(self, rpc: Rpc, error: Exception) -> Wire:
         """Return the status for an error; log an error that is none of the client's."""
@@ -166,7 +186,7 @@ class Server:
 
     # Streams
 
-    async def _talk(self, commands: AsyncIterator[Wire], context: Any) -> None:
+    async def _talk(self, commands: AsyncIterator[bytes], context: Any) -> None:
         """Hear a client's stream until the client closes its half: a client's `close` waits for our end."""
         task = asyncio.current_task()
         assert task is not None, "a handler runs in a task"
@@ -184,11 +204,12 @@ class Server:
         finally:
             self._talks.discard(task)
 
-    async def _hear(self, call: Call, commands: AsyncIterator[Wire], stream: _OpenStream) -> None:
+    async def _hear(self, call: Call, commands: AsyncIterator[bytes], stream: _OpenStream) -> None:
         clients, client = self._telemetry.clients, self._admitted(call).client
         clients.opened(client, stream)
         try:
-            async for command in commands:
+            async for raw in commands:
+                command = _read(_TELEMETRY, raw)
                 # Again for each command: the access key may be gone meanwhile.
                 answer = await self._telemetry.hear(self._admitted(call, command), command)
                 if answer is not None:
@@ -222,6 +243,18 @@ class _OpenStream:
             sending.cancel()
             return False
         return self.is_open
+
+
+def _read(rpc: Rpc, raw: bytes) -> Wire:
+    """Return a request.
+
+    Raises:
+        RefusedError: the bytes are none.
+    """
+    try:
+        return rpc.request.FromString(raw)
+    except Exception as error:
+        raise RefusedError(Code.BAD_REQUEST, "the request cannot be read") from error
 
 
 def _opened(server: grpc.aio.Server, port: Port) -> Place:

@@ -1,0 +1,53 @@
+"""Limits: how much of a front a connection and a call may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of a front.
+
+    Args:
+        message_bytes: of a request on the wire; a larger one is refused with RESOURCE_EXHAUSTED.
+        metadata_bytes: of the metadata of a call, as HTTP/2 counts; larger ones are refused in the same way.
+        streams: calls at once on a connection; a client's next one waits.
+        reads: requests of a connection that are read at once; of each other one at most 64 KiB are taken meanwhile.
+        idle: until a connection without calls is closed.
+        keepalive: until a silent client is asked for a sign of life, and then until its connection is closed.
+        read_within: until the request of a call has to be there.
+    """
+
+    message_bytes: int = 8 * 1024 * 1024
+    metadata_bytes: int = 64 * 1024
+    streams: int = 100
+    reads: int = 16
+    idle: timedelta = timedelta(minutes=10)
+    keepalive: timedelta = timedelta(seconds=30)
+    read_within: timedelta = timedelta(seconds=30)
+
+    def options(self) -> Sequence[tuple[str, int]]:
+        """Return the limits as options of gRPC's server."""
+        return [
+            # Otherwise two fronts on one port would each get some of the connections, and nobody would notice.
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", self.message_bytes),
+            ("grpc.max_send_message_length", -1),
+            # Between the two, gRPC would refuse metadata by chance.
+            ("grpc.max_metadata_size", self.metadata_bytes),
+            ("grpc.absolute_max_metadata_size", self.metadata_bytes),
+            ("grpc.max_concurrent_streams", self.streams),
+            # With probes of the line's speed, more than 64 KiB of a request would be taken before it is read.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.keepalive_time_ms", self.keepalive // _MILLISECOND),
+            ("grpc.keepalive_timeout_ms", self.keepalive // _MILLISECOND),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.max_connection_idle_ms", self.idle // _MILLISECOND),
+            # A connection that does not even say that it speaks HTTP/2.
+            ("grpc.server_handshake_timeout_ms", self.read_within // _MILLISECOND),
+        ]

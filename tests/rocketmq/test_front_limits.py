@@ -1,0 +1,250 @@
+"""Limits of a front: of a message, of metadata, of a connection, and of calls that send nothing or take nothing."""
+
+import asyncio
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import grpc
+import pytest
+
+from outbox.rocketmq.front.calls import MOST_WAITING, THREADS, Call, Handlers, Send, Threads
+from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.limits import Limits
+from outbox.rocketmq.front.protocol import RPCS, SERVICE
+from outbox.rocketmq.front.routing import Place
+from outbox.rocketmq.front.security import Port
+from outbox.rocketmq.front.server import Server
+from outbox.rocketmq.front.statuses import Code, RefusedError, status
+from outbox.rocketmq.front.telemetry import Telemetry
+from outbox.runtime.stop import Stop
+from tests.rocketmq.front_probes import message as sent
+from tests.rocketmq.fronts import called, listening
+from tests.rocketmq.raw_http2 import (
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    MAX_STREAMS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    call,
+    connected,
+    message,
+)  # fmt: skip
+from tests.support.waiting import eventually
+
+SOON = timedelta(milliseconds=100)
+_Beat, _Received = RPCS["Heartbeat"].response, RPCS["ReceiveMessage"].response
+
+
+async def _beat(_call: Call, _request: Any) -> Any:
+    return _Beat(status=status())
+
+
+async def _receive(_call: Call, _request: Any, send: Send) -> None:
+    await send(_Received(status=status()))
+
+
+async def _look(_command: Any) -> None:
+    """Look for nothing."""
+
+
+async def _nothing() -> None:
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def serving(**limits: Any) -> Iterator[Place]:
+    """A server without a database, with these limits; `Heartbeat` and `ReceiveMessage` are answered."""
+    handlers = Handlers(
+        unary={"Heartbeat": _beat}, streaming={"ReceiveMessage": _receive}, beside=_nothing, end=lambda: None
+    )
+    server = Server(
+        [Port(Place.of("127.0.0.1:0"), None)], handlers, Telemetry(Clients(), {}, {}, _look), limits=Limits(**limits)
+    )
+    stop, bound, places = Stop(), threading.Event(), list[Place]()
+
+    def note(found: Any) -> None:
+        places.extend(found)
+        bound.set()
+
+    thread = threading.Thread(target=lambda: server.serve(stop, bound=note, beat=lambda: None))
+    thread.start()
+    try:
+        assert bound.wait(60)
+        yield places[0]
+    finally:
+        stop.ask()
+        thread.join()
+
+
+class Asking:
+    """A connection of gRPC's own."""
+
+    def __init__(self, place: Place) -> None:
+        self._channel = grpc.insecure_channel(str(place))
+
+    def code(self, body: bytes = b"", *, metadata: str = "") -> str:
+        """Return the code of a heartbeat with these bytes."""
+        ask = self._channel.unary_unary(f"/{SERVICE}/Heartbeat", None, _Beat.FromString)
+        try:
+            answer = ask(body, metadata=[("x-mq-client-id", "raw"), ("more", metadata)], timeout=60)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+        return Code(answer.status.code).name
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+
+def of_group(size: int) -> bytes:
+    """A heartbeat of so many bytes."""
+    made = RPCS["Heartbeat"].request()
+    made.group.name = "g" * size
+    raw = bytes(made.SerializeToString())
+    made.group.name = "g" * (2 * size - len(raw))
+    return bytes(made.SerializeToString())
+
+
+def ends(stream: int) -> Any:
+    """A function that knows the frame with which the server ends a call."""
+    return lambda frame: (
+        frame.stream == stream and ((frame.kind == HEADERS and frame.flags & END_STREAM) or frame.kind == RST_STREAM)
+    )
+
+
+def test_the_limits_are_those_of_the_page():
+    limits = Limits()
+
+    assert (limits.message_bytes, limits.metadata_bytes, limits.streams, limits.idle, limits.keepalive) == (
+        8 * 1024**2, 64 * 1024, 100, timedelta(minutes=10), timedelta(seconds=30),
+    )  # fmt: skip
+    assert (THREADS, MOST_WAITING) == (16, 1000)
+
+
+def test_a_message_or_metadata_above_the_limit_are_refused_and_the_connection_serves_on():
+    with serving(message_bytes=100_000, metadata_bytes=20_000) as place:
+        client = Asking(place)
+        codes = [
+            client.code(of_group(100_000)), client.code(of_group(100_001)),
+            client.code(metadata="m" * 19_000), client.code(metadata="m" * 300_000), client.code(),
+        ]  # fmt: skip
+        client.close()
+
+    assert codes == ["OK", "RESOURCE_EXHAUSTED", "OK", "RESOURCE_EXHAUSTED", "OK"]
+
+
+def test_a_message_that_cannot_be_read_is_refused_and_the_log_has_no_line(caplog):
+    with serving() as place:
+        client = Asking(place)
+        code = client.code(b"\xff\xff\xff")
+        client.close()
+        with connected(place) as peer:
+            peer.send(call(1, "Telemetry"), message(1, b"\xff\xff\xff", flags=0))
+            ended = peer.first(ends(1))
+
+    assert (code, ended is not None, caplog.records) == ("BAD_REQUEST", True, [])
+
+
+def test_a_connection_may_have_so_many_calls():
+    with serving(streams=7) as place, connected(place) as peer:
+        said = peer.first(lambda frame: frame.kind == SETTINGS and not frame.flags)
+
+    assert said is not None
+    assert struct.pack(">HI", MAX_STREAMS, 7) in said.payload
+
+
+@pytest.mark.parametrize("sent", [
+    call(1, "Heartbeat"),
+    call(1, "Heartbeat") + message(1, b"half", size=1000, flags=0),
+    call(1, "Heartbeat", flags=END_STREAM),
+    call(1, "ReceiveMessage"),
+])  # fmt: skip
+def test_a_call_without_a_request_is_ended_and_the_connection_serves_on(sent):
+    with serving(read_within=SOON) as place, connected(place) as peer:
+        peer.send(sent)
+        ended = peer.first(ends(1))
+        peer.send(call(3, "Heartbeat"), message(3, b""))
+        served = peer.first(ends(3))
+
+    assert (ended is not None, served is not None) == (True, True)
+
+
+def test_a_connection_without_calls_is_closed():
+    with serving(idle=SOON) as place, connected(place) as peer:
+        peer.send(call(1, "Heartbeat"), message(1, b""))
+
+        assert peer.first(lambda frame: frame.kind == GOAWAY) is not None
+        assert peer.first(lambda _frame: False) is None
+
+
+def test_a_silent_client_is_asked_for_a_sign_of_life():
+    with serving(keepalive=SOON) as place, connected(place) as peer:
+        peer.send(call(1, "Telemetry"))
+
+        assert peer.first(lambda frame: frame.kind == PING and not frame.flags) is not None
+
+
+def test_calls_of_the_database_wait_for_a_thread_and_further_ones_are_refused():
+    running, go_on = threading.Semaphore(0), threading.Event()
+
+    def work() -> bool:
+        running.release()
+        return go_on.wait(60)
+
+    async def story() -> list[Any]:
+        threads = Threads(2, 3)
+        calls = [asyncio.create_task(threads.run(work)) for _ in range(7)]
+        for _ in range(2):
+            await asyncio.to_thread(running.acquire)
+        refused = [each.exception() for each in calls if each.done()]
+        go_on.set()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        again = await threads.run(lambda: "again")
+        threads.close()
+        return [
+            [each.code for each in refused if isinstance(each, RefusedError)],
+            sum(each is True for each in answers),
+            again,
+        ]
+
+    assert asyncio.run(story()) == [[Code.TOO_MANY_REQUESTS] * 2, 5, "again"]
+
+
+def test_calls_that_wait_for_messages_hold_no_thread(outbox):
+    """More calls wait than there are threads, of one group each, and a message is stored meanwhile."""
+    groups = {f"g{number}" for number in range(2 * THREADS)}
+    minute = {"seconds": 60}
+    rpc = RPCS["ReceiveMessage"]
+    with listening(outbox) as front, grpc.insecure_channel(str(front.listening)) as channel:
+        receive = channel.unary_stream(
+            f"/{SERVICE}/ReceiveMessage", rpc.request.SerializeToString, rpc.response.FromString
+        )
+        waiting = [
+            receive(
+                rpc.request(
+                    group={"name": group},
+                    message_queue={"topic": {"name": "orders"}},
+                    long_polling_timeout=minute,
+                    invisible_duration=minute,
+                    batch_size=1,
+                ),
+                metadata=[("x-mq-client-id", group)],
+            )
+            for group in groups
+        ]
+        assert eventually(lambda: {f"{each}|orders" for each in groups} <= {
+            each.name for each in outbox.admin.subscriptions()})  # fmt: skip
+
+        request = RPCS["SendMessage"].request(messages=[sent("=steps", type_="FIFO", message_group="g")])
+        answer = called(front, "SendMessage", request)
+        open = [each.is_active() for each in waiting]
+        for each in waiting:
+            each.cancel()
+
+    assert (answer.status.code, open) == (20000, [True] * len(groups))
