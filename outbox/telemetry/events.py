@@ -207,6 +207,41 @@ class Repeated(Event):
     consumer: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called(Event):
+    """A call of one of RocketMQ's clients has ended at a front; told in the front's event loop.
+
+    `rpc`: the name of the call. `code`: the name of the answer's code; empty if no answer was given. `messages`: handed
+    out by the call. `seconds`: until the end, of a stream as well.
+    """
+
+    rpc: str
+    code: str
+    messages: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questioned(Event):
+    """A front had a question about an open transaction of a topic. `asked`: whether a producer was there to take it."""
+
+    topic: str
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attended(Event):
+    """A front serves RocketMQ's clients; told every 5 seconds, and with None for both numbers at the end.
+
+    `clients`: known to the front. `streams`: of clients, open now. `renewals`: of messages in the hands of push
+    consumers, since the last time.
+    """
+
+    clients: int | None
+    streams: int | None
+    renewals: int
+
+
 Listener = Callable[[Event], object]
 L = TypeVar("L", bound=Listener)
 

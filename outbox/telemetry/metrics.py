@@ -13,7 +13,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 from outbox.model.parking import States
 from outbox.model.verdict import DONE
 from outbox.telemetry.events import (
+    Attended,
     BatchRead,
+    Called,
     DestinationAway,
     DestinationBack,
     Event,
@@ -21,6 +23,7 @@ from outbox.telemetry.events import (
     LeaseLost,
     LeaseTaken,
     Parked,
+    Questioned,
     Repeated,
     Settled,
     Worked,
@@ -64,6 +67,16 @@ UP = Metric("outbox.destination.up", "gauge", "1", (*_WHERE, "destination"), "1:
 HELD = Metric("outbox.lease.held", "gauge", "1", (*_WHERE, "partition"), "1: this process has the partition.")
 TAKEOVERS = Metric("outbox.lease.takeovers", "counter", "{lease}", _WHERE, "Leases that this process has taken.")
 REPEATS = Metric("outbox.inbox.repeats", "counter", "{message}", ("database", "consumer"), "Repetitions not handled.")
+_DATABASE = ("database",)
+CALLS = Metric("outbox.front.calls", "counter", "{call}", (*_DATABASE, "rpc", "code"), "Calls of RocketMQ's clients.")
+CALL = Metric("outbox.front.call", "histogram", "s", (*_DATABASE, "rpc"), "Time of a call of RocketMQ's clients.")
+CLIENTS = Metric("outbox.front.clients", "gauge", "{client}", _DATABASE, "RocketMQ's clients that a front knows.")
+STREAMS = Metric("outbox.front.streams", "gauge", "{stream}", _DATABASE, "Open streams of RocketMQ's clients.")
+QUESTIONS = Metric(
+    "outbox.front.questions", "counter", "{question}", (*_DATABASE, "topic", "outcome"), "Questions about transactions."
+)
+HANDED_OUT = Metric("outbox.front.handed_out", "counter", "{message}", _DATABASE, "Messages handed to consumers.")
+RENEWALS = Metric("outbox.front.renewals", "counter", "{message}", _DATABASE, "Messages renewed for push consumers.")
 
 UNSENT = Metric("outbox.unsent.messages", "gauge", "{message}", (*_WHERE, "state"), "Messages that wait, by state.")
 UNSENT_AGE = Metric("outbox.unsent.age", "gauge", "s", _WHERE, "For how long the oldest message could have been sent.")
@@ -82,7 +95,10 @@ HALF_ROLLED_BACK = Metric(
 )
 
 #: Metrics of events.
-OF_EVENTS = (SENT, CONSUMED, OPERATION, PROCESS, LAG, RETRIES, UP, HELD, TAKEOVERS, REPEATS)
+OF_EVENTS = (
+    SENT, CONSUMED, OPERATION, PROCESS, LAG, RETRIES, UP, HELD, TAKEOVERS, REPEATS,
+    CALLS, CALL, CLIENTS, STREAMS, QUESTIONS, HANDED_OUT, RENEWALS,
+)  # fmt: skip
 #: Metrics of looks at a database.
 OF_STATE = (UNSENT, UNSENT_AGE, DEAD, FINDINGS, LOG_ROWS, LOG_BYTES, LOG_AGE, HALF, HALF_COMMITTED, HALF_ROLLED_BACK)
 
@@ -128,6 +144,9 @@ class Metrics:
             DestinationAway: self._away,
             DestinationBack: self._back,
             Repeated: self._repeated,
+            Called: self._called,
+            Questioned: self._questioned,
+            Attended: self._attended,
         }
 
     def told(self, event: Event) -> None:
@@ -206,6 +225,22 @@ class Metrics:
 
     def _repeated(self, event: Repeated) -> None:
         self._put[REPEATS](1, event.database.label, event.consumer)
+
+    def _called(self, event: Called) -> None:
+        database = event.database.label
+        self._put[CALLS](1, database, event.rpc, event.code)
+        self._put[CALL](event.seconds, database, event.rpc)
+        if event.messages:
+            self._put[HANDED_OUT](event.messages, database)
+
+    def _questioned(self, event: Questioned) -> None:
+        self._put[QUESTIONS](1, event.database.label, event.topic, "asked" if event.asked else "nobody")
+
+    def _attended(self, event: Attended) -> None:
+        for metric, value in ((CLIENTS, event.clients), (STREAMS, event.streams)):
+            self._put[metric](value, event.database.label)
+        if event.renewals:
+            self._put[RENEWALS](event.renewals, event.database.label)
 
 
 def _where(event: Worked) -> tuple[str, str]:

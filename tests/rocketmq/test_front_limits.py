@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from outbox.rocketmq.front.calls import MOST_WAITING, THREADS, Call, Handlers, Send, Threads
+from outbox.rocketmq.front.calls import MOST_WAITING, THREADS, Call, Handlers, Send, Streaming, Threads
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.limits import Limits
 from outbox.rocketmq.front.protocol import RPCS, SERVICE
@@ -27,6 +27,7 @@ from tests.rocketmq.raw_http2 import (
     END_STREAM,
     GOAWAY,
     HEADERS,
+    INITIAL_WINDOW,
     MAX_STREAMS,
     PING,
     RST_STREAM,
@@ -46,7 +47,8 @@ async def _beat(_call: Call, _request: Any) -> Any:
 
 
 async def _receive(_call: Call, _request: Any, send: Send) -> None:
-    await send(_Received(status=status()))
+    for _ in range(100):
+        await send(_Received(status=status(text="x" * 100_000)))
 
 
 async def _look(_command: Any) -> None:
@@ -58,10 +60,10 @@ async def _nothing() -> None:
 
 
 @contextmanager
-def serving(**limits: Any) -> Iterator[Place]:
-    """A server without a database, with these limits; `Heartbeat` and `ReceiveMessage` are answered."""
+def serving(receive: Streaming = _receive, **limits: Any) -> Iterator[Place]:
+    """A server without a database, with these limits; `Heartbeat` is answered, and `ReceiveMessage` with 10 MB."""
     handlers = Handlers(
-        unary={"Heartbeat": _beat}, streaming={"ReceiveMessage": _receive}, beside=_nothing, end=lambda: None
+        unary={"Heartbeat": _beat}, streaming={"ReceiveMessage": receive}, beside=_nothing, end=lambda: None
     )
     server = Server(
         [Port(Place.of("127.0.0.1:0"), None)], handlers, Telemetry(Clients(), {}, {}, _look), limits=Limits(**limits)
@@ -173,6 +175,24 @@ def test_a_call_without_a_request_is_ended_and_the_connection_serves_on(sent):
         served = peer.first(ends(3))
 
     assert (ended is not None, served is not None) == (True, True)
+
+
+def test_a_call_whose_client_takes_no_response_is_left_as_if_the_client_had_given_it_up():
+    left = threading.Event()
+
+    async def receive(call: Call, request: Any, send: Send) -> None:
+        try:
+            await _receive(call, request, send)
+        except asyncio.CancelledError:
+            left.set()
+            raise
+
+    with serving(receive, take_within=SOON) as place, connected(place, {INITIAL_WINDOW: 1000}) as peer:
+        peer.send(call(1, "ReceiveMessage"), message(1, b""))
+
+        assert left.wait(60)
+        peer.send(call(3, "Heartbeat"), message(3, b""))
+        assert peer.first(ends(3)) is not None
 
 
 def test_a_connection_without_calls_is_closed():

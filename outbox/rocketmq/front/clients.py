@@ -129,6 +129,11 @@ class Clients:
             if not client.streams:
                 del self._clients[id]
 
+    def counts(self) -> tuple[int, int]:
+        """Return the numbers of clients and of their open streams."""
+        with self._lock:
+            return len(self._clients), sum(len(client.streams) for client in self._clients.values())
+
     def alive(self, id: str) -> bool:
         """Return whether a client has an open stream, or a recent heartbeat."""
         with self._lock:

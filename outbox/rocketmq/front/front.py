@@ -18,6 +18,7 @@ from outbox.rocketmq.front.clients import ClientPolicy, Clients
 from outbox.rocketmq.front.declaring import Declarations, require_group, require_topic
 from outbox.rocketmq.front.desks import Desks
 from outbox.rocketmq.front.receiving import Receiving
+from outbox.rocketmq.front.renewing import Renewals
 from outbox.rocketmq.front.roster import Roster
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
 from outbox.rocketmq.front.security import Security
@@ -30,7 +31,7 @@ from outbox.rocketmq.service import CheckedGroup, CheckService
 from outbox.runtime.clock import clock
 from outbox.runtime.stop import Stop
 from outbox.store.database import Channel
-from outbox.telemetry.events import Beat
+from outbox.telemetry.events import Attended, Beat, Teller
 from outbox.worker.settings import Until
 from outbox.writing.bare import BareOutbox
 
@@ -85,6 +86,7 @@ class Front(LifeCycle):
         self._topics = dict(topics or {})
         self._policy = policy or CheckPolicy()
         self._authentication = security.authentication()
+        self._teller = Teller(outbox.listeners, {"database": outbox.database})
         self._writes = outbox
         self._clients = clients or ClientPolicy()
         self._fifo_groups = frozenset(fifo_groups)
@@ -156,10 +158,11 @@ class Front(LifeCycle):
         )
         try:
             asking.start()
-            server = Server(self._ports, handlers, telemetry, authentication=self._authentication)
-            server.serve(self._stop, bound=self._bound, beat=self._beat)
+            server = Server(self._ports, handlers, telemetry, authentication=self._authentication, teller=self._teller)
+            server.serve(self._stop, bound=self._bound, beat=lambda: self._beat(clients, receiving.renewals))
         finally:
             self._places = ()
+            self._teller.tell(Attended, clients=None, streams=None, renewals=receiving.renewals.number())
             asking.stop()
             asking.join(ending.left)
             threads.close(ending.left)
@@ -181,9 +184,11 @@ class Front(LifeCycle):
         port = self._ports[number]
         return port.advertised or (self._places[number] if self._places else port.listen)
 
-    def _beat(self) -> None:
-        """Tell that the front serves, for health checks."""
-        self.outbox.listeners.tell(Beat(database=self.outbox.database, seconds=3 * BEAT_SECONDS))
+    def _beat(self, clients: Clients, renewals: Renewals) -> None:
+        """Tell that the front serves, for health checks and metrics."""
+        self._teller.tell(Beat, seconds=3 * BEAT_SECONDS)
+        known, streams = clients.counts()
+        self._teller.tell(Attended, clients=known, streams=streams, renewals=renewals.number())
 
     def _bound(self, places: Sequence[Place]) -> None:
         self._places = places

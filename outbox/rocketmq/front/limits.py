@@ -21,6 +21,7 @@ class Limits:
         idle: until a connection without calls is closed.
         keepalive: until a silent client is asked for a sign of life, and then until its connection is closed.
         read_within: until the request of a call has to be there.
+        take_within: until a client has to have taken a response of several; else the front leaves the call.
     """
 
     message_bytes: int = 8 * 1024 * 1024
@@ -30,6 +31,7 @@ class Limits:
     idle: timedelta = timedelta(minutes=10)
     keepalive: timedelta = timedelta(seconds=30)
     read_within: timedelta = timedelta(seconds=30)
+    take_within: timedelta = timedelta(seconds=60)
 
     def options(self) -> Sequence[tuple[str, int]]:
         """Return the limits as options of gRPC's server."""

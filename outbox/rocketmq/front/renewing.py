@@ -45,6 +45,7 @@ class Renewals:
         """`alive`: returns whether a client is there."""
         self._threads, self._alive = threads, alive
         self._out: dict[Receipt, _Out] = {}
+        self._number = 0
         self._log = ThrottledLog(logger)
 
     def prepare(self, desk: Desk, client: str, receipts: Collection[Receipt]) -> None:
@@ -62,6 +63,11 @@ class Renewals:
         """Renew messages no more."""
         for receipt in receipts:
             self._out.pop(receipt, None)
+
+    def number(self) -> int:
+        """Return how many messages were renewed since the last call."""
+        number, self._number = self._number, 0
+        return number
 
     async def run(self) -> None:
         """Renew again and again, until cancelled."""
@@ -87,4 +93,5 @@ class Renewals:
         except Exception as error:
             self._log.warning("front: messages were not renewed, trying again: %s", describe(error))
         else:
+            self._number += sum(good)
             self.end([receipt for receipt, is_good in zip(receipts, good, strict=True) if not is_good])

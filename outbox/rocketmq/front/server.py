@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -25,8 +26,10 @@ from outbox.rocketmq.front.settings import UnknownSettingsError
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
 from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.tls import Certificate, Pair
+from outbox.runtime.clock import clock
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
+from outbox.telemetry.events import Called, Teller
 
 logger = logging.getLogger("outbox")
 
@@ -47,13 +50,15 @@ class Server:
         *,
         authentication: Authentication | None = None,
         limits: Limits | None = None,
+        teller: Teller | None = None,
     ) -> None:
-        """`authentication`: of each call; None: every client may call."""
+        """`authentication`: of each call; None: every client may call. `teller`: tells of calls."""
         self._ports = ports
         self._tls = any(port.certificate is not None for port in ports)
         self._telemetry = telemetry
         self._authentication = authentication
         self._limits = limits or Limits()
+        self._teller = teller
         self._beside, self._end = handlers.beside, handlers.end
         self._methods = {
             **{name: self._unary(RPCS[name], handler) for name, handler in handlers.unary.items()},
@@ -117,27 +122,58 @@ class Server:
 
     def _unary(self, rpc: Rpc, handler: Unary) -> grpc.RpcMethodHandler:
         async def answer(_requests: object, context: Any) -> Wire:
-            try:
-                call, request = await self._read(rpc, context)
-                return await handler(call, request)
-            except grpc.aio.BaseError:
-                raise
-            except Exception as error:
-                return rpc.response(status=self._refusal(rpc, error))
+            with self._told(rpc) as told:
+                try:
+                    call, request = await self._read(rpc, context)
+                    response = await handler(call, request)
+                except grpc.aio.BaseError:
+                    raise
+                except Exception as error:
+                    response = rpc.response(status=self._refusal(rpc, error))
+                told.answered(response.status)
+                return response
 
         return grpc.stream_unary_rpc_method_handler(answer, None, rpc.response.SerializeToString)
 
     def _streaming(self, rpc: Rpc, handler: Streaming) -> grpc.RpcMethodHandler:
         async def answer(_requests: object, context: Any) -> None:
-            try:
-                call, request = await self._read(rpc, context)
-                await handler(call, request, context.write)
-            except grpc.aio.BaseError:
-                raise
-            except Exception as error:
-                await context.write(rpc.response(status=self._refusal(rpc, error)))
+            with self._told(rpc) as told:
+
+                async def send(response: Wire) -> None:
+                    await self._write(context, response)
+                    if response.HasField("message"):
+                        told.messages += 1
+                    elif response.HasField("status"):
+                        told.answered(response.status)
+
+                try:
+                    call, request = await self._read(rpc, context)
+                    await handler(call, request, send)
+                except grpc.aio.BaseError:
+                    raise
+                except Exception as error:
+                    await send(rpc.response(status=self._refusal(rpc, error)))
 
         return grpc.stream_stream_rpc_method_handler(answer, None, rpc.response.SerializeToString)
+
+    async def _write(self, context: Any, response: Wire) -> None:
+        """Write a response; leave the call if its client takes none, as if the client had given it up."""
+        try:
+            async with asyncio.timeout(self._limits.take_within.total_seconds()):
+                await context.write(response)
+        except TimeoutError:
+            # No status would reach the client either.
+            raise asyncio.CancelledError from None
+
+    @contextmanager
+    def _told(self, rpc: Rpc) -> Iterator[_Told]:
+        """Tell of a call at the end of the block."""
+        told, began = _Told(), clock()
+        try:
+            yield told
+        finally:
+            if self._teller is not None:
+                self._teller.tell(Called, rpc=rpc.name, code=told.code, messages=told.messages, seconds=clock() - began)
 
     async def _read(self, rpc: Rpc, context: Any) -> tuple[Call, Wire]:
         """Return the call with its request.
@@ -192,17 +228,24 @@ class Server:
         assert task is not None, "a handler runs in a task"
         self._talks.add(task)
         try:
-            call = self._call(context)
-            await self._hear(call, commands, _OpenStream(context))
-        except RefusedError as error:
-            await context.write(_TELEMETRY.response(status=status(error.code, error.text)))
-        except UnknownSettingsError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            with self._told(_TELEMETRY) as told:
+                await self._answer(commands, context, told)
         except asyncio.CancelledError:
             if not self._ending:
                 raise
         finally:
             self._talks.discard(task)
+
+    async def _answer(self, commands: AsyncIterator[bytes], context: Any, told: _Told) -> None:
+        try:
+            await self._hear(self._call(context), commands, _OpenStream(context))
+            told.answered(status())
+        except RefusedError as error:
+            refusal = status(error.code, error.text)
+            told.answered(refusal)
+            await context.write(_TELEMETRY.response(status=refusal))
+        except UnknownSettingsError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def _hear(self, call: Call, commands: AsyncIterator[bytes], stream: _OpenStream) -> None:
         clients, client = self._telemetry.clients, self._admitted(call).client
@@ -217,6 +260,18 @@ class Server:
         finally:
             stream.is_open = False
             clients.closed(client, stream)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What is told of a call: the name of the answer's code, and the messages handed out."""
+
+    code: str = ""
+    messages: int = 0
+
+    def answered(self, status: Wire) -> None:
+        """Note the status of the answer."""
+        self.code = Code(status.code).name
 
 
 class _OpenStream:

@@ -24,6 +24,7 @@ from outbox.rocketmq.states import NobodyAsked, TransactionResolution
 from outbox.runtime.text import one_line
 from outbox.store.half_messages.half import Half
 from outbox.store.half_messages.op import Op
+from outbox.telemetry.events import Questioned, Teller
 from outbox.writing.bare import BareOutbox
 
 _Ended = RPCS["EndTransaction"].response
@@ -45,6 +46,7 @@ class Transactions:
         self.broker = Broker(outbox, connections=THREADS)
         self._slots = outbox.database.slots
         self._clients = clients
+        self._teller = Teller(outbox.listeners, {"database": outbox.database})
         self._immunity = immunity
         self._threads = threads
         self._lock = threading.Lock()
@@ -98,7 +100,9 @@ class Transactions:
         self._remember(question.transaction_id, message.attempt)
         # The attempt is counted for each transaction, so each question about it meets the next producer.
         turn = crc32(question.transaction_id.encode()) + message.attempt
-        if self._clients.ask(message.topic, command, turn=turn):
+        asked = self._clients.ask(message.topic, command, turn=turn)
+        self._teller.tell(Questioned, topic=message.topic, asked=asked)
+        if asked:
             return TransactionResolution.UNKNOWN
         return NobodyAsked(f"no producer of topic {message.topic} has a stream to this front")
 
