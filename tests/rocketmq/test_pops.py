@@ -439,6 +439,7 @@ def test_one_statement_takes_receipts_of_many_and_says_which_were_valid(engine, 
     assert texts(consumer.receive(32, HOUR)) == ["a2", "b2", "c2"]
 
 
+@pytest.mark.every_database
 def test_messages_that_are_given_back_come_again_as_if_nobody_had_received_them(outbox):
     consumer = begun(outbox, fifo=True, max_attempts=1)
     for key in "ab":

@@ -33,8 +33,8 @@ _FILTERS = numbers("FilterType")
 #: A long poll ends so many seconds before its deadline.
 _BEFORE_DEADLINE = 0.5
 _EXPIRED = "receipt handle is expired"
-#: The pops of so many choices of one group and topic are kept, and of so many groups.
-_MOST_CHOICES, _MOST_GROUPS = 16, 1000
+#: So many choices of a group and topic are kept, and so many groups, each choice with messages that it has read.
+_MOST_CHOICES, _MOST_GROUPS = 4, 256
 #: A call acknowledges at most so many messages.
 MOST_ENTRIES = 1000
 
