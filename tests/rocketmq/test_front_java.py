@@ -19,6 +19,7 @@ from tests.support.waiting import eventually
 
 PAGE = (TOP / "docs" / "rocketmq-clients.md").read_text()
 CLIENT = "org.apache.rocketmq:rocketmq-client-java:5.0.8"
+PROXY = "org.apache.rocketmq.proxy.common.ProxyException: "
 CASES = Path(__file__).with_name("FrontCases.java")
 SOON = CheckPolicy(transaction_timeout=timedelta(milliseconds=200), check_interval=timedelta(milliseconds=200))
 
@@ -50,6 +51,11 @@ def test_the_java_client_sends_ends_transactions_answers_questions_and_receives(
             "[sent, first, 01]",
             "[sent, second, 01]",
             "[refused, [response-code=40012] the max delay time of message is too large, max is 86400000]",
+            "[chosen, a || c, [a, c]]",
+            "[chosen, size > 97 AND TAGS <> 'c', [b]]",
+            "[refused, [response-code=40013] INVALID_RECEIPT_HANDLE]",
+            "[given back, late, 1, 2]",
+            f"[refused, [response-code=50001] {PROXY}cannot found transaction data]",
             "[received, committed, not asked]",
             "[received, forgotten, 2]",
             "[pushed, first, 1, tag, [key-1, key-2], group, value]",
