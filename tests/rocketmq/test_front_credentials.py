@@ -18,6 +18,7 @@ from outbox.rocketmq.front.protocol import RPCS, SERVICE, numbers
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.runtime.reloaded import Reloaded
 from tests.rocketmq.fronts import bodies, consuming, listening, producing
+from tests.rocketmq.raw_http2 import DATA, call, connected, message
 
 DATE, SECRET = "20260131T120000Z", "s3cret-of-shop"
 LINES = f"# keys\n\nshop:{SECRET}\n  audit:0ther:orders, paid\r\n"
@@ -178,6 +179,15 @@ def test_a_stranger_is_refused_in_every_call_and_on_the_stream_and_the_log_says_
         "front: client 'raw' is refused: its access key is unknown",
     ]
     assert not any(each in caplog.text for each in (SECRET, "wr0ng", "unkn0wn"))
+
+
+def test_a_stranger_is_refused_before_the_request_is_read(outbox, keys):
+    with listening(outbox, security=Security(auth_file=keys)) as front, connected(front.listening) as peer:
+        peer.send(call(1, "SendMessage"), message(1, b"of a thousand bytes", size=1000, flags=0))
+        answer = peer.first(lambda frame: frame.stream == 1 and frame.kind == DATA)
+
+    assert answer is not None
+    assert b"username cannot be null" in answer.payload
 
 
 def test_a_key_cannot_pass_for_the_client_of_another_key(outbox, keys):

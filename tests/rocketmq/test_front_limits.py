@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from outbox.rocketmq.front.calls import MOST_WAITING, THREADS, Call, Handlers, Send, Streaming, Threads
-from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.clients import MOST_CLIENTS, Clients
 from outbox.rocketmq.front.limits import Limits
 from outbox.rocketmq.front.protocol import RPCS, SERVICE
 from outbox.rocketmq.front.routing import Place
@@ -36,6 +36,7 @@ from tests.rocketmq.raw_http2 import (
     connected,
     message,
 )  # fmt: skip
+from tests.support.pages import TOP
 from tests.support.waiting import eventually
 
 SOON = timedelta(milliseconds=100)
@@ -122,11 +123,21 @@ def ends(stream: int) -> Any:
 
 def test_the_limits_are_those_of_the_page():
     limits = Limits()
+    said = {
+        f"a request | {limits.message_bytes // 1024**2} MiB",
+        f"the metadata of a call | {limits.metadata_bytes // 1024} KiB",
+        f"a request that does not come | {limits.read_within.seconds} s",
+        f"a response that the client does not take | {limits.take_within.seconds} s",
+        f"calls at once on a connection | {limits.streams}",
+        f"a client that answers no ping | {limits.keepalive.seconds} s, and {limits.keepalive.seconds} s more",
+        f"a connection without calls | {limits.idle.seconds // 60} minutes",
+        f"clients of a front | `--max-clients`, {MOST_CLIENTS:,}",
+        f"calls of the database | {THREADS}, and {MOST_WAITING:,} that wait",
+    }
 
-    assert (limits.message_bytes, limits.metadata_bytes, limits.streams, limits.idle, limits.keepalive) == (
-        8 * 1024**2, 64 * 1024, 100, timedelta(minutes=10), timedelta(seconds=30),
-    )  # fmt: skip
-    assert (THREADS, MOST_WAITING) == (16, 1000)
+    page = (TOP / "docs" / "rocketmq-fronts.md").read_text()
+    rows = [line.strip("| ").rpartition(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    assert set(rows[1:]) == said
 
 
 def test_a_message_or_metadata_above_the_limit_are_refused_and_the_connection_serves_on():
