@@ -107,6 +107,18 @@ def test_a_front_that_may_makes_the_topic_that_a_client_asks_for(outbox):
     assert (codes, listed.json["topics"]) == ([20000, 40002], [{"name": "new", "type": "NORMAL"}])
 
 
+def test_a_call_about_a_message_that_was_received_makes_no_topic(outbox):
+    names = ["AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue"]
+    with listening(outbox, topics={}, clients=ClientPolicy(create_topics=True)) as front:
+        asked = [request(each, "new") for each in names]
+        asked[0].entries.add(receipt_handle="garbage")
+        answers = [called(front, name, each) for name, each in zip(names, asked, strict=True)]
+
+    listed = typed(outbox.engine, "rocketmq", "topics", "list", "--json")
+    assert ["status is abnormal" in each.status.message for each in answers[1:]] == [True, True]
+    assert (answers[0].entries[0].status.code, listed.json["topics"]) == (50001, [])
+
+
 def test_a_group_that_was_not_added_is_refused_by_a_front_that_is_strict(outbox):
     with listening(outbox, clients=ClientPolicy(strict_groups=True)) as front:
         refused = received(front, "orders")[0]

@@ -29,6 +29,8 @@ R = TypeVar("R")
 _READ_SECONDS = 5.0
 #: Clients make no topic where there are so many.
 MOST_TOPICS = 10_000
+#: A call with one of these fields is about messages that were received, and makes no topic.
+_OF_RECEIVED = {"entries", "receipt_handle"}
 #: So many groups without a row are remembered.
 _MOST_LOOKED = 10_000
 
@@ -121,7 +123,7 @@ class Catalog:
             RefusedError: the group is missing, or there are too many topics.
         """
         await self.look(request)
-        if self._policy.create_topics:
+        if self._policy.create_topics and _OF_RECEIVED.isdisjoint(request.DESCRIPTOR.fields_by_name):
             for name in topics_in(request) - self.topics.keys():
                 await self._make(checked_topic(name))
         group = group_in(request)

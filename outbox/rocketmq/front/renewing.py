@@ -78,7 +78,8 @@ class Renewals:
     async def renew(self) -> None:
         """Renew what clients that live have in their hands; a statement takes many of a desk."""
         now, by_desk = clock(), dict[Desk, list[Receipt]]()
-        self.end([receipt for receipt, out in self._out.items() if now >= out.until or not self._alive(out.client)])
+        alive = {client: self._alive(client) for client in {out.client for out in self._out.values()}}
+        self.end([receipt for receipt, out in self._out.items() if now >= out.until or not alive[out.client]])
         for receipt, out in self._out.items():
             if out.answered:
                 by_desk.setdefault(out.desk, []).append(receipt)
