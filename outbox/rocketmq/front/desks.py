@@ -108,9 +108,10 @@ class _GroupDesk:
         except Exception as error:
             # They come again when their time is over.
             self._log.warning("front: messages of a call that has ended were not given back: %s", describe(error))
-        finally:
-            if self._desks.closed:  # the pop had not ended when the front did
-                self._connections.close()
+        if self._desks.closed:  # the pop had not ended when the front did
+            self._connections.close()
+        else:
+            self._outbox.notifier.hint()
 
     def _use(self, receipts: Sequence[Receipt], use: Callable[[Receipts], set[int]]) -> list[bool]:
         def used(channel: Channel) -> set[int]:
