@@ -8,9 +8,12 @@ import pytest
 
 from outbox.model.encoding import MAX_BODY_BYTES
 from outbox.model.limits import MAX_HEADER_BYTES, checked_headers
+from outbox.rocketmq.front.authentication import topics_in
 from outbox.rocketmq.front.conversion import stored, wire_of
 from outbox.rocketmq.front.desk import subscription_of
 from outbox.rocketmq.front.handles import Handle
+from outbox.rocketmq.front.protocol import RPCS
+from outbox.rocketmq.front.settings import MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.rocketmq.front.validation import MAX_MESSAGES, checked_messages
 from outbox.store.subscriptions.receipts import Receipt
@@ -172,3 +175,26 @@ def test_a_handle_of_the_longest_key_is_read_as_it_was_made():
     handle = Handle(Receipt(1, "\u00e4" * 512, f"handed out under receipt {2**64 - 1}"), 1.5)
 
     assert Handle.read(str(handle)) == handle
+
+
+def test_a_request_with_more_messages_or_topics_than_a_call_may_have_is_refused_before_a_look_at_each():
+    """A request has room for millions of messages without contents, whose names would take seconds of all clients."""
+    messages = RPCS["SendMessage"].request()
+    published, subscribed = RPCS["Telemetry"].request(), RPCS["Telemetry"].request()
+    several = [
+        (messages, messages.messages, MAX_MESSAGES),
+        (published, published.settings.publishing.topics, MOST_TOPICS),
+        (subscribed, subscribed.settings.subscription.subscriptions, MOST_TOPICS),
+    ]
+    found: list[Any] = []
+    for request, parts, most in several:
+        for _ in range(most):
+            parts.add()
+        found.append(topics_in(request))
+        parts.add()
+        with pytest.raises(RefusedError) as refused:
+            topics_in(request)
+        found.append((int(refused.value.code), refused.value.text))
+
+    too_many_topics = (40000, "too many topics, max is 10000")
+    assert found == [{""}, (41300, "too many messages, max is 1000"), {""}, too_many_topics, {""}, too_many_topics]

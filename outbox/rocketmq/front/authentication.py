@@ -16,6 +16,7 @@ from outbox.rocketmq.front.calls import Call
 from outbox.rocketmq.front.protocol import Wire
 from outbox.rocketmq.front.settings import topics_of
 from outbox.rocketmq.front.statuses import Code, RefusedError
+from outbox.rocketmq.front.validation import checked_number
 from outbox.rocketmq.limits import checked_name_of_topic
 from outbox.runtime.reloaded import Reloaded
 from outbox.runtime.secret import secret_text, warning_of
@@ -31,7 +32,7 @@ _FORM = "write access_key:secret or access_key:secret:topic,topic"
 _TOPICS: Mapping[str, Callable[[Wire], Iterable[str]]] = {
     "topic": lambda request: [request.topic.name],
     "message_queue": lambda request: [request.message_queue.topic.name],
-    "messages": lambda request: [message.topic.name for message in request.messages],
+    "messages": lambda request: [message.topic.name for message in checked_number(request.messages)],
     "settings": lambda request: topics_of(request.settings),
 }
 
@@ -97,7 +98,11 @@ class Authentication:
 
 
 def topics_in(request: Wire) -> set[str]:
-    """Return the names of the topics of a request."""
+    """Return the names of the topics of a request.
+
+    Raises:
+        RefusedError: there are too many messages or topics to look at each.
+    """
     fields = request.DESCRIPTOR.fields_by_name
     return {topic for name, topics in _TOPICS.items() if name in fields for topic in topics(request)}
 

@@ -14,6 +14,7 @@ from outbox.rocketmq.front.calls import Call, Send, Streaming, Threads, Unary
 from outbox.rocketmq.front.clients import ClientPolicy
 from outbox.rocketmq.front.protocol import Wire
 from outbox.rocketmq.front.routing import TopicType
+from outbox.rocketmq.front.settings import MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.rocketmq.front.validation import checked_group, checked_topic
 from outbox.runtime.throttled_log import ThrottledLog
@@ -27,8 +28,6 @@ R = TypeVar("R")
 
 #: Seconds between two looks at the rows, besides those for a name that is not known.
 _READ_SECONDS = 5.0
-#: Clients make no topic where there are so many.
-MOST_TOPICS = 10_000
 #: A call with one of these fields is about messages that were received, and makes no topic.
 _OF_RECEIVED = {"entries", "receipt_handle"}
 #: So many groups without a row are remembered.

@@ -22,6 +22,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _TIMES = timedelta(milliseconds=10), timedelta(sec
 MOST_RECEIVED = 32
 LONG_POLL = timedelta(seconds=20)
 CONSUME_ATTEMPTS = 17
+#: Clients make no topic where there are so many, and name no more.
+MOST_TOPICS = 10_000
 
 
 class UnknownSettingsError(Exception):
@@ -29,10 +31,17 @@ class UnknownSettingsError(Exception):
 
 
 def topics_of(asked: Wire) -> frozenset[str]:
-    """Return the topics in the settings of a client."""
+    """Return the topics in the settings of a client.
+
+    Raises:
+        RefusedError: there are too many.
+    """
+    topics, entries = asked.publishing.topics, asked.subscription.subscriptions
+    if max(len(topics), len(entries)) > MOST_TOPICS:
+        raise RefusedError(Code.BAD_REQUEST, f"too many topics, max is {MOST_TOPICS}")
     if asked.HasField("publishing"):
-        return frozenset(topic.name for topic in asked.publishing.topics)
-    return frozenset(entry.topic.name for entry in asked.subscription.subscriptions)
+        return frozenset(topic.name for topic in topics)
+    return frozenset(entry.topic.name for entry in entries)
 
 
 def answered(asked: Wire, group: ConsumerGroup | None = None) -> Wire:

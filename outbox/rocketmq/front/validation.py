@@ -60,12 +60,18 @@ def type_of(message: Wire) -> str:
     return "LITE" if system.HasField("lite_topic") else "NORMAL"
 
 
+def checked_number(messages: Sequence[Wire]) -> Sequence[Wire]:
+    """Return the messages of a call, if there are not too many: a request has room for millions without contents."""
+    if len(messages) > MAX_MESSAGES:
+        raise RefusedError(Code.PAYLOAD_TOO_LARGE, f"too many messages, max is {MAX_MESSAGES}")
+    return messages
+
+
 def checked_messages(messages: Sequence[Wire], types: Mapping[str, str]) -> str | None:
     """Refuse messages that RocketMQ would refuse; return the type of their topic. `types`: of all topics by name."""
     if not messages:
         raise RefusedError(Code.MESSAGE_CORRUPTED, "no message to send")
-    if len(messages) > MAX_MESSAGES:
-        raise RefusedError(Code.PAYLOAD_TOO_LARGE, f"too many messages, max is {MAX_MESSAGES}")
+    checked_number(messages)
     topic, now = messages[0].topic, datetime.now(UTC)
     checked_topic(topic.name)
     for message in messages:
