@@ -28,7 +28,7 @@ FULL = Plan(
     until_written=True,
     pauses=(2.0, 5.0),
 )
-#: For servers of Redis that fail over, where it is the failovers that count. A failover may lose the copies of one kill.
+#: For servers of Redis that fail over, where the failovers count. A failover may lose the copies of one kill.
 FAILOVERS = replace(SMALL, writers=4, quota=500, trouble=("crash", "worst", "blackout", "worst", "kill", "worst"))
 #: For twins, of which one needs no trouble at all to fail.
 DARK, CALM = replace(SMALL, quota=120, trouble=("blackout",)), replace(SMALL, quota=120, trouble=())
