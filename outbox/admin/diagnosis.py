@@ -174,6 +174,9 @@ class Diagnosis:
             return
         since = min(each.since for each in troubles)
         is_check, number = status.kind == "check", status.count(state)
+        if state == States.RETRY and _is_received(status):
+            # The others are in hands, or their turn has only come.
+            number = Count.total(Count(each.messages, about=each.messages_is_minimum) for each in troubles)
         place = "an answer" if is_check else place_of(status, "their destination")
         if state == States.RETRY and (is_check or self._seconds(since) < _IDLE_SECONDS):
             return
@@ -222,6 +225,7 @@ class Diagnosis:
     def _of_decisions(self, status: Status) -> Iterator[Finding]:
         """Yield that decisions of people are open for longer than a worker needs."""
         why = "the worker does not come to it" if status.live else "a worker has to do so, and none runs"
+        why = "a client that receives has to do so, and none does" if _is_received(status) else why
         for each in self.stalled:
             if each.name == status.name:
                 yield self._finding(
@@ -292,6 +296,9 @@ class Diagnosis:
                 next_command=first[1],
             )
             return
+        if _is_received(status):
+            yield from self._of_no_client(status)
+            return
         seconds, grounds = status.idle_seconds, list[str]()
         if status.lease_until is not None:
             # A worker that stops gives its lease back; a worker with a lease was killed, or hangs.
@@ -315,6 +322,24 @@ class Diagnosis:
             evidence="; ".join([*grounds, "later messages are not purged"]),
             advice=advice,
             next_command=command,
+        )
+
+    def _of_no_client(self, status: Status) -> Iterator[Finding]:
+        """Yield that messages wait and no client receives; clients that wait for messages leave no trace."""
+        overdue = [self._seconds(each.since) for each in status.troubles if each.state == States.RETRY]
+        waiting = [each.lag_seconds for each in status.partitions if each.backlog]
+        seconds = min(status.idle_seconds or 0.0, max([*overdue, *waiting], default=0.0))
+        if seconds < _IDLE_SECONDS or status.all_held:
+            return
+        grounds = [counted(status.unsettled, "message", _WAITS)] if status.backlog else []
+        yield self._finding(
+            kind="not_run",
+            subscription=status.name,
+            what="no client receives",
+            since=self.now - timedelta(seconds=seconds),
+            evidence="; ".join([*grounds, "later messages are not purged"]),
+            advice="start a client of the group; or, to give the group up, run",
+            next_command=self._command("subscriptions", "drop", status.name),
         )
 
     def _of_extract(self, status: Status, since: datetime, until: datetime) -> Iterator[Finding]:
@@ -365,6 +390,13 @@ class Diagnosis:
 
     def _command(self, *words: str) -> str:
         return self.commands.line(*words)
+
+
+def _is_received(status: Status) -> bool:
+    """Return whether clients receive the messages by receipts, so that no worker is to run."""
+    # Only a worker, or a command, has had a lease. A front puts the bar between a group and its topic.
+    never_leased = status.lease_seconds is None and status.lease_until is None
+    return status.kind == "consumer" and not status.workers and (never_leased or "|" in status.name)
 
 
 def _group_option(status: Status) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from outbox.model.decision import Decision
 from outbox.model.filter.sql92 import Filter
 from outbox.model.limits import require_numbers
 from outbox.model.message import Message
-from outbox.model.parking import States
+from outbox.model.parking import HANDED_OUT, States
 from outbox.model.subscription import Subscription
 from outbox.model.topics import Topics
 from outbox.runtime.text import counted
@@ -215,10 +215,11 @@ def in_words(copy: ParkedMessage) -> str:
     """Return the state of a parked message in words."""
     tried = f" after {counted(copy.attempts, 'failed attempt')}" if copy.attempts else ""
     due = "" if copy.due_at is None else f", due {_moment(copy.due_at)}"
+    out = _handed_out(copy)
     said = {
         States.DELAYED: f"delayed{due}",
         States.WAITING: f"waiting for its destination{due}",
-        States.RETRY: f"waiting for the next try{tried}{due}",
+        States.RETRY: f"waiting for the next try{tried}{due}" if out is None else out,
         States.DEAD: f"dead letter{tried}",
         States.BEHIND: f"behind message {copy.head} of its key",
     }[copy.state]
@@ -227,6 +228,13 @@ def in_words(copy: ParkedMessage) -> str:
     if copy.decision is not None and copy.decided_at is not None:
         said += f"; {copy.decision} by {copy.decided_by} {_moment(copy.decided_at)}, not carried out yet"
     return said
+
+
+def _handed_out(copy: ParkedMessage) -> str | None:
+    if copy.due_at is None or not (copy.error or "").startswith(HANDED_OUT):
+        return None
+    often = "once" if copy.attempts == 1 else f"{copy.attempts} times"
+    return f"handed out {often}, the last time until {_moment(copy.due_at)}"
 
 
 def _of_unread(subscription: Subscription, message: Message, passing: Passing) -> tuple[PassageState, str]:

@@ -22,6 +22,8 @@ class States:
 
 #: The states of the heads of units; what stands behind the head of its key has none, which is called `behind`.
 STATES: tuple[State, ...] = get_args(State)
+#: The error of a message that is handed out, or was and is not acknowledged: it begins so, and ends with a number.
+HANDED_OUT = "handed out under receipt "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class TroubleStatus:
         state: `waiting` for the destination, `retry` or `dead`.
         messages: their number.
         messages_is_minimum: there are more.
-        since: when the first of them was parked.
+        since: when the first of them was parked; of what was handed out, when the first time was over.
         error: the answer of the destination; answers that differ in numbers alone count as the same.
     """
 
@@ -106,8 +106,8 @@ class Status(StoredProperties):
     Attributes:
         backlog: messages of the log that are not settled; of a check-back, messages without a verdict.
         lag_seconds: for how long the oldest unsent message, parked ones included, could have been sent; at most that if
-            `lag_is_estimate`. A delayed message counts from its due moment; dead letters do not count. Of a check-back
-            only the backlog counts.
+            `lag_is_estimate`. A delayed message counts from its due moment, and what was handed out from the end of its
+            time; dead letters do not count. Of a check-back only the backlog counts.
         idle_seconds: since the last settle; of several partitions that of one without a worker, if there is one.
         worker: the holder of the lease; of several partitions the first holder, if each has a holder.
         partitions: in the order of their numbers.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from outbox.model.lease import Holder
 from outbox.model.message import Message
+from outbox.model.parking import HANDED_OUT
 from outbox.model.subscription import Declaration, Selection, Start, Subscription
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.partition_pops import PartitionPops
@@ -130,7 +131,7 @@ def _at_most(asked: Sequence[Asked], free: int) -> list[Asked]:
 def new_receipt() -> str:
     """Return a receipt of its own, as which the error of what is handed out is stored."""
     # Errors that differ in numbers are shown as one.
-    return f"handed out under receipt {secrets.randbits(64)}"
+    return f"{HANDED_OUT}{secrets.randbits(64)}"
 
 
 def opening(outbox: BareOutbox) -> Callable[[], Channel]:

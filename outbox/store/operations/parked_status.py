@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from outbox.model.parking import STATES, State, States
+from outbox.model.parking import HANDED_OUT, STATES, State, States
 from outbox.model.status import MOST_COUNTED, UNSENT, Count, TroubleStatus
 from outbox.model.subscription import Subscription
 from outbox.runtime.text import without_numbers
@@ -23,9 +23,9 @@ class ParkedStatus:
     """The status of the parked messages of a subscription.
 
     `counts`: numbers by state. `unsent_since`: the moment from which on the oldest unsent message could have been sent:
-    the creation, or the due moment. Dead letters do not count, nor messages that are not due yet. `troubles`: messages
-    that wait for the destination, failed messages and dead letters, by error. `some_free`: some message is tried
-    again or has fallen due, and no person has paused its key.
+    the creation, the due moment, or the end of the time of what was handed out. Dead letters do not count, nor messages
+    that are not due yet. `troubles`: messages that wait for the destination, failed messages, dead letters, by error.
+    `some_free`: some message is tried again or has fallen due, and no person has paused its key.
     """
 
     counts: dict[str, Count]
@@ -36,11 +36,15 @@ class ParkedStatus:
 
 #: No verdict. A scalar sub-select, because any other form may be answered by reading all verdicts.
 UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL"
+#: True of what a client has, or had: nobody else gets it before `due_at`.
+_OUT = "due_at IS NOT NULL AND error LIKE :handed_out"
+_LIKE_HANDED_OUT = {"handed_out": f"{HANDED_OUT}%"}
 #: The ORDER BY keeps it on (subscription, state, id).
-_LOOK = """
-    SELECT count(CASE WHEN {meant} THEN 1 END), count(*), min(CASE WHEN {meant} THEN due END)
-    FROM (SELECT key, CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END AS due
-          FROM {parked} WHERE subscription = :subscription AND {of_state} ORDER BY id LIMIT :limit) AS r
+_LOOK = f"""
+    SELECT count(CASE WHEN {{meant}} THEN 1 END), count(*), min(CASE WHEN {{meant}} THEN due END)
+    FROM (SELECT key, CASE WHEN {_OUT} THEN due_at WHEN deliver_at > created_at THEN deliver_at
+                           ELSE created_at END AS due
+          FROM {{parked}} WHERE subscription = :subscription AND {{of_state}} ORDER BY id LIMIT :limit) AS r
 """
 #: Delayed messages that are due and that the worker has not taken up yet, by the partial index on due_at.
 _OVERDUE = """
@@ -55,14 +59,19 @@ _FREE = """
     WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state <> 'delayed'
       AND NOT {paused} LIMIT 1
 """
-#: Without the heads whose turn has only come: they have not failed.
-_BY_ERROR = """
-    SELECT error, count(*), min(parked_at)
-    FROM (SELECT key, substr(error, 1, :characters) AS error, attempts, parked_at FROM {parked}
-          WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS r
-    WHERE {meant} AND (attempts > 0 OR error IS NOT NULL)
-    GROUP BY error ORDER BY count(*) DESC, min(parked_at), error LIMIT :errors
+#: Without the heads whose turn has only come, and without what is in hands: they have not failed. What was handed out
+#: fails when its time is over.
+_BY_ERROR = f"""
+    SELECT error, count(*), min(since)
+    FROM (SELECT key, CASE WHEN {_OUT} THEN :overdue ELSE substr(error, 1, :characters) END AS error, attempts,
+                 CASE WHEN {_OUT} THEN due_at ELSE parked_at END AS since,
+                 CASE WHEN {_OUT} AND due_at > {{now}} THEN 1 ELSE 0 END AS in_hands
+          FROM {{parked}} WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS r
+    WHERE {{meant}} AND in_hands = 0 AND (attempts > 0 OR error IS NOT NULL)
+    GROUP BY error ORDER BY count(*) DESC, min(since), error LIMIT :errors
 """
+#: The error of what was handed out, without the number of its receipt.
+_OVERDUE_ERROR = "handed out, and not acknowledged in time"
 
 
 def status_of_parked(channel: Channel, subscription: Subscription) -> ParkedStatus:
@@ -95,7 +104,8 @@ def parked_counts(channel: Channel, subscription: str) -> dict[str, Count]:
 def _look(channel: Channel, subscription: str, state: State, meant: str = "TRUE") -> tuple[Count, datetime | None]:
     """Count the messages in a state, and find the moment from which on the first could have been sent."""
     look = channel.database.sql(_LOOK, meant=meant, of_state=of_state(state))
-    number, read, due = channel.rows(look, subscription=subscription, state=state, limit=MOST_COUNTED + 1)[0]
+    bound = {"subscription": subscription, "state": state, "limit": MOST_COUNTED + 1, **_LIKE_HANDED_OUT}
+    number, read, due = channel.rows(look, **bound)[0]
     return Count.upto(int(number), int(read)), channel.database.dialect.clock.read(due)
 
 
@@ -109,9 +119,10 @@ def _some_are_free(channel: Channel, subscription: Subscription) -> bool:
 def _by_error(channel: Channel, subscription: str, state: State, meant: str) -> list[TroubleStatus]:
     """Return the messages of a state by their error, the most frequent first."""
     by_error = channel.database.sql(_BY_ERROR, meant=meant)
+    words = {**_LIKE_HANDED_OUT, "overdue": _OVERDUE_ERROR}
     limits = {"limit": MOST_COUNTED + 1, "characters": _MOST_CHARACTERS, "errors": _MOST_ERRORS}
     found: dict[str, tuple[str | None, int, datetime]] = {}
-    for error, number, parked in channel.rows(by_error, subscription=subscription, state=state, **limits):
+    for error, number, parked in channel.rows(by_error, subscription=subscription, state=state, **limits, **words):
         since = channel.database.moment(parked)
         like = without_numbers(error)
         first, known, oldest = found.get(like, (error, 0, since))
