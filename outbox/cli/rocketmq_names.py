@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from outbox.rocketmq.front.declaring import Declarations
 
 _TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
-#: A front reads topics and groups again so often.
+#: A front looks at once for a topic that it does not know, and reads topics and groups again so often.
+_AT_ONCE = "running fronts know it at the next call"
 _WITHIN = "running fronts know it within 5 s"
 
 
@@ -59,7 +60,7 @@ def add_topic(*, target: Target, name: str, type_: str, json: bool) -> None:
     """
     with _declarations(target) as declarations:
         made = declarations.add_topic(name, type_)
-    told = f"topic {name} is added, of type {type_}; {_WITHIN}" if made else f"topic {name} is there, of type {type_}"
+    told = f"topic {name} is added, of type {type_}; {_AT_ONCE}" if made else f"topic {name} is there, of type {type_}"
     tell(told, {"topic": {"name": name, "type": type_}, "added": made}, json=json)
 
 
@@ -75,7 +76,7 @@ def drop_topic(*, target: Target, name: str, json: bool) -> None:
     """
     with _declarations(target) as declarations:
         declarations.drop_topic(name)
-    tell(f"topic {name} is dropped", {"dropped": name}, json=json)
+    tell(f"topic {name} is dropped; {_WITHIN}", {"dropped": name}, json=json)
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -99,7 +100,9 @@ def list_groups(*, target: Target, json: bool) -> None:
         rows = [(each["name"], "yes" if each["fifo"] else "no", each["retries"]) for each in found]
         show_table(("NAME", "FIFO", "RETRIES"), rows, numbers=("RETRIES",))
     else:
-        say(f"no groups; to add one, run: {target.commands.line('rocketmq', 'groups', 'add', 'NAME')}")
+        add = target.commands.line("rocketmq", "groups", "add", "NAME")
+        say(f"no groups were added; to add one, run: {add}")
+        say(f"groups that receive are listed by: {target.commands.line('subscriptions', 'list')}")
 
 
 @groups.command("add")
@@ -127,7 +130,7 @@ def add_group(*, target: Target, name: str, fifo: bool, retries: int | None, jso
 def drop_group(*, target: Target, name: str, json: bool) -> None:
     """Drop what was added of a consumer group. Its positions are subscriptions, and stay.
 
-    Refused while a group in order has subscriptions: outbox subscriptions drop is first.
+    Refused while a group in order has subscriptions: outbox subscriptions alter --no-ordered is first.
     """
     with _declarations(target) as declarations:
         declarations.drop_group(name)

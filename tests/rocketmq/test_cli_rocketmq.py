@@ -8,7 +8,7 @@ from tests.support.command_line import outbox
 
 @pytest.mark.parametrize(("options", "text"), [
     (["--listen", "8081"], "a place is HOST:PORT, such as 127.0.0.1:8081, not '8081'"),
-    (["--listen", "0.0.0.0:8081"], "no client can connect to 0.0.0.0:8081"),
+    (["--listen", "0.0.0.0:8081"], "0.0.0.0:8081: say by which host and port, with --advertise"),
     (["--check-interval", "0s"], "check_interval must be greater than 0"),
     (["--auth-file", "nowhere/keys"], "auth file nowhere/keys: no such file or directory"),
     (["--tls-cert", "c"], "TLS wants both, a certificate and its private key"),
@@ -47,7 +47,10 @@ def test_groups_are_added_changed_listed_and_dropped(engine):
     )]  # fmt: skip
 
     assert [each.code for each in told] == [0] * 7
-    assert "no groups; to add one, run: outbox rocketmq groups add NAME" in told[0].err
+    assert told[0].err.splitlines() == [
+        "no groups were added; to add one, run: outbox rocketmq groups add NAME",
+        "groups that receive are listed by: outbox subscriptions list",
+    ]
     assert [line.split() for line in told[4].out.splitlines()] == [
         ["NAME", "FIFO", "RETRIES"], ["billing", "yes", "3"], ["other", "no", "16"],
     ]  # fmt: skip
@@ -61,13 +64,15 @@ def test_groups_are_added_changed_listed_and_dropped(engine):
     ("groups add a*b", "the specified group[a*b] contains illegal characters"),
     ("groups add g --retries -1", "-1 is not in the range 0<=x<=1000"),
     ("groups drop strange", "there is no group 'strange'; there are: none"),
-    ("groups add receiving --fifo", "already; first: outbox subscriptions alter 'receiving|orders' --ordered"),
+    ("groups add receiving --fifo", "|orders' --ordered && outbox subscriptions alter 'receiving|steps' --ordered"),
 ])  # fmt: skip
 def test_a_mistake_about_a_topic_or_a_group_names_the_fix(sqlite_engine, line, text):
     outbox(sqlite_engine, "rocketmq", "topics", "add", "orders")
-    consumer = Outbox(sqlite_engine).consumer("receiving|orders", topics=["orders"], ordered=False, on_dead="continue")
-    consumer.on("orders")(print)
-    consumer.until_empty()
+    for topic in ("steps", "orders"):
+        name = f"receiving|{topic}"
+        consumer = Outbox(sqlite_engine).consumer(name, topics=[topic], ordered=False, on_dead="continue")
+        consumer.on(topic)(print)
+        consumer.until_empty()
 
     done = outbox(sqlite_engine, "rocketmq", *line.split())
 

@@ -157,5 +157,6 @@ def test_an_open_transaction_waits_uncounted_until_a_producer_of_its_topic_comes
 def test_a_front_at_a_port_of_another_front_says_so(outbox):
     with listening(outbox) as front:
         other = type(front)(outbox, topics={}, listen=str(front.listening))
-        with pytest.raises(Exception, match=f"a front cannot listen at {front.listening}"):
+        text = f"a front cannot listen at {front.listening}: another process listens there; give --listen another port"
+        with pytest.raises(Exception, match=text):
             other.run(signals=False)

@@ -119,7 +119,19 @@ def test_a_call_about_a_message_that_was_received_makes_no_topic(outbox):
     assert (answers[0].entries[0].status.code, listed.json["topics"]) == (50001, [])
 
 
-def test_a_group_that_was_not_added_is_refused_by_a_front_that_is_strict(outbox):
+def test_a_missing_topic_is_refused_with_the_remedy_and_logged_once_a_minute(outbox, caplog):
+    with listening(outbox) as front:
+        texts = [called(front, "QueryRoute", request("QueryRoute", each)).status.message for each in ("new|1", "other")]
+
+    assert [each.partition(" [")[2] for each in texts] == [
+        "add it by: outbox rocketmq topics add 'new|1']", "add it by: outbox rocketmq topics add other]",
+    ]  # fmt: skip
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "front: a client asks for topic 'new|1', which is not there; add it by: outbox rocketmq topics add NAME"
+    ]
+
+
+def test_a_group_that_was_not_added_is_refused_by_a_front_that_is_strict(outbox, caplog):
     with listening(outbox, clients=ClientPolicy(strict_groups=True)) as front:
         refused = received(front, "orders")[0]
         typed(outbox.engine, "rocketmq", "groups", "add", "billing")
@@ -130,6 +142,7 @@ def test_a_group_that_was_not_added_is_refused_by_a_front_that_is_strict(outbox)
         "CODE: 26  DESC: subscription group [billing] does not exist [add it by: outbox rocketmq groups add billing]",
         40401,
     )
+    assert "front: a client asks for group 'billing', which is not there; add it by: outbox" in caplog.text
 
 
 def test_a_front_with_a_topic_of_another_type_than_is_there_names_the_fix(outbox):

@@ -177,8 +177,20 @@ def test_a_stranger_is_refused_in_every_call_and_on_the_stream_and_the_log_says_
     assert [each.getMessage() for each in caplog.records] == [
         "front: client 'raw' is refused: its signature is not by the secret of shop",
         "front: client 'raw' is refused: its access key is unknown",
+        "front: client 'raw' is refused: there are no credentials",
     ]
     assert not any(each in caplog.text for each in (SECRET, "wr0ng", "unkn0wn"))
+
+
+def test_a_front_says_where_it_listens_without_a_wish_for_more_lines(outbox, keys, caplog):
+    with caplog.at_level(logging.INFO, "outbox.activity"):
+        for security in (Security(auth_file=keys), None):
+            with listening(outbox, security=security) as front:
+                place = front.listening
+
+            assert (
+                f"front: listens at {place}, without TLS, with{'out' * (security is None)} credentials" in caplog.text
+            )
 
 
 def test_a_stranger_is_refused_before_the_request_is_read(outbox, keys):

@@ -83,7 +83,7 @@ class Authentication:
 
     def _refuse_stranger(self, call: Call, key: AccessKey, name: str) -> None:
         if not name:
-            self._log(call, key, Code.UNAUTHORIZED, "there are no credentials")
+            self._log(call, None, Code.UNAUTHORIZED, "there are no credentials")
             raise RefusedError(Code.UNAUTHORIZED, "username cannot be null. [give the client its credentials]")
         # The name of an unknown key may be a secret in the wrong place.
         why = "its access key is unknown" if key is _UNKNOWN else f"its signature is not by the secret of {key.name}"
@@ -91,9 +91,9 @@ class Authentication:
         # Which of the two is wrong is not for strangers.
         raise RefusedError(Code.UNAUTHORIZED, "check signature failed. [unknown access key, or another secret]")
 
-    def _log(self, call: Call, key: AccessKey, code: Code, why: str) -> None:
-        """Log a refusal, for each key once a minute, and for unknown keys together once a minute."""
-        if self._throttle.allows((key.name, code)):
+    def _log(self, call: Call, key: AccessKey | None, code: Code, why: str) -> None:
+        """Log a refusal once a minute: for each key, for unknown keys together, and for calls without a key."""
+        if self._throttle.allows((key and key.name, code)):
             logger.warning("front: client %.80r is refused: %s", call.client, why)
 
 

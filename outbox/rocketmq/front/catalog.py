@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar, cast
@@ -17,7 +18,7 @@ from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.settings import MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.rocketmq.front.validation import checked_group, checked_topic
-from outbox.runtime.throttled_log import ThrottledLog
+from outbox.runtime.throttled_log import Throttle, ThrottledLog
 from outbox.store.database import Channel
 from outbox.store.fronts.groups import ConsumerGroup, GroupRows
 from outbox.store.fronts.topics import TopicRows
@@ -73,6 +74,7 @@ class Catalog:
         #: Groups that were looked for, and have no row.
         self._looked: set[str] = set()
         self._log = ThrottledLog(logger)
+        self._missing = Throttle()
 
     def read(self) -> None:
         """Read the rows before there is an event loop."""
@@ -125,13 +127,24 @@ class Catalog:
         if self._policy.create_topics and _OF_RECEIVED.isdisjoint(request.DESCRIPTOR.fields_by_name):
             for name in topics_in(request) - self.topics.keys():
                 await self._make(checked_topic(name))
+        for name in topics_in(request) - self.topics.keys():
+            self._warn("topic", name)
         group = group_in(request)
         if self._policy.strict_groups and group and checked_group(group) not in self.groups:
+            self._warn("group", group)
             raise RefusedError(
                 Code.CONSUMER_GROUP_NOT_FOUND,
                 f"CODE: 26  DESC: subscription group [{group}] does not exist"
-                f" [add it by: outbox rocketmq groups add {group}]",
+                f" [add it by: outbox rocketmq groups add {shlex.quote(group)}]",
             )
+
+    def _warn(self, what: str, name: str) -> None:
+        """Log that clients ask for a missing topic or group: one of each a minute, as strangers choose the names."""
+        if self._missing.allows(what):
+            logger.warning(
+                "front: a client asks for %s %.130r, which is not there; add it by: outbox rocketmq %ss add NAME",
+                what, name, what,
+            )  # fmt: skip
 
     async def _make(self, topic: str) -> None:
         if len(self.topics) >= MOST_TOPICS:

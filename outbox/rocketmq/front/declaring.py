@@ -99,16 +99,19 @@ class Declarations:
 
     def _require_order(self, name: str, *, ordered: bool) -> None:
         """Refuse another order than the subscriptions of a group have."""
-        for each in Subscriptions(self._channel).all():
-            topics = each.topics or ()
-            is_of_group = each.kind == "consumer" and any(each.name == subscription_of(name, topic) for topic in topics)
-            if is_of_group and each.ordered != ordered:
-                option = "--ordered" if ordered else "--no-ordered"
-                alter = self._commands.line("subscriptions", "alter", each.name, option)
-                raise MQClientError(
-                    f"group {name} receives {', '.join(topics)} {'out of' if ordered else 'in'} order already; first:"
-                    f" {alter}"
-                )
+        others = {
+            each.name: topic
+            for each in Subscriptions(self._channel).all()
+            for topic in each.topics or ()
+            if each.kind == "consumer" and each.name == subscription_of(name, topic) and each.ordered != ordered
+        }
+        if others:
+            option = "--ordered" if ordered else "--no-ordered"
+            first = " && ".join(self._commands.line("subscriptions", "alter", each, option) for each in sorted(others))
+            raise MQClientError(
+                f"group {name} receives {', '.join(sorted(others.values()))} {'out of' if ordered else 'in'} order"
+                f" already; first: {first}"
+            )
 
 
 def require_topic(name: str, type_: str) -> None:

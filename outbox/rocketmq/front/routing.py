@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -92,7 +93,8 @@ class Routes:
         if topic not in self._topics:
             raise RefusedError(
                 Code.TOPIC_NOT_FOUND,
-                f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}\n{_FAQ}",
+                f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}\n{_FAQ}"
+                f" [add it by: outbox rocketmq topics add {shlex.quote(topic)}]",
             )
         return topic
 

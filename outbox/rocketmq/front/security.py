@@ -22,10 +22,6 @@ class Port:
     advertised: Place | None
     certificate: Certificate | None = None
 
-    def __post_init__(self) -> None:
-        if self.advertised is None and self.listen.is_everywhere:
-            raise ValueError(f"no client can connect to {self.listen}: say by which host and port, with advertise")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
@@ -71,8 +67,15 @@ class Security:
         certificate = Certificate(Path(self.tls_cert), Path(self.tls_key))
         if self.tls_listen is None:
             return [_port(listen, advertise, certificate)]
-        return [_port(listen, advertise), _port(self.tls_listen, self.tls_advertise, certificate)]
+        return [_port(listen, advertise), _port(self.tls_listen, self.tls_advertise, certificate, "tls_")]
 
 
-def _port(listen: str, advertise: str | None, certificate: Certificate | None = None) -> Port:
-    return Port(Place.of(listen), None if advertise is None else Place.of(advertise), certificate)
+def _port(listen: str, advertise: str | None, certificate: Certificate | None = None, prefix: str = "") -> Port:
+    place, advertised = Place.of(listen), None if advertise is None else Place.of(advertise)
+    if advertised is None and place.is_everywhere:
+        name = f"{prefix}advertise"
+        raise ValueError(
+            f"no client can connect to {place}: say by which host and port, with --{name.replace('_', '-')}"
+            f" (in Python {name}=)"
+        )
+    return Port(place, advertised, certificate)

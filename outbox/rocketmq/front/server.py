@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -29,6 +31,7 @@ from outbox.rocketmq.front.tls import Certificate, Pair
 from outbox.runtime.clock import clock
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
+from outbox.telemetry.activity_log import activity_logger
 from outbox.telemetry.events import Called, Teller
 
 logger = logging.getLogger("outbox")
@@ -99,7 +102,13 @@ class Server:
         await server.start()
         bound(places)
         for port, place in zip(self._ports, places, strict=True):
-            logger.info("front: listens at %s, %s TLS", place, "without" if port.certificate is None else "with")
+            # Shown without --verbose, as the place is what clients need.
+            activity_logger.info(
+                "front: listens at %s, %s TLS, %s credentials",
+                place,
+                "without" if port.certificate is None else "with",
+                "without" if self._authentication is None else "with",
+            )
         beside = asyncio.create_task(self._beside())
         try:
             while not stop.asked:
@@ -320,8 +329,24 @@ def _opened(server: grpc.aio.Server, port: Port) -> Place:
         else:
             number = server.add_secure_port(str(port.listen), _credentials(port.certificate))
     except RuntimeError as error:
-        raise OptionError(f"a front cannot listen at {port.listen}: {describe(error)}") from error
+        raise OptionError(f"a front cannot listen at {port.listen}: {_reason(port.listen, error)}") from error
     return Place(port.listen.host, number)
+
+
+def _reason(place: Place, error: Exception) -> str:
+    """Return why a place cannot be listened at; gRPC does not say."""
+    try:
+        # Without the options of gRPC, which also listens beside a socket that is about to close.
+        socket.create_server((place.host, place.port), family=_family(place)).close()
+    except OSError as refused:
+        if refused.errno == errno.EADDRINUSE:
+            return "another process listens there; give --listen another port"
+        return refused.strerror or describe(refused)
+    return describe(error)
+
+
+def _family(place: Place) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in place.host else socket.AF_INET
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
