@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from outbox.errors import OptionError
 from outbox.rocketmq import CheckPolicy
+from outbox.rocketmq.front import Front
 from outbox.rocketmq.front.sending import Sending
 from outbox.rocketmq.front.transactions import Transactions
 from tests.rocketmq.fronts import bodies, listening, producing
@@ -160,3 +162,19 @@ def test_a_front_at_a_port_of_another_front_says_so(outbox):
         text = f"a front cannot listen at {front.listening}: another process listens there; give --listen another port"
         with pytest.raises(Exception, match=text):
             other.run(signals=False)
+        with pytest.raises(OptionError, match=text):
+            other.start()
+
+    assert other.listening is None
+
+
+def test_a_front_that_was_started_listens(outbox):
+    front = Front(outbox, topics={}, listen="127.0.0.1:0")
+    places = list[object]()
+    for _ in range(2):
+        with front:
+            front.start()
+            places.append(front.listening)
+
+    assert None not in places
+    assert front.listening is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
@@ -37,6 +38,8 @@ from outbox.writing.bare import BareOutbox
 
 #: For topics, groups and clients.
 _ROW_CONNECTIONS = 1
+#: Seconds between two looks whether the thread that was started is still there.
+_LOOK_SECONDS = 0.1
 #: Without a topic of transactions nothing is to be done until there is one.
 _REST_SECONDS = 3600.0
 #: Seconds after a stop within which all ends; the server has most of them.
@@ -99,6 +102,9 @@ class Front(LifeCycle):
             raise ValueError(str(error)) from error
         #: The places at which the front listens, one for each port.
         self._places: Sequence[Place] = ()
+        #: Set while the front listens, and from the end of a try on; with the mistake that no other try would mend.
+        self._settled = threading.Event()
+        self._mistake: OptionError | MQClientError | None = None
 
     @property
     def listening(self) -> Place | None:
@@ -116,6 +122,35 @@ class Front(LifeCycle):
 
     def close(self) -> None:
         """Do nothing: a run closes all connections at the end."""
+
+    def start(self) -> None:
+        """Do as `LifeCycle.start`, and return when the front listens, or cannot yet because of its database.
+
+        Raises:
+            OptionError: another process has the port, or the host is not of this machine.
+            MQClientError: a topic or a group is there with other properties.
+            SubscriptionError: at work in another way, or not ended yet after a stop.
+        """
+        if self._supervisor is None or not self._supervisor.alive:
+            self._settled.clear()
+            self._mistake = None
+        super().start()
+        while not self._settled.wait(_LOOK_SECONDS) and self._supervisor is not None and self._supervisor.alive:
+            pass
+        if (mistake := self._mistake) is not None:
+            self.stop()
+            self.join()
+            raise mistake
+
+    def work(self, until: Until, stop: Stop) -> None:
+        """Do as `LifeCycle.work`, and tell `start` about the end of a try."""
+        try:
+            super().work(until, stop)
+        except (OptionError, MQClientError) as error:
+            self._mistake = error
+            raise
+        finally:
+            self._settled.set()
 
     def serve(self) -> None:
         """Serve until a stop is asked, and ask about open transactions meanwhile."""
@@ -192,6 +227,8 @@ class Front(LifeCycle):
 
     def _bound(self, places: Sequence[Place]) -> None:
         self._places = places
+        self._mistake = None
+        self._settled.set()
 
 
 class _Ending:
