@@ -73,7 +73,7 @@ def told(outbox: Outbox, id: int, name: str = "relay") -> tuple[str, str]:
     found = passage(outbox, id, name)
     words, parked = found.what, found.copy
     moments = [found.passed_at, *(each.at for each in found.decisions)]
-    moments += [parked.parked_at, parked.due_at, parked.decided_at] if parked is not None else []
+    moments += [parked.parked_at, parked.due_at, parked.decided_at, parked.withdrawn_at] if parked is not None else []
     for each in moments:
         words = words if each is None else words.replace(f"{each.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC", "#")
     return found.state, words
