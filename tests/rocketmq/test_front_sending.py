@@ -1,6 +1,7 @@
 """Messages, half messages and verdicts of clients, without a server: what is stored, and what is refused with what."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import IntegrityError
 
 from outbox import Outbox
 from outbox.rocketmq.front.calls import Call, Threads
@@ -19,6 +21,7 @@ from outbox.rocketmq.front.sending import Sending
 from outbox.rocketmq.front.statuses import RefusedError
 from outbox.rocketmq.front.transactions import Transactions
 from tests.rocketmq.front_probes import TOPICS, message
+from tests.rocketmq.fronts import called, listening
 from tests.rocketmq.parts import halves
 from tests.rocketmq.test_send_beside_verdict import Beside, stopped_inside
 from tests.support.readers import waiting
@@ -276,3 +279,23 @@ def test_a_verdict_is_stored_with_so_much_of_the_clients_id_as_can_be_shown(engi
     with engine.connect() as connection:
         by = connection.execute(text("SELECT decided_by FROM outbox_op")).scalar_one()
     assert (answer, by) == (OK, f"client a\ufffdb{'c' * 196}…")
+
+
+# Errors of the database
+
+
+def test_an_error_of_the_database_is_told_to_the_client_and_logged_without_the_message(outbox, monkeypatch, caplog):
+    statement, cause = "INSERT INTO outbox_message", sqlite3.IntegrityError("no more room\nFailing row: s3cret")
+
+    def fails(*_: object) -> None:
+        raise IntegrityError(statement, {"body": b"s3cret"}, cause)
+
+    monkeypatch.setattr(Sending, "_append", fails)
+    request = RPCS["SendMessage"].request(messages=[message("normal", b"s3cret")])
+
+    with listening(outbox, topics=TOPICS) as front:
+        status = called(front, "SendMessage", request).status
+
+    text = "IntegrityError: no more room"
+    assert status.message == f"org.apache.rocketmq.proxy.common.ProxyException: {text}"
+    assert caplog.messages == [f"front: SendMessage failed: {text}"]

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
+from sqlalchemy.exc import StatementError
 
 from outbox.errors import OptionError
 from outbox.model.verdict import describe
@@ -31,6 +32,7 @@ from outbox.rocketmq.front.tls import Certificate, Pair
 from outbox.runtime.clock import clock
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
+from outbox.store.failure import in_one_line
 from outbox.telemetry.activity_log import activity_logger
 from outbox.telemetry.events import Called, Teller
 
@@ -207,8 +209,11 @@ class Server:
     def _refusal(self, rpc: Rpc, error: Exception) -> Wire:
         """Return the status for an error; log an error that is none of the client's."""
         if not isinstance(error, RefusedError):
-            self._log.warning("front: %s failed: %s", rpc.name, describe(error))
-            error = internal(describe(error))
+            text, is_enough = in_one_line(error)
+            # The text of an error of a statement has the whole message of a client.
+            text = text if is_enough or isinstance(error, StatementError) else describe(error)
+            self._log.warning("front: %s failed: %s", rpc.name, text)
+            error = internal(text)
         return status(error.code, error.text)
 
     def _call(self, context: Any) -> Call:
