@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,15 +125,38 @@ class _Taking:
         self.parkings = [each for each in self.parkings if each[1].error != self.receipt or each[0].id in ids]
 
 
+class Kept:
+    """What many partitions keep of the log, of so many bytes together: what was read longest ago goes first."""
+
+    def __init__(self, most_bytes: int = 64 * 1024 * 1024) -> None:
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        #: The bytes that each partition keeps, the oldest first.
+        self._sizes: dict[Unhanded, int] = {}
+        self._bytes = 0
+
+    def note(self, unhanded: Unhanded, messages: Sequence[Message]) -> None:
+        """Note what a partition keeps from now on, and let others forget, if that is too much."""
+        size = sum(len(each.body) + len(each.headers_json or "") for each in messages)
+        with self._lock:
+            self._bytes += size - self._sizes.pop(unhanded, 0)
+            if size:
+                self._sizes[unhanded] = size
+            while self._bytes > self._most:
+                oldest = next(iter(self._sizes))
+                self._bytes -= self._sizes.pop(oldest)
+                oldest.forget()
+
+
 class Unhanded:
     """The log behind the stored progress of a partition, with what was read and not handed out.
 
     Windows never change, so a batch counts as long as the progress is in its window, whoever has stored the progress.
     """
 
-    def __init__(self, log: Log, stop: Position | None) -> None:
+    def __init__(self, log: Log, stop: Position | None, kept: Kept) -> None:
         """`stop`: where all partitions meet."""
-        self._log = log
+        self._log, self._kept = log, kept
         self._stop = stop
         self._cursor: Cursor | None = None
         self._batch: Batch | None = None
@@ -141,14 +165,21 @@ class Unhanded:
 
     def read(self, channel: Channel, progress: Progress) -> tuple[Batch, list[Message]]:
         """Return the batch in which the next messages behind the progress are, and these messages."""
-        if self._batch is None or not self._has_next(self._batch, progress):
+        batch = self._batch
+        if batch is None or not self._has_next(batch, progress):
             if self._cursor is None:
                 self._cursor = Cursor(self._log, progress, stop=self._stop)
             self._cursor.follow(progress)
-            self._batch, self._after = self._cursor.read(channel), progress.after
+            batch = self._batch = self._cursor.read(channel)
+            self._after = progress.after
+            self._kept.note(self, batch.messages)
         after = progress.after
-        left = [each for each in self._batch.messages if after is None or (each.id or 0) > after]
-        return self._batch, left
+        left = [each for each in batch.messages if after is None or (each.id or 0) > after]
+        return batch, left
+
+    def forget(self) -> None:
+        """Keep nothing: the next read asks the database. May be called from any thread."""
+        self._batch = None
 
     def _has_next(self, batch: Batch, progress: Progress) -> bool:
         if progress.after is None or (progress.base, progress.target) != (batch.window.base, batch.window.target):
@@ -161,7 +192,14 @@ class PartitionPops:
     """The pops of one partition in this process, one at a time."""
 
     def __init__(
-        self, stored: Subscription, partition: Partition, *, most: int, selection: Selection | None, teller: Teller
+        self,
+        stored: Subscription,
+        partition: Partition,
+        *,
+        most: int,
+        selection: Selection | None,
+        teller: Teller,
+        kept: Kept,
     ) -> None:
         """`most`: deliveries of a message. `selection`: of the calls, which pass all other messages, for every call.
 
@@ -170,7 +208,7 @@ class PartitionPops:
         self.stored, self.partition, self.most = stored, partition, most
         self.policy = HandlerPolicy(retry=RetryPolicy(attempts=most + 1)).of(stored)
         self.paused = frozenset(key for key in self.policy.paused if key is not None)
-        self.unhanded = Unhanded(Log(_LIMITS, selection or stored.selection, partition), stored.stop_at)
+        self.unhanded = Unhanded(Log(_LIMITS, selection or stored.selection, partition), stored.stop_at, kept)
         self.teller = teller.of_partition(partition.partition)
         self._watch = LeaseWatch(_LEASE)
         self._prune_at = 0.0

@@ -11,7 +11,7 @@ from outbox.model.message import Message
 from outbox.model.parking import HANDED_OUT
 from outbox.model.subscription import Declaration, Selection, Start, Subscription
 from outbox.rocketmq.asked import Asked
-from outbox.rocketmq.partition_pops import PartitionPops
+from outbox.rocketmq.partition_pops import Kept, PartitionPops
 from outbox.runtime.named import named
 from outbox.runtime.process import unique_name
 from outbox.store.database import Channel
@@ -44,13 +44,17 @@ class Popping:
         start: Start,
         max_attempts: int,
         selection: Selection | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        """`selection`: of the calls, which pass all other messages, for every call; None: as declared."""
+        """`selection`: of the calls, which pass all other messages, for every call; None: as declared.
+
+        `kept`: what all that share it keep of the log; None: shared with nobody.
+        """
         database, listeners = outbox.database, Listeners(outbox.listeners)
         listeners.listen(FailureLog(declared.name, words_of(declared, database.commands)).told)
         self._database = database
         self._declaring = Declaring(declared, start)
-        self._most, self._selection = max_attempts, selection
+        self._most, self._selection, self._kept = max_attempts, selection, kept or Kept()
         self._teller = Teller(listeners, {"database": database, "subscription": declared.name})
         #: The subscription as it was found last; None: it is to be declared, at first and after a change.
         self._stored: Subscription | None = None
@@ -92,7 +96,9 @@ class Popping:
         stored = self._stored = self._declaring.declare(channel, unique_name())
         assert stored is not None, "there is a start"
         self._partitions = [
-            PartitionPops(stored, each, most=self._most, selection=self._selection, teller=self._teller)
+            PartitionPops(
+                stored, each, most=self._most, selection=self._selection, teller=self._teller, kept=self._kept
+            )
             for each in stored.all_partitions()
         ]
         return stored

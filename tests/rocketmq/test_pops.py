@@ -18,9 +18,11 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.subscription import Declaration, Selection
 from outbox.rocketmq import MessageExt, MQClientError, SimpleConsumer, dead_letters, simple_consumer
 from outbox.rocketmq.asked import Asked
+from outbox.rocketmq.partition_pops import Kept
 from outbox.rocketmq.popping import Popping
 from outbox.runtime import failpoints
 from outbox.store.database import Channel, Database
+from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.pops import Pops
 from outbox.store.subscriptions.progress import ProgressLog, Settled
@@ -75,6 +77,38 @@ def test_a_receive_is_at_most_four_statements_on_a_connection_that_is_there(outb
     assert [texts(each) for each in found] == [["0"], ["1", "2"], ["3", "4"], [], ["0"]]
     assert max(counts) <= 4
     assert asked["open"] == 0
+
+
+def test_groups_that_share_a_limit_read_the_log_again_and_get_every_message_in_order(outbox, monkeypatch):
+    """Two groups by turns, both of which may keep what they have read, or one, or none."""
+    send(outbox, *map(str, range(8)))
+    reads, real = list[Cursor](), Cursor.read
+
+    def read(cursor: Cursor, channel: Channel) -> Batch:
+        reads.append(cursor)
+        return real(cursor, channel)
+
+    monkeypatch.setattr(Cursor, "read", read)
+
+    def received(most_bytes: int) -> tuple[dict[str, list[bytes]], int]:
+        kept, found = Kept(most_bytes), dict[str, list[bytes]]()
+        names = [f"{name}{most_bytes}" for name in ("billing", "stock")]
+        groups = {name: Declaration(name=name, destination=None, kind="consumer", topics=("orders",)) for name in names}
+        pops = {
+            name: Popping(outbox, declared, start="earliest", max_attempts=17, kept=kept)
+            for name, declared in groups.items()
+        }
+        reads.clear()
+        with closing(outbox.database.open()) as channel:
+            for turn in range(4):
+                for name, popping in pops.items():
+                    (messages,) = popping.pop(channel, f"{name} {turn}", [Asked(2, HOUR)])
+                    found.setdefault(name[: -len(str(most_bytes))], []).extend(each.body for each in messages)
+        return found, len(reads)
+
+    bodies = [b"%d" % number for number in range(8)]
+    all_of_it = {"billing": bodies, "stock": bodies}
+    assert [received(most) for most in (16, 12, 0)] == [(all_of_it, 2), (all_of_it, 4), (all_of_it, 8)]
 
 
 def test_calls_that_come_during_a_pop_are_served_together_by_the_next(outbox):

@@ -17,6 +17,7 @@ from outbox.rocketmq.front.desk import Desk, subscription_of
 from outbox.rocketmq.front.polls import Popped
 from outbox.rocketmq.front.settings import CONSUME_ATTEMPTS
 from outbox.rocketmq.hints import Hints
+from outbox.rocketmq.partition_pops import Kept
 from outbox.rocketmq.popping import Popping, new_receipt, opening
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.database import Channel
@@ -36,6 +37,8 @@ class Desks:
         """`groups`: rows of groups, by name."""
         self.outbox, self._groups = outbox, groups
         self.connections = Connections(opening(outbox), THREADS)
+        #: Any number of groups may have large messages before them.
+        self.kept = Kept()
         self.closed = False
         self.hints = Hints(outbox, opening(outbox))
 
@@ -70,7 +73,14 @@ class _GroupDesk:
     def pops(self, choice: MessageSelector) -> Callable[[Sequence[Asked]], Popped]:
         """Do as `Desk.pops`. None is handed out while the database is away, or a worker has the lease."""
         selection = Selection(topics=(self._topic,), tags=choice.tags, filter=choice.filter)
-        made = Popping(self._outbox, self._declared, start="earliest", max_attempts=self._attempts, selection=selection)
+        made = Popping(
+            self._outbox,
+            self._declared,
+            start="earliest",
+            max_attempts=self._attempts,
+            selection=selection,
+            kept=self._desks.kept,
+        )
         return partial(self._pop, made)
 
     def _pop(self, popping: Popping, asked: Sequence[Asked]) -> Popped:
