@@ -128,23 +128,25 @@ class Catalog:
             for name in topics_in(request) - self.topics.keys():
                 await self._make(checked_topic(name))
         for name in topics_in(request) - self.topics.keys():
-            self._warn("topic", name)
+            self._say_missing("topic", name)
         group = group_in(request)
         if self._policy.strict_groups and group and checked_group(group) not in self.groups:
-            self._warn("group", group)
+            self._say_missing("group", group)
             raise RefusedError(
                 Code.CONSUMER_GROUP_NOT_FOUND,
                 f"CODE: 26  DESC: subscription group [{group}] does not exist"
                 f" [add it by: outbox rocketmq groups add {shlex.quote(group)}]",
             )
 
-    def _warn(self, what: str, name: str) -> None:
+    def _say_missing(self, what: str, name: str) -> None:
         """Log that clients ask for a missing topic or group: one of each a minute, as strangers choose the names."""
         if self._missing.allows(what):
             logger.warning(
                 "front: a client asks for %s %.130r, which is not there; add it by: outbox rocketmq %ss add NAME",
-                what, name, what,
-            )  # fmt: skip
+                what,
+                name,
+                what,
+            )
 
     async def _make(self, topic: str) -> None:
         if len(self.topics) >= MOST_TOPICS:
