@@ -244,12 +244,14 @@ def test_a_chain_of_celery_starts_with_each_message(rabbitmq: RabbitServer, fold
 
 
 async def taken(url: str, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The headers of the tasks in a queue, and what follows them; the queue is deleted."""
+    """The headers of the tasks in a queue, and what follows them.
+
+    The queue stays: a pool of Celery's for all tests of a process remembers that the queue is there.
+    """
     async with await aio_pika.connect(url) as connection:
         channel = await connection.channel()
         queue, found = await channel.declare_queue(name, durable=True), []
         while (task := await queue.get(fail=False)) is not None:
             found.append((dict(task.headers), json.loads(task.body)[2]))
             await task.ack()
-        await channel.queue_delete(name)
         return found
