@@ -413,7 +413,13 @@ SECTIONS: dict[str, Callable[[Stage], Found]] = {
 }
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+#: These wait for questions, which come by the clock.
+_SLOW = ("check", "slow")
+
+
+@pytest.mark.parametrize(
+    "section", [pytest.param(each, marks=pytest.mark.storm if each in _SLOW else ()) for each in SECTIONS]
+)
 def test_each_probe_is_answered_as_by_a_real_server_unless_a_reason_is_written(
     sqlite_engine: Engine, official: ModuleType, section: str
 ) -> None:
