@@ -70,10 +70,11 @@ def test_a_topic_that_is_added_while_a_front_serves_is_known_at_once_and_its_tra
     assert (before, added.code) == (40402, 0)
 
 
-def test_a_group_has_the_order_and_the_retries_with_which_it_was_added(outbox):
+def test_a_group_has_the_order_and_the_retries_with_which_it_was_added_before_its_first_receive(outbox):
     with outbox.begin() as session:
         outbox.send(session, "steps", b"1", key="a")
     with listening(outbox) as front:
+        called(front, "QueryAssignment", request("QueryAssignment", "steps"))
         typed(outbox.engine, "rocketmq", "groups", "add", "billing", "--fifo", "--retries", "0")
         found = received(front, "steps")[1].message
         change = request(

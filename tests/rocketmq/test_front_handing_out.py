@@ -99,7 +99,7 @@ def test_messages_of_a_push_consumer_that_gave_its_call_up_come_to_the_next_call
 
 
 def test_a_failure_to_give_back_is_logged(outbox, monkeypatch, caplog):
-    desks = Desks(outbox, {})
+    desks = Desks(outbox)
     monkeypatch.setattr(Receipts, "give_back", lambda *_: 1 / 0)
 
     desks.of("billing", "orders").give_back(Popped("r", [[Message("orders", "1")]]))

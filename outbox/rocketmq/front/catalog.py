@@ -31,8 +31,6 @@ R = TypeVar("R")
 _READ_SECONDS = 5.0
 #: A call with one of these fields is about messages that were received, and makes no topic.
 _OF_RECEIVED = {"entries", "receipt_handle"}
-#: So many groups without a row are remembered.
-_MOST_LOOKED = 10_000
 
 
 class Calls(Protocol):
@@ -71,8 +69,6 @@ class Catalog:
         self.on_groups: Callable[[set[str]], None] = lambda _names: None
         self._one = asyncio.Lock()
         self._reads = 0
-        #: Groups that were looked for, and have no row.
-        self._looked: set[str] = set()
         self._log = ThrottledLog(logger)
         self._missing = Throttle()
 
@@ -90,14 +86,14 @@ class Catalog:
                 self._log.warning("front: topics and groups were not read, trying again: %s", describe(error))
 
     async def look(self, request: Wire) -> None:
-        """Read the rows if a request names an unknown topic or group."""
-        unknown, group = topics_in(request) - self.topics.keys(), group_in(request)
-        if unknown or (
-            group and group not in self.groups and (self._policy.strict_groups or group not in self._looked)
-        ):
+        """Read the rows if a request names an unknown topic, or a group whose row may be there and matters.
+
+        Without a row a group is as most groups are, so only settings and strictness want to know for certain.
+        """
+        is_settings = "settings" in request.DESCRIPTOR.fields_by_name
+        group = group_in(request) if is_settings or self._policy.strict_groups else ""
+        if topics_in(request) - self.topics.keys() or (group and group not in self.groups):
             await self._read()
-            if group and len(self._looked) < _MOST_LOOKED:
-                self._looked.add(group)
 
     def before(self, handler: Unary) -> Unary:
         """Return a handler that first does as `require`."""

@@ -26,6 +26,7 @@ class Declarations:
         self._channel = channel
         self._commands = channel.database.commands
         self._topics, self._groups = TopicRows(channel), GroupRows(channel)
+        self._subscriptions = Subscriptions(channel)
 
     def add_topic(self, name: str, type_: str) -> bool:
         """Add a topic; return False if the topic is there.
@@ -73,12 +74,14 @@ class Declarations:
             MQClientError: the name is none, or the group receives in another order already.
         """
         require_group(name)
-        before = self._groups.all().get(name)
-        attempts = CONSUME_ATTEMPTS if before is None else before.attempts
-        group = ConsumerGroup(name, ordered, attempts if retries is None else retries + 1)
-        self._require_order(name, ordered=ordered)
-        if not self._groups.add(group):
-            self._groups.change(group)
+        # No front declares a subscription of the group meanwhile.
+        with self._subscriptions.changing():
+            before = self._groups.find(name)
+            attempts = CONSUME_ATTEMPTS if before is None else before.attempts
+            group = ConsumerGroup(name, ordered, attempts if retries is None else retries + 1)
+            self._require_order(name, ordered=ordered)
+            if not self._groups.add(group):
+                self._groups.change(group)
         return group
 
     def groups(self) -> dict[str, ConsumerGroup]:
@@ -101,7 +104,7 @@ class Declarations:
         """Refuse another order than the subscriptions of a group have."""
         others = {
             each.name: topic
-            for each in Subscriptions(self._channel).all()
+            for each in self._subscriptions.all()
             for topic in each.topics or ()
             if each.kind == "consumer" and each.name == subscription_of(name, topic) and each.ordered != ordered
         }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
-from functools import partial
 
 from outbox.model.subscription import Declaration, Selection
 from outbox.model.verdict import describe
@@ -22,7 +21,7 @@ from outbox.rocketmq.popping import Popping, new_receipt, opening
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
-from outbox.store.fronts.groups import ConsumerGroup
+from outbox.store.fronts.groups import ConsumerGroup, GroupRows
 from outbox.store.subscriptions.receipts import Receipt, Receipts
 from outbox.worker.failures import log_away, passes
 from outbox.writing.bare import BareOutbox
@@ -33,9 +32,8 @@ logger = logging.getLogger("outbox")
 class Desks:
     """The desks of a front, and their connections."""
 
-    def __init__(self, outbox: BareOutbox, groups: Mapping[str, ConsumerGroup]) -> None:
-        """`groups`: rows of groups, by name."""
-        self.outbox, self._groups = outbox, groups
+    def __init__(self, outbox: BareOutbox) -> None:
+        self.outbox = outbox
         self.connections = Connections(opening(outbox), THREADS)
         #: Any number of groups may have large messages before them.
         self.kept = Kept()
@@ -44,8 +42,7 @@ class Desks:
 
     def of(self, group: str, topic: str) -> Desk:
         """Return a desk of a group and a topic."""
-        known = self._groups.get(group, ConsumerGroup(group, False, CONSUME_ATTEMPTS))
-        return _GroupDesk(self, known, topic)
+        return _GroupDesk(self, group, topic)
 
     def close(self, seconds: float) -> None:
         """Close the connections, within so many seconds."""
@@ -57,42 +54,50 @@ class Desks:
 class _GroupDesk:
     """See `Desk`. Any number of fronts may have one of the same group and topic."""
 
-    def __init__(self, desks: Desks, group: ConsumerGroup, topic: str) -> None:
-        self._desks, self._outbox, self._connections, self._topic = desks, desks.outbox, desks.connections, topic
-        self._declared = Declaration(
-            name=subscription_of(group.name, topic),
-            destination=None,
-            kind="consumer",
-            topics=(topic,),
-            on_dead="continue",
-            ordered=group.ordered,
-        )
-        self._attempts = group.attempts
+    def __init__(self, desks: Desks, group: str, topic: str) -> None:
+        self._desks, self._outbox, self._connections = desks, desks.outbox, desks.connections
+        self._group, self._topic, self._name = group, topic, subscription_of(group, topic)
         self._log = ThrottledLog(logger)
 
     def pops(self, choice: MessageSelector) -> Callable[[Sequence[Asked]], Popped]:
         """Do as `Desk.pops`. None is handed out while the database is away, or a worker has the lease."""
-        selection = Selection(topics=(self._topic,), tags=choice.tags, filter=choice.filter)
-        made = Popping(
+        popping: Popping | None = None
+
+        def pop(asked: Sequence[Asked]) -> Popped:
+            nonlocal popping
+            receipt, database = new_receipt(), self._outbox.database
+            try:
+                with self._connections.one() as channel, channel.database.explained():
+                    if popping is None or not popping.known:
+                        popping = self._popping(channel, choice)
+                    return Popped(receipt, popping.pop(channel, receipt, asked))
+            except Exception as error:
+                if not passes(database, error, known=popping is not None and popping.known):
+                    raise
+                log_away(self._log, in_one_line(error, database.commands)[0])
+                return Popped(receipt, [[] for _ in asked])
+
+        return pop
+
+    def _popping(self, channel: Channel, choice: MessageSelector) -> Popping:
+        """Return what declares the subscription, and pops, by the row that the group has now."""
+        group = GroupRows(channel).find(self._group) or ConsumerGroup(self._group, False, CONSUME_ATTEMPTS)
+        declared = Declaration(
+            name=self._name,
+            destination=None,
+            kind="consumer",
+            topics=(self._topic,),
+            on_dead="continue",
+            ordered=group.ordered,
+        )
+        return Popping(
             self._outbox,
-            self._declared,
+            declared,
             start="earliest",
-            max_attempts=self._attempts,
-            selection=selection,
+            max_attempts=group.attempts,
+            selection=Selection(topics=(self._topic,), tags=choice.tags, filter=choice.filter),
             kept=self._desks.kept,
         )
-        return partial(self._pop, made)
-
-    def _pop(self, popping: Popping, asked: Sequence[Asked]) -> Popped:
-        receipt, database = new_receipt(), self._outbox.database
-        try:
-            with self._connections.one() as channel, channel.database.explained():
-                return Popped(receipt, popping.pop(channel, receipt, asked))
-        except Exception as error:
-            if not passes(database, error, known=popping.known):
-                raise
-            log_away(self._log, in_one_line(error, database.commands)[0])
-            return Popped(receipt, [[] for _ in asked])
 
     def ack(self, receipts: Sequence[Receipt]) -> list[bool]:
         """Do as `Desk.ack`."""
@@ -108,7 +113,7 @@ class _GroupDesk:
 
     def out(self, ids: Collection[int]) -> set[int]:
         """Do as `Desk.out`."""
-        return self._connections.call(lambda channel: Receipts(channel, self._declared.name).out(ids))
+        return self._connections.call(lambda channel: Receipts(channel, self._name).out(ids))
 
     def give_back(self, popped: Popped) -> None:
         """Do as `Desk.give_back`."""
@@ -125,7 +130,7 @@ class _GroupDesk:
 
     def _use(self, receipts: Sequence[Receipt], use: Callable[[Receipts], set[int]]) -> list[bool]:
         def used(channel: Channel) -> set[int]:
-            return use(Receipts(channel, self._declared.name))
+            return use(Receipts(channel, self._name))
 
         valid = self._connections.call(used) if receipts else set[int]()
         return [each.id in valid for each in receipts]

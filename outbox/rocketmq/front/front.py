@@ -161,7 +161,7 @@ class Front(LifeCycle):
         clients, routes = Clients(self._clients.most), Routes(catalog.topics, self._told)
         roster = Roster(clients, catalog.topics, rows.call, threads)
         telemetry = Telemetry(clients, catalog.topics, catalog.groups, catalog.look)
-        desks = Desks(self.outbox, catalog.groups)
+        desks = Desks(self.outbox)
         receiving = Receiving(desks.of, desks.hints, routes, threads, clients.alive, catalog.fifo)
         transactions = Transactions(self.outbox, clients, self._policy.transaction_timeout, threads)
         sending = Sending(self._writes, catalog.topics, transactions, threads)

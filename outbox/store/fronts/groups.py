@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from outbox.store.database import Channel
+from outbox.store.dialects.statements import Row
 
 _ALL = "SELECT name, ordered, attempts FROM {group} ORDER BY name"
+_FIND = "SELECT name, ordered, attempts FROM {group} WHERE name = :name"
 _ADD = """
     {insert_once} {group} (name, ordered, attempts, created_at) VALUES (:name, :ordered, :attempts, {now})
     {unless_there}
@@ -31,8 +33,11 @@ class GroupRows:
 
     def all(self) -> dict[str, ConsumerGroup]:
         """Return the groups by their names, sorted."""
-        rows = self._channel.rows(_ALL)
-        return {name: ConsumerGroup(name, bool(ordered), attempts) for name, ordered, attempts in rows}
+        return {row[0]: _of(row) for row in self._channel.rows(_ALL)}
+
+    def find(self, name: str) -> ConsumerGroup | None:
+        """Return the group of a name; None: there is none."""
+        return next(map(_of, self._channel.rows(_FIND, name=name)), None)
 
     def add(self, group: ConsumerGroup) -> bool:
         """Add a group; return False if a group of the name is there, which stays as it is."""
@@ -45,3 +50,7 @@ class GroupRows:
     def drop(self, name: str) -> bool:
         """Delete a group; return False if it is not there."""
         return bool(self._channel.run(_DROP, name=name))
+
+
+def _of(row: Row) -> ConsumerGroup:
+    return ConsumerGroup(row[0], bool(row[1]), row[2])
