@@ -248,6 +248,7 @@ def _lease(metadata: MetaData) -> Table:
         Column("noticed_at", _Moment),
         Column("version", Text, comment="of the holder's library"),
         Column("since", _Moment, comment="when the holder took the partition"),
+        Column("attempts", Integer, comment="so many failures of a message its holder allows"),
         comment="a row per partition; shrinks with the subscription",
     )
 

@@ -1,4 +1,4 @@
-"""Since when a message is a dead letter, since when a worker has a partition and of which version the worker is.
+"""Since when a message is a dead letter; since when a worker has a partition, its version and its attempts.
 
 What is dead already counts from the upgrade on, so that no retention of dead letters ends too early. The new columns
 are the last of their tables, so that SQLite adds them in place.
@@ -20,6 +20,7 @@ version = 6
 _DEAD_AT = "since when the message is a dead letter; null: it is none"
 _VERSION = "of the holder's library"
 _SINCE = "when the holder took the partition"
+_ATTEMPTS = "so many failures of a message its holder allows"
 _KEEP_DEAD = "dead letters older than this went with the last purge; null: all were kept"
 
 
@@ -33,6 +34,7 @@ def upgrade() -> None:
     op.create_index("outbox_parked_dead", "outbox_parked", columns, schema=schema, **of_dead)
     op.add_column("outbox_lease", sa.Column("version", sa.Text, comment=_VERSION), schema=schema)
     op.add_column("outbox_lease", sa.Column("since", _moment(), comment=_SINCE), schema=schema)
+    op.add_column("outbox_lease", sa.Column("attempts", sa.Integer, comment=_ATTEMPTS), schema=schema)
     op.add_column("outbox_meta", sa.Column("keep_dead_ms", sa.BigInteger, comment=_KEEP_DEAD), schema=schema)
 
 
@@ -42,6 +44,7 @@ def downgrade() -> None:
         ("outbox_parked", "dead_at"),
         ("outbox_lease", "version"),
         ("outbox_lease", "since"),
+        ("outbox_lease", "attempts"),
         ("outbox_meta", "keep_dead_ms"),
     ):
         op.drop_column(table, column, schema=_schema())

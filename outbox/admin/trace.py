@@ -213,14 +213,15 @@ def _of_decision(decision: Decision) -> str:
 
 def in_words(copy: ParkedMessage) -> str:
     """Return the state of a parked message in words."""
-    tried = f" after {counted(copy.attempts, 'failed attempt')}" if copy.attempts else ""
+    failed = f", attempt {copy.tries} failed" if copy.attempts else ""
+    after = f" after {counted(copy.attempts, 'failed attempt')}" if copy.attempts else ""
     due = "" if copy.due_at is None else f", due {_moment(copy.due_at)}"
     out = _handed_out(copy)
     said = {
         States.DELAYED: f"delayed{due}",
-        States.WAITING: f"waiting for its destination{due}",
-        States.RETRY: f"waiting for the next try{tried}{due}" if out is None else out,
-        States.DEAD: f"dead letter{tried}",
+        States.WAITING: f"waiting for its destination{failed}{due}",
+        States.RETRY: f"waiting for the next try{failed}{due}" if out is None else out,
+        States.DEAD: f"dead letter{after}",
         States.BEHIND: f"behind message {copy.head} of its key",
     }[copy.state]
     said += "" if copy.parked_at is None else f", set aside {_moment(copy.parked_at)}"

@@ -123,7 +123,7 @@ def _row(message: ParkedMessage) -> tuple[object, ...]:
         message.topic,
         message.key,
         message.head,
-        message.attempts,
+        message.tries,
         since,
         due,
         message.decision,
@@ -198,7 +198,7 @@ def _of_key(held: HeldKey) -> tuple[object, ...]:
     since = None if head.parked_at is None else moment(head.parked_at, zone=False)
     state = Alarm(head.state) if head.state == States.DEAD else head.state
     behind = Count(held.behind, about=held.behind_is_minimum)
-    return (held.subscription, held.key, behind, head.id, state, head.attempts, since, head.error)
+    return (held.subscription, held.key, behind, head.id, state, head.tries, since, head.error)
 
 
 @parked.command()

@@ -32,12 +32,15 @@ lease_logger = logging.getLogger("outbox.lease")
 class LeaseSearch:
     """Looks for the leases of one subscription, over all connections of a worker."""
 
-    def __init__(self, subscription: str, length: timedelta, notice: Notice) -> None:
-        """`length`: for how long a lease is taken each time, and a worker counts as alive."""
+    def __init__(self, subscription: str, length: timedelta, notice: Notice, *, attempts: int) -> None:
+        """`length`: for how long a lease is taken each time, and a worker counts as alive.
+
+        `attempts`: so many failures of a message the worker allows.
+        """
         #: The partitions that this worker is to have.
         self.own: set[Partition] = set()
         self._subscription = subscription
-        self._length = length
+        self._length, self._attempts = length, attempts
         self._notice = notice
         self._watches: dict[Partition, LeaseWatch] = {}
         #: Of the last look.
@@ -83,7 +86,9 @@ class LeaseSearch:
             claim = self._claims[partition]
             # A lease in other hands is not tried, because that would be a write at each look.
             is_open = not holder.wanted and (claim is not None or holder.leaves_to(owner))
-            lease = leases.acquire(partition, owner, self._length, claim) if is_open else None
+            lease = None
+            if is_open:
+                lease = leases.acquire(partition, owner, self._length, claim, attempts=self._attempts)
             if lease is None:
                 self._say_that_it_stands_by(holder)
                 continue

@@ -79,7 +79,7 @@ class SubscriptionWorker:
         self._hung = hung
         self._declaring = Declaring(declared, job.start)
         notice = Notice(database, name, words)
-        self._search = LeaseSearch(name, settings.lease, notice)
+        self._search = LeaseSearch(name, settings.lease, notice, attempts=job.policy.retry.attempts)
         self._failures = Failures(name, notice, optional=job.start is None)
         done = "sent" if declared.destination else "done"
         self._activity = Activity(name, done=done, every=upkeep.LOG_ACTIVITY)

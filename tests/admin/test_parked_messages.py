@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from operator import methodcaller as ask
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import text
@@ -486,3 +487,20 @@ class Echo:
 
     def close(self):
         """Nothing is open."""
+
+
+@pytest.mark.parametrize(
+    ("state", "attempts", "in_all", "told"),
+    [
+        ("retry", 3, 10, "3 of 10"), ("waiting", 3, 10, "3 of 10"), ("retry", 3, None, "3"), ("waiting", 0, 10, "0"),
+        # No try comes, or the worker has been given another policy since.
+        ("dead", 1, 10, "1"), ("retry", 5, 3, "5"),
+    ],
+)  # fmt: skip
+def test_tries_are_told_with_their_end_where_one_is_known(state, attempts, in_all, told):
+    message = ParkedMessage(
+        subscription="relay", id=1, message_id=UUID(int=1), topic="orders", key=None, state=state, head=None,
+        attempts=attempts, error=None, created_at=None, parked_at=None, due_at=None, attempts_in_all=in_all,
+    )  # fmt: skip
+
+    assert message.tries == told

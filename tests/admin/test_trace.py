@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Done, Outbox, Passage, Reject, Relay, Retry, Unavailable, Verdict
+from outbox import Done, Outbox, Passage, Reject, Relay, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.message import uuid7
 from outbox.store.subscriptions.decisions import Decisions
 from tests.support.command_line import outbox as run
@@ -123,11 +123,41 @@ def test_each_parked_state_is_told_with_its_words(engine):
     assert {name: told(outbox, id) for name, id in ids.items()} == {
         "dead": ("dead", "dead letter after 1 failed attempt, set aside #: HTTP 422"),
         "behind": ("behind", f"behind message {ids['dead']} of its key, set aside #"),
-        "retry": ("retry", "waiting for the next try after 1 failed attempt, due #, set aside #: not now"),
+        "retry": ("retry", "waiting for the next try, attempt 1 failed, due #, set aside #: not now"),
         "waiting": ("waiting", "waiting for its destination, due #, set aside #: gone"),
         "passed": ("passed", "passed #"),
         "delayed": ("delayed", "delayed, due #, set aside #"),
     }
+
+
+def test_a_retry_says_how_many_failures_its_worker_allows_as_long_as_one_is_at_work(engine):
+    """The worker writes the number with its lease, and nothing else knows it."""
+    outbox = Outbox(engine)
+    id = written(outbox, "retry")
+    drained(outbox)
+    seen = list[list[object]]()
+
+    def look() -> None:
+        listed = run(engine, "parked", "list", "--json").json["parked"][0]
+        row = run(engine, "parked", "list").out.splitlines()[1]
+        shown = run(engine, "log", "show", str(id)).out
+        words = "attempt 1 of 4 failed"
+        seen.append([told(outbox, id)[1], listed["attempts_in_all"], "1 of 4" in row, words in shown])
+
+    class Looking(Destination):
+        def send(self, messages):
+            """Look while the lease is held."""
+            look()
+            return super().send(messages)
+
+    written(outbox, "fine")
+    Relay(outbox, Looking(), retry=RetryPolicy(attempts=4)).until_empty()
+    look()
+
+    assert seen == [
+        ["waiting for the next try, attempt 1 of 4 failed, due #, set aside #: not now", 4, True, True],
+        ["waiting for the next try, attempt 1 failed, due #, set aside #: not now", None, False, False],
+    ]
 
 
 def test_a_decision_is_told_with_the_person_before_and_after_it_is_carried_out(engine):

@@ -72,6 +72,18 @@ def test_a_worker_that_takes_its_lease_back_goes_on_since_then_and_one_after_it_
     assert after > first
 
 
+def test_the_attempts_of_workers_are_known_while_all_of_them_allow_the_same(working, channel):
+    stored, leases = Subscriptions(channel).get("other"), Leases(channel)
+
+    def allowed(*attempts: int | None, length: timedelta = MINUTE) -> int | None:
+        for number, each in enumerate(attempts):
+            holder = leases.look(stored.partition(number))
+            leases.acquire(stored.partition(number), f"web-{number}:1:a", length, holder, attempts=each)
+        return leases.attempts("other")
+
+    assert [allowed(10, 10), allowed(10, None), allowed(10, 5), allowed(7, length=-MINUTE)] == [10, 10, None, 5]
+
+
 def test_a_worker_that_has_not_settled_under_its_lease_has_no_last_settle(working, channel):
     leases, partition = Leases(channel), Subscriptions(channel).get("other").partition(0)
     holder = leases.look(partition)

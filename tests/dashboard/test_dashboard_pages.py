@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 import threading
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -21,6 +22,8 @@ from starlette.testclient import TestClient
 
 from outbox import Outbox, Relay, Retry, dashboard
 from outbox.dashboard import Access
+from outbox.model.lease import Partition
+from outbox.store.subscriptions.leases import Leases
 from tests.rocketmq.halves import producer
 from tests.support.dashboards import EVERYTHING, Refusing, form, form_of, headline, read, send, visitor
 
@@ -225,14 +228,19 @@ def test_a_page_of_a_list_leads_to_the_next_one(sqlite_engine):
 def test_a_message_that_failed_says_which_attempt_failed_and_when_the_next_one_is_due(sqlite_engine):
     outbox = Outbox(sqlite_engine)
     with outbox.begin() as session:
-        outbox.send(session, "orders", b"1")
+        outbox.send(session, "orders", b"1", key="a")
     Relay(outbox, lambda _: Retry("busy", after=timedelta(hours=1))).until_empty()
-    browser = visitor(outbox)
+    browser, paths = visitor(outbox), ("/m/1", "/k/a", "/parked")
 
-    pages = [read(browser.get(path).text).text for path in ("/m/1", "/parked")]
+    nobody = [read(browser.get(path).text).text for path in paths]
+    with closing(outbox.database.open()) as channel:
+        Leases(channel).acquire(Partition("relay"), "web-1:4711:ab12", timedelta(minutes=1), attempts=10)
+    at_work = [read(browser.get(path).text).text for path in paths]
 
-    assert re.search(r"Attempt 1 failed; the next one is due 20\d\d-\d\d-\d\d", pages[0])
-    assert re.search(r"retry\s+1\s", pages[1])
+    for pages, tries in ((nobody, "1"), (at_work, "1 of 10")):
+        assert re.search(rf"Attempt {tries} failed; the next one is due 20\d\d-\d\d-\d\d", pages[0])
+        assert f"; attempt {tries} failed: busy" in pages[1]
+        assert re.search(rf"retry\s+{tries}\s+20", pages[2])
 
 
 @pytest.mark.storm

@@ -123,9 +123,9 @@ def test_a_worker_that_stands_by_looks_at_the_lease_and_does_not_try_to_take_it(
     """A lease in other hands cannot be taken, and ten workers that try write thirty times a second."""
     tried, acquire = list[str](), Leases.acquire
 
-    def noted(leases: Leases, partition: Partition, owner: str, *more: Any) -> Lease | None:
+    def noted(leases: Leases, partition: Partition, owner: str, *more: Any, **named: Any) -> Lease | None:
         tried.append(owner)
-        return acquire(leases, partition, owner, *more)
+        return acquire(leases, partition, owner, *more, **named)
 
     monkeypatch.setattr(Leases, "acquire", noted)
     with two_at_work(engine, settings(60, 20), settings(60, 20)):

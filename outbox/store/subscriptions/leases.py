@@ -20,7 +20,8 @@ BID_SECONDS = 5.0
 
 _ACQUIRE = """
     UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {later}, length_ms = :length,
-           version = :version, since = CASE WHEN owner = :owner AND since IS NOT NULL THEN since ELSE {now} END
+           version = :version, attempts = :attempts,
+           since = CASE WHEN owner = :owner AND since IS NOT NULL THEN since ELSE {now} END
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
       AND (lease_until IS NULL OR owner = :owner OR (epoch = :seen_epoch AND renewals = :seen_renewals))
 """
@@ -41,9 +42,14 @@ _STILL_OURS = """
     WHERE (subscription, generation, partition, epoch, owner) IN ({these})
 """
 _RELEASE = """
-    UPDATE {lease} SET lease_until = NULL, owner = NULL, version = NULL, since = NULL
+    UPDATE {lease} SET lease_until = NULL, owner = NULL, version = NULL, since = NULL, attempts = NULL
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition AND epoch = :epoch
       AND owner = :owner
+"""
+#: Workers of two configurations may differ.
+_ATTEMPTS = """
+    SELECT DISTINCT attempts FROM {lease}
+    WHERE subscription = :subscription AND partition >= 0 AND attempts IS NOT NULL AND lease_until > {now}
 """
 _LOOK = """
     SELECT subscription, generation, partition, owner, epoch, renewals, lease_until,
@@ -115,11 +121,20 @@ class Leases:
             self._database.sql(each, **self._bids) for each in (_ASK_AGAIN, _ASK, _TAKE_BACK)
         )
 
-    def acquire(self, partition: Partition, owner: str, length: timedelta, claim: Holder | None = None) -> Lease | None:
+    def acquire(
+        self,
+        partition: Partition,
+        owner: str,
+        length: timedelta,
+        claim: Holder | None = None,
+        *,
+        attempts: int | None = None,
+    ) -> Lease | None:
         """Take a lease that was given back, is the owner's, or is still as `claim` says; None if it is neither.
 
         The lease gets the next epoch. An owner that lost its connection takes its lease back at once; the new epoch
-        fences off earlier writes. `claim`: the result of a `LeaseWatch`; None: no lease of another owner.
+        fences off earlier writes. `claim`: the result of a `LeaseWatch`; None: no lease of another owner. `attempts`:
+        so many failures of a message the owner allows; None: the owner handles no messages.
         """
         epoch, renewals = (_NONE_SEEN, 0) if claim is None else (claim.epoch, claim.renewals)
         parameters: dict[str, object] = {
@@ -128,6 +143,7 @@ class Leases:
             "seconds": length.total_seconds(),
             "length": length // timedelta(milliseconds=1),
             "version": library_version(),
+            "attempts": attempts,
             "seen_epoch": epoch,
             "seen_renewals": renewals,
         }
@@ -151,6 +167,11 @@ class Leases:
     def release(self, lease: Lease) -> None:
         """Give the lease back, if it is still ours."""
         self._channel.run(_RELEASE, **lease.parameters)
+
+    def attempts(self, subscription: str) -> int | None:
+        """Return how many failures of a message the workers of a subscription allow; None: unknown, or several."""
+        rows = self._channel.rows(_ATTEMPTS, subscription=subscription)
+        return int(rows[0][0]) if len(rows) == 1 else None
 
     def require_readable(self) -> None:
         """Raise the driver's error if the role must not read leases."""

@@ -20,6 +20,7 @@ from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
 from outbox.store.idempotency.withdrawals import withdrawals_among
 from outbox.store.subscriptions.decisions import MOST_IDS, Decisions
+from outbox.store.subscriptions.leases import Leases
 
 #: Messages behind others are counted up to this number.
 MOST_BEHIND = 10_000
@@ -75,6 +76,7 @@ class ParkedMessage:
         state: `delayed`, `waiting` for the destination, `retry`, `dead`, or `behind` an earlier message of its key.
         head: the id of the message that a message behind it waits for; None: it is one itself.
         attempts: so many tries have failed.
+        attempts_in_all: so many failures the workers allow; None: no worker is at work, or they differ.
         error: of the last try.
         created_at: when the message was written, by the database's clock.
         due_at: the next try.
@@ -100,6 +102,14 @@ class ParkedMessage:
     decided_by: str | None = None
     decision_reason: str | None = None
     decided_at: datetime | None = None
+    attempts_in_all: int | None = None
+
+    @property
+    def tries(self) -> str:
+        """The failed tries, such as `3 of 10`; without the end where none is known, or none comes."""
+        comes = self.state in (States.RETRY, States.WAITING) and self.attempts
+        known = comes and self.attempts_in_all is not None and self.attempts <= self.attempts_in_all
+        return f"{self.attempts} of {self.attempts_in_all}" if known else f"{self.attempts}"
 
 
 _NAMES = tuple(each.name for each in fields(ParkedMessage) if each.default is MISSING)
@@ -188,7 +198,7 @@ class ParkedMessages:
         self._channel = channel
         self._database = channel.database
         self._common = {"subscription": subscription}
-        self._decisions = Decisions(channel, subscription)
+        self._decisions, self._leases = Decisions(channel, subscription), Leases(channel)
 
     def list(self, chosen: ParkedFilter, limit: int, after: int = -1) -> list[ParkedMessage]:
         """Return at most `limit` parked messages with ids above `after`, in the order of the log."""
@@ -221,11 +231,12 @@ class ParkedMessages:
         return {topic: int(number) for topic, number in rows}
 
     def _decided(self, found: Sequence[ParkedMessage]) -> Sequence[ParkedMessage]:
-        """Return messages with the open decisions on them, and those of their writers."""
+        """Return messages with the open decisions on them, those of their writers, and the tries that workers allow."""
         decided = self._decisions.of_messages() if found else {}
         delayed = [each.message_id for each in found if each.state == States.DELAYED]
         taken_back = withdrawals_among(self._channel, delayed) if delayed else {}
-        told = (replace(each, withdrawn_at=taken_back.get(each.message_id)) for each in found)
+        attempts = self._leases.attempts(self._common["subscription"]) if found else None
+        told = (replace(each, withdrawn_at=taken_back.get(each.message_id), attempts_in_all=attempts) for each in found)
         return [_with(each, decided[each.id]) if each.id in decided else each for each in told]
 
     def count(self, chosen: ParkedFilter) -> int:
