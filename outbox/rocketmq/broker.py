@@ -135,6 +135,10 @@ class Broker:
         with in_plain_words(f"the verdict on transaction {transaction} cannot be read", self.database):
             return self._connections.call(lambda channel: run(on_channel(channel), self.ops.standing(transaction)))
 
+    def call(self, do: Callable[[Channel], R]) -> R:
+        """Call a function with a connection, as `Connections.call` does."""
+        return self._connections.call(do)
+
     def close(self) -> None:
         """Close the connections; a later call opens others."""
         self._connections.close()

@@ -21,6 +21,7 @@ from outbox.rocketmq.front.protocol import RPCS, numbers
 from outbox.rocketmq.front.roster import Roster
 from outbox.rocketmq.front.settings import PRODUCER, answered
 from outbox.store.fronts.groups import ConsumerGroup
+from outbox.store.fronts.topics import TopicRows
 from outbox.store.half_messages.pending import HalfTransactions
 from tests.rocketmq.fronts import bodies, called, listening, producing
 from tests.support.command_line import outbox as typed
@@ -211,15 +212,56 @@ def test_a_topic_with_an_open_transaction_stays(outbox):
         assert declarations.topics() == {"paid": "TRANSACTION"}
 
 
+@pytest.mark.every_database
+def test_a_half_message_for_a_topic_that_was_just_dropped_is_refused_and_leaves_no_open_transaction(outbox):
+    """The front knows of the drop seconds later."""
+    with listening(outbox) as front:
+        for topic in ("paid", "orders"):
+            assert typed(outbox.engine, "rocketmq", "topics", "drop", topic).code == 0
+        half = called(front, "SendMessage", sent("paid", "TRANSACTION")).status
+        ordinary = called(front, "SendMessage", sent("orders", "NORMAL")).status.code
+        with closing(outbox.database.open()) as channel:
+            open = HalfTransactions(channel).pending(limit=1)
+
+    assert (half.code, half.message.partition(": ")[2], open) == (
+        40014, "TopicMessageType validate failed, the expected type is UNSPECIFIED, but actual type is TRANSACTION", [],
+    )  # fmt: skip
+    assert (ordinary, bodies(outbox, "orders"), bodies(outbox, "paid")) == (20000, [b"1"], [])
+
+
+def test_a_topic_stays_if_a_transaction_begins_while_the_topic_is_dropped(outbox, monkeypatch):
+    drop = TopicRows.drop
+
+    def late(rows: TopicRows, name: str) -> bool:
+        monkeypatch.undo()
+        begin(outbox, name)
+        return drop(rows, name)
+
+    monkeypatch.setattr(TopicRows, "drop", late)
+    with closing(outbox.database.open()) as channel:
+        declarations = Declarations(channel)
+        declarations.add_topic("paid", "TRANSACTION")
+
+        with pytest.raises(MQClientError, match="topic paid has open transactions"):
+            declarations.drop_topic("paid")
+
+        assert declarations.topics() == {"paid": "TRANSACTION"}
+
+
 def begin(outbox: Any, topic: str) -> None:
     """Store a half message of a topic, as a front does."""
     with listening(outbox, topics={topic: "TRANSACTION"}) as front:
-        sent = RPCS["SendMessage"].request()
-        message = sent.messages.add(body=b"1")
-        message.topic.name = topic
-        message.system_properties.message_id = "01" * 17
-        message.system_properties.message_type = numbers("MessageType")["TRANSACTION"]
-        assert called(front, "SendMessage", sent).status.code == 20000
+        assert called(front, "SendMessage", sent(topic, "TRANSACTION")).status.code == 20000
+
+
+def sent(topic: str, type_: str) -> Any:
+    """A request that sends a message of a type."""
+    made = RPCS["SendMessage"].request()
+    message = made.messages.add(body=b"1")
+    message.topic.name = topic
+    message.system_properties.message_id = "01" * 17
+    message.system_properties.message_type = numbers("MessageType")[type_]
+    return made
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -20,6 +21,7 @@ from outbox.rocketmq.front.protocol import RPCS, numbers
 from outbox.rocketmq.front.sending import Sending
 from outbox.rocketmq.front.statuses import RefusedError
 from outbox.rocketmq.front.transactions import Transactions
+from outbox.store.fronts.topics import TopicRows
 from tests.rocketmq.front_probes import TOPICS, message
 from tests.rocketmq.fronts import called, listening
 from tests.rocketmq.parts import halves
@@ -61,9 +63,17 @@ class Calls:
 @pytest.fixture
 def calls(outbox: Outbox) -> Iterator[Calls]:
     """The calls of producers of an outbox."""
-    made = Calls.of(outbox)
+    made = Calls.of(with_topics(outbox))
     yield made
     made.transactions.close()
+
+
+def with_topics(outbox: Outbox) -> Outbox:
+    """Add the topics of the probes to an outbox."""
+    with closing(outbox.database.open()) as channel:
+        for name, type_ in TOPICS.items():
+            TopicRows(channel).add(name, type_)
+    return outbox
 
 
 def of(call: Callable[[], Any]) -> tuple[int, str]:
@@ -175,7 +185,7 @@ def test_two_half_messages_of_one_id_at_the_same_time_are_two_transactions(pg_en
     """The second one waits for the first, because it would not see the first one's row."""
     first = message("tx", b"first", "TRANSACTION")
     second = changed(first, body=b"second")
-    calls = Calls.of(Outbox(pg_engine))
+    calls = Calls.of(with_topics(Outbox(pg_engine)))
     calls.transactions.broker.declare("oracle_tx", timedelta(seconds=6))
 
     with stopped_inside(pg_engine, "="):

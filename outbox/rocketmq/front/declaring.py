@@ -57,13 +57,22 @@ class Declarations:
         known = self._topics.all()
         if name not in known:
             raise MQClientError(f"there is no topic {name!r:.300}; there are: {', '.join(known) or 'none'}")
-        if HalfTransactions(self._channel).pending(group=name, limit=1):
-            look = self._commands.line("half", "list", "--group", name)
+        self._require_settled(name)
+        self._topics.drop(name)
+        try:
+            # A transaction that began meanwhile: a front that stores a half message looks for the topic afterwards.
+            self._require_settled(name)
+        except MQClientError:
+            self._topics.add(name, known[name])
+            raise
+
+    def _require_settled(self, topic: str) -> None:
+        if HalfTransactions(self._channel).pending(group=topic, limit=1):
+            look = self._commands.line("half", "list", "--group", topic)
             raise MQClientError(
-                f"topic {name} has open transactions, and nobody would be asked about them any more; to decide them,"
+                f"topic {topic} has open transactions, and nobody would be asked about them any more; to decide them,"
                 f" first: {look}"
             )
-        self._topics.drop(name)
 
     def add_group(self, name: str, *, ordered: bool, retries: int | None = None) -> ConsumerGroup:
         """Add a consumer group, or give it other properties.

@@ -81,13 +81,7 @@ def checked_messages(messages: Sequence[Wire], types: Mapping[str, str]) -> str 
     expected = types.get(topic.name)
     for actual in map(type_of, messages):
         if actual != expected:
-            raise RefusedError(
-                Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-                internal(
-                    f"TopicMessageType validate failed, the expected type is {expected or 'UNSPECIFIED'}, but actual"
-                    f" type is {actual}"
-                ).text,
-            )
+            raise of_another_type(expected, actual)
     is_half = expected == "TRANSACTION"
     if (is_half and len(messages) > 1) or sum(len(message.body) for message in messages) > MAX_BODY_BYTES:
         raise internal(
@@ -96,6 +90,13 @@ def checked_messages(messages: Sequence[Wire], types: Mapping[str, str]) -> str 
             "a call has one message of a transaction, or messages whose bodies keep the limit together",
         )
     return expected
+
+
+def of_another_type(expected: str | None, actual: str) -> RefusedError:
+    """Return the error of a message of another type than that of its topic; None: there is no such topic."""
+    types = f"the expected type is {expected or 'UNSPECIFIED'}, but actual type is {actual}"
+    text = f"TopicMessageType validate failed, {types}"
+    return RefusedError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, internal(text).text)
 
 
 def checked_transaction(id: str) -> str:

@@ -20,11 +20,15 @@ class TopicRows:
         """Return the types by the names of the topics, sorted."""
         return dict(self._channel.rows(_ALL))
 
+    def type_of(self, name: str) -> str | None:
+        """Return the type of a topic; None: it is not there."""
+        rows = self._channel.rows(_TYPE, name=name)
+        return str(rows[0][0]) if rows else None
+
     def add(self, name: str, type_: str) -> str:
         """Add a topic unless it is there; return its type."""
         self._channel.run(_ADD, name=name, type=type_)
-        rows = self._channel.rows(_TYPE, name=name)
-        return str(rows[0][0]) if rows else type_
+        return self.type_of(name) or type_
 
     def drop(self, name: str) -> bool:
         """Delete a topic; return False if it is not there."""
