@@ -1,6 +1,7 @@
 """Calls of a front that wait for the database: in threads, for messages, together, and again and again."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -9,16 +10,21 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from outbox import Message
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.front.attempts import Attempts, Key
 from outbox.rocketmq.front.calls import Threads
+from outbox.rocketmq.front.catalog import Catalog
+from outbox.rocketmq.front.clients import ClientPolicy, Clients
+from outbox.rocketmq.front.desks import Desks
 from outbox.rocketmq.front.joining import Joining
 from outbox.rocketmq.front.polls import Polls, Popped
 from outbox.rocketmq.front.renewing import RENEWED, Renewals
-from outbox.rocketmq.front.statuses import RefusedError
-from outbox.store.subscriptions.receipts import Receipt
+from outbox.rocketmq.front.roster import Roster
+from outbox.rocketmq.front.statuses import RefusedError, line_of
+from outbox.store.subscriptions.receipts import Receipt, Receipts
 
 SECOND = timedelta(seconds=1)
 
@@ -240,3 +246,46 @@ def test_messages_are_renewed_while_their_clients_live_and_half_an_hour_at_most(
     threads.close()
 
     assert desk.calls == [([1, 2, 3, 4], RENEWED), ([1, 2], RENEWED)]
+
+
+# Errors of the database
+
+
+def failing(*_: object) -> Any:
+    """Fail as a statement does whose parameters are a client's message."""
+    cause = sqlite3.IntegrityError("no more room\nFailing row: s3cret")
+    raise IntegrityError("INSERT INTO outbox_message", {"body": b"s3cret"}, cause)
+
+
+def test_what_a_front_logs_of_an_error_of_the_database_is_one_line_without_the_message(outbox, monkeypatch, caplog):
+    monkeypatch.setattr("outbox.rocketmq.front.catalog._READ_SECONDS", 0)
+    monkeypatch.setattr("outbox.rocketmq.front.roster._EVERY_SECONDS", 0)
+    threads, receipts, desks = Threads(1), [Receipt(1, None, "r")], Desks(outbox)
+    renewals = Renewals(threads, lambda _client: True)
+    renewals.prepare(type("Failing", (), {"postpone": failing})(), "a", receipts)
+    renewals.begin(receipts)
+    monkeypatch.setattr(Receipts, "give_back", failing)
+
+    async def story() -> None:
+        await renewals.renew()
+        for each in (Catalog(failing, threads, ClientPolicy()), Roster(Clients(), {}, failing, threads)):
+            before, running = len(caplog.messages), asyncio.create_task(each.run())
+            while len(caplog.messages) == before:
+                await asyncio.sleep(0)
+            running.cancel()
+
+    asyncio.run(story())
+    desks.of("billing", "orders").give_back(Popped("r", [[Message("orders", "1")]]))
+    desks.close(0)
+    threads.close()
+
+    assert caplog.messages == [f"front: {what}: IntegrityError: no more room" for what in (
+        "messages were not renewed, trying again",
+        "topics and groups were not read, trying again",
+        "clients were not noted, trying again",
+        "messages of a call that has ended were not given back",
+    )]  # fmt: skip
+
+
+def test_an_error_that_was_not_foreseen_is_one_line_too():
+    assert line_of(ValueError("a\nb")) == "ValueError: a b"

@@ -135,6 +135,33 @@ def test_clients_without_a_stream_make_place_after_half_a_minute_and_those_that_
     assert (beats, [here.alive(id) for id in ("0", "beats", "stranger", "late")]) == (True, [True, True, False, True])
 
 
+def test_each_open_stream_of_a_client_counts_as_a_client():
+    clients, streams = Clients(3), [Stream(takes=True) for _ in range(4)]
+    opened: list[str] = []
+
+    def opens(id: str, stream: Stream) -> None:
+        try:
+            clients.opened(id, stream)
+        except RefusedError as error:
+            opened.append(error.code.name)
+        else:
+            opened.append(id)
+
+    for stream in streams:
+        opens("a", stream)
+    opens("b", streams[3])
+    clients.closed("a", streams[0])
+    opens("b", streams[3])
+    opens("b", streams[0])
+    for stream in streams[1:3]:
+        clients.closed("a", stream)
+    opens("b", streams[0])
+    opens("b", streams[1])
+
+    full = "TOO_MANY_REQUESTS"
+    assert opened == ["a", "a", "a", full, full, "b", full, "b", "b"]
+
+
 def test_a_stream_that_ends_without_settings_leaves_nothing():
     clients, stream = Clients(1), Stream(takes=True)
     clients.opened("stranger", stream)

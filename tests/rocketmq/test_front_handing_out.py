@@ -13,8 +13,6 @@ import pytest
 from outbox import Message, Outbox
 from outbox.rocketmq.front import Front
 from outbox.rocketmq.front.calls import Call, Threads
-from outbox.rocketmq.front.desks import Desks
-from outbox.rocketmq.front.polls import Popped
 from outbox.rocketmq.front.protocol import RPCS, SERVICE
 from outbox.rocketmq.front.receiving import Receiving
 from outbox.rocketmq.front.routing import Place, Routes
@@ -96,18 +94,6 @@ def test_messages_of_a_push_consumer_that_gave_its_call_up_come_to_the_next_call
         found = received(front)
 
     assert (first.status.code, before, seen(found)) == (20000, 3, [(b"0", 1), (b"1", 1), (b"2", 1)])
-
-
-def test_a_failure_to_give_back_is_logged(outbox, monkeypatch, caplog):
-    desks = Desks(outbox)
-    monkeypatch.setattr(Receipts, "give_back", lambda *_: 1 / 0)
-
-    desks.of("billing", "orders").give_back(Popped("r", [[Message("orders", "1")]]))
-    desks.close(0)
-
-    assert caplog.messages == [
-        "front: messages of a call that has ended were not given back: ZeroDivisionError: division by zero"
-    ]
 
 
 # Calls that are repeated

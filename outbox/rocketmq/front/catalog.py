@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar, cast
 
-from outbox.model.verdict import describe
 from outbox.rocketmq.front.authentication import topics_in
 from outbox.rocketmq.front.calls import Call, Send, Streaming, Threads, Unary
 from outbox.rocketmq.front.clients import ClientPolicy
 from outbox.rocketmq.front.protocol import Wire
 from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.settings import MOST_TOPICS
-from outbox.rocketmq.front.statuses import Code, RefusedError
+from outbox.rocketmq.front.statuses import Code, RefusedError, line_of
 from outbox.rocketmq.front.validation import checked_group, checked_topic
 from outbox.runtime.throttled_log import Throttle, ThrottledLog
 from outbox.store.database import Channel
@@ -83,7 +82,7 @@ class Catalog:
             try:
                 await self._read()
             except Exception as error:
-                self._log.warning("front: topics and groups were not read, trying again: %s", describe(error))
+                self._log.warning("front: topics and groups were not read, trying again: %s", line_of(error))
 
     async def look(self, request: Wire) -> None:
         """Read the rows if a request names an unknown topic, or a group whose row may be there and matters.

@@ -70,6 +70,8 @@ class Clients:
         self._clock = clock
         self._lock = threading.Lock()
         self._clients: dict[str, Client] = {}
+        #: The number of open streams beyond the first one of each client: each counts as a client.
+        self._beyond = 0
         #: Clients without a stream whose kind is not known.
         self._strange: set[str] = set()
         #: No client has gone before this moment by the clock, as far as a look at all of them can tell.
@@ -78,13 +80,17 @@ class Clients:
         self._missed = 0
 
     def opened(self, id: str, stream: Stream) -> None:
-        """Note a client's stream, asked instead of older streams until the end.
+        """Note a client's stream, asked instead of older streams until the end; each counts as a client.
 
         Raises:
             RefusedError: there are too many clients.
         """
         with self._lock:
-            self._of(id).streams[stream] = None
+            client = self._of(id)
+            if client.streams:
+                self._require_room()
+                self._beyond += 1
+            client.streams[stream] = None
 
     def closed(self, id: str, stream: Stream) -> None:
         """Forget a client's stream; kind and topics stay."""
@@ -93,6 +99,7 @@ class Clients:
             if client is None or stream not in client.streams:
                 return
             del client.streams[stream]
+            self._beyond -= bool(client.streams)
             client.seen = self._clock()
             if client.kind is None and not client.streams:
                 del self._clients[id]
@@ -205,16 +212,23 @@ class Clients:
         """Return a client after a sign of life; a new client, if there is room."""
         client = self._clients.get(id)
         if client is None:
-            if len(self._clients) >= self._most and self._clock() >= self._full_until:
-                self._clients = {each: found for each, found in self._clients.items() if self._is_alive(found)}
-                self._full_until = self._clock() + _LOOK_SECONDS
-            if len(self._clients) >= self._most:
-                raise RefusedError(
-                    Code.TOO_MANY_REQUESTS, f"the front has {self._most} clients, as many as --max-clients allows"
-                )
+            self._require_room()
             client = self._clients[id] = Client(self._clock())
         client.seen = self._clock()
         return client
+
+    def _require_room(self) -> None:
+        """Refuse another client or stream if there are too many; first forget clients that have gone."""
+        if self._number() >= self._most and self._clock() >= self._full_until:
+            self._clients = {each: found for each, found in self._clients.items() if self._is_alive(found)}
+            self._full_until = self._clock() + _LOOK_SECONDS
+        if self._number() >= self._most:
+            raise RefusedError(
+                Code.TOO_MANY_REQUESTS, f"the front has {self._most} clients, as many as --max-clients allows"
+            )
+
+    def _number(self) -> int:
+        return len(self._clients) + self._beyond
 
     def _is_alive(self, client: Client) -> bool:
         return bool(client.streams) or self._clock() - client.seen < ALIVE_SECONDS

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 
 from outbox.model.subscription import Declaration, Selection
-from outbox.model.verdict import describe
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import MessageSelector
@@ -15,6 +14,7 @@ from outbox.rocketmq.front.calls import THREADS
 from outbox.rocketmq.front.desk import Desk, subscription_of
 from outbox.rocketmq.front.polls import Popped
 from outbox.rocketmq.front.settings import CONSUME_ATTEMPTS
+from outbox.rocketmq.front.statuses import line_of
 from outbox.rocketmq.hints import Hints
 from outbox.rocketmq.partition_pops import Kept
 from outbox.rocketmq.popping import Popping, new_receipt, opening
@@ -122,7 +122,7 @@ class _GroupDesk:
             self._use(receipts, lambda of_group: of_group.give_back(receipts))
         except Exception as error:
             # They come again when their time is over.
-            self._log.warning("front: messages of a call that has ended were not given back: %s", describe(error))
+            self._log.warning("front: messages of a call that has ended were not given back: %s", line_of(error))
         if self._desks.closed:  # the pop had not ended when the front did
             self._connections.close()
         else:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from outbox.model.verdict import describe
 from outbox.rocketmq.front.calls import Threads
 from outbox.rocketmq.front.desk import Desk
+from outbox.rocketmq.front.statuses import line_of
 from outbox.runtime.clock import clock
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.subscriptions.receipts import Receipt
@@ -92,7 +92,7 @@ class Renewals:
         try:
             good = await self._threads.run(partial(desk.postpone, receipts, RENEWED))
         except Exception as error:
-            self._log.warning("front: messages were not renewed, trying again: %s", describe(error))
+            self._log.warning("front: messages were not renewed, trying again: %s", line_of(error))
         else:
             self._number += sum(good)
             self.end([receipt for receipt, is_good in zip(receipts, good, strict=True) if not is_good])

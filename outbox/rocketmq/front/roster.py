@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from sys import intern
 
-from outbox.model.verdict import describe
 from outbox.rocketmq.front.calls import Threads
 from outbox.rocketmq.front.catalog import Calls
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.protocol import numbers
+from outbox.rocketmq.front.statuses import line_of
 from outbox.runtime.clock import clock as own_clock
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.database import Channel
@@ -53,7 +53,7 @@ class Roster:
             try:
                 await self.exchange()
             except Exception as error:
-                self._log.warning("front: clients were not noted, trying again: %s", describe(error))
+                self._log.warning("front: clients were not noted, trying again: %s", line_of(error))
 
     async def exchange(self) -> None:
         """Write clients that are due, and read unknown clients, if there are any."""

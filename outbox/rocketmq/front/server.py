@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
-from sqlalchemy.exc import StatementError
 
 from outbox.errors import OptionError
 from outbox.model.verdict import describe
@@ -26,13 +25,12 @@ from outbox.rocketmq.front.protocol import RPCS, SERVICE, Rpc, Wire
 from outbox.rocketmq.front.routing import Place
 from outbox.rocketmq.front.security import Port
 from outbox.rocketmq.front.settings import UnknownSettingsError
-from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
+from outbox.rocketmq.front.statuses import Code, RefusedError, internal, line_of, status
 from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.tls import Certificate, Pair
 from outbox.runtime.clock import clock
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
-from outbox.store.failure import in_one_line
 from outbox.telemetry.activity_log import activity_logger
 from outbox.telemetry.events import Called, Teller
 
@@ -209,9 +207,7 @@ class Server:
     def _refusal(self, rpc: Rpc, error: Exception) -> Wire:
         """Return the status for an error; log an error that is none of the client's."""
         if not isinstance(error, RefusedError):
-            text, is_enough = in_one_line(error)
-            # The text of an error of a statement has the whole message of a client.
-            text = text if is_enough or isinstance(error, StatementError) else describe(error)
+            text = line_of(error)
             self._log.warning("front: %s failed: %s", rpc.name, text)
             error = internal(text)
         return status(error.code, error.text)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from sqlalchemy.exc import StatementError
+
+from outbox.model.verdict import describe
 from outbox.rocketmq.front.protocol import Wire, kind
+from outbox.runtime.text import one_line
+from outbox.store.failure import in_one_line
 
 #: The text of an error inside RocketMQ's own server begins with this name.
 _PROXY = "org.apache.rocketmq.proxy.common.ProxyException: "
@@ -62,6 +67,15 @@ class RefusedError(Exception):
 def internal(text: str, ours: str = "") -> RefusedError:
     """Return an error inside the server in RocketMQ's words. `ours`: more about the reason, in brackets."""
     return RefusedError(Code.INTERNAL_SERVER_ERROR, f"{_PROXY}{text}{f' [{ours}]' if ours else ''}")
+
+
+def line_of(error: Exception) -> str:
+    """Return an error in one line, for a client and for the log.
+
+    The line is without the statement and its values, as these have whole messages of clients.
+    """
+    text, is_enough = in_one_line(error)
+    return text if is_enough or isinstance(error, StatementError) else one_line(describe(error))
 
 
 def status(code: Code = Code.OK, text: str = "OK") -> Wire:
