@@ -266,9 +266,11 @@ def test_what_a_front_logs_of_an_error_of_the_database_is_one_line_without_the_m
     renewals.begin(receipts)
     monkeypatch.setattr(Receipts, "give_back", failing)
 
+    rows: Any = type("Failing", (), {"call": failing})()
+
     async def story() -> None:
         await renewals.renew()
-        for each in (Catalog(failing, threads, ClientPolicy()), Roster(Clients(), {}, failing, threads)):
+        for each in (Catalog(rows, threads, ClientPolicy()), Roster(Clients(), {}, rows, threads)):
             before, running = len(caplog.messages), asyncio.create_task(each.run())
             while len(caplog.messages) == before:
                 await asyncio.sleep(0)

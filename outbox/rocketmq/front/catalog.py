@@ -7,8 +7,9 @@ import logging
 import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
+from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.front.authentication import topics_in
 from outbox.rocketmq.front.calls import Call, Send, Streaming, Threads, Unary
 from outbox.rocketmq.front.clients import ClientPolicy
@@ -32,13 +33,6 @@ _READ_SECONDS = 5.0
 _OF_RECEIVED = {"entries", "receipt_handle"}
 
 
-class Calls(Protocol):
-    """Calls a function with a connection; waits for the database."""
-
-    def __call__(self, do: Callable[[Channel], R]) -> R:
-        """Return what the function returns."""
-
-
 class Rows(NamedTuple):
     """The rows of topics and groups, by name."""
 
@@ -57,8 +51,8 @@ class Catalog:
     `look` and `run` are for one event loop.
     """
 
-    def __init__(self, call: Calls, threads: Threads, policy: ClientPolicy) -> None:
-        self._call, self._threads, self._policy = call, threads, policy
+    def __init__(self, rows: Connections, threads: Threads, policy: ClientPolicy) -> None:
+        self._rows, self._threads, self._policy = rows, threads, policy
         #: Changed in place, because others keep them.
         self.topics: dict[str, TopicType] = {}
         self.groups: dict[str, ConsumerGroup] = {}
@@ -73,7 +67,7 @@ class Catalog:
 
     def read(self) -> None:
         """Read the rows before there is an event loop."""
-        self._take(self._call(Rows.read))
+        self._take(self._rows.call(Rows.read))
 
     async def run(self) -> None:
         """Read again and again, until cancelled."""
@@ -150,7 +144,7 @@ class Catalog:
                 f"there are {len(self.topics)} topics, and clients make no more"
                 f" [add it by: outbox rocketmq topics add {topic}]",
             )
-        await self._threads.run(partial(self._call, partial(_add, topic)))
+        await self._threads.run(partial(self._rows.call, partial(_add, topic)))
         await self._read()
 
     async def _read(self) -> None:
@@ -160,7 +154,7 @@ class Catalog:
             if self._reads > begun:
                 return
             self._reads += 1
-            self._take(await self._threads.run(partial(self._call, Rows.read)))
+            self._take(await self._threads.run(partial(self._rows.call, Rows.read)))
 
     def _take(self, rows: Rows) -> None:
         changed = {name for name, _ in {*rows.groups.items()} ^ {*self.groups.items()}}

@@ -155,11 +155,11 @@ class Front(LifeCycle):
     def serve(self) -> None:
         """Serve until a stop is asked, and ask about open transactions meanwhile."""
         threads, rows = Threads(), Connections(opening(self.outbox), _ROW_CONNECTIONS)
-        catalog = Catalog(rows.call, threads, self._clients)
+        catalog = Catalog(rows, threads, self._clients)
         rows.call(self._declare)
         catalog.read()
         clients, routes = Clients(self._clients.most), Routes(catalog.topics, self._told)
-        roster = Roster(clients, catalog.topics, rows.call, threads)
+        roster = Roster(clients, catalog.topics, rows, threads)
         telemetry = Telemetry(clients, catalog.topics, catalog.groups, catalog.look)
         desks = Desks(self.outbox)
         receiving = Receiving(desks.of, desks.hints, routes, threads, clients.alive, catalog.fifo)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from sys import intern
 
+from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.front.calls import Threads
-from outbox.rocketmq.front.catalog import Calls
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.protocol import numbers
 from outbox.rocketmq.front.statuses import line_of
@@ -34,14 +34,14 @@ class Roster:
         self,
         clients: Clients,
         topics: Mapping[str, object],
-        call: Calls,
+        rows: Connections,
         threads: Threads,
         *,
         clock: Callable[[], float] = own_clock,
     ) -> None:
         """`topics`: the topics of the catalog."""
         self._clients, self._topics = clients, topics
-        self._call, self._threads = call, threads
+        self._rows, self._threads = rows, threads
         self._clock = clock
         self._prune_at = 0.0
         self._log = ThrottledLog(logger)
@@ -62,7 +62,7 @@ class Roster:
         prunes = self._clock() >= self._prune_at
         if not (rows or unknown or prunes):
             return
-        found = await self._threads.run(partial(self._call, partial(_exchange, rows, unknown, prunes=prunes)))
+        found = await self._threads.run(partial(self._rows.call, partial(_exchange, rows, unknown, prunes=prunes)))
         if prunes:
             self._prune_at = self._clock() + _PRUNE_SECONDS
         self._clients.noted(due)
