@@ -168,6 +168,7 @@ def test_what_rocketmq_would_refuse_is_refused_with_its_codes_and_texts(outbox):
         (received(batch_size=0), 40401, "no new message"),
         (received(batch_size=-1), 50001, "Illegal Capacity: -1"),
         (filtered(1, "||"), 40010, "subString split error"),
+        (filtered(1, "t||" * 3000), 40010, "subString split error [a tag expression has at most 8192 characters"),
         (filtered(2, ""), 40010, "Expression can't be null! SQL92"),
         (filtered(2, "a ="), 50001, f"{proxy}parse the consumer's subscription failed"),
     ]

@@ -15,7 +15,7 @@ from outbox.rocketmq.front.handles import Handle
 from outbox.rocketmq.front.protocol import RPCS
 from outbox.rocketmq.front.settings import MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError
-from outbox.rocketmq.front.validation import MAX_MESSAGES, checked_messages
+from outbox.rocketmq.front.validation import MAX_EXPRESSION, MAX_KEYS, MAX_MESSAGES, checked_messages, checked_tags
 from outbox.store.subscriptions.receipts import Receipt
 from tests.rocketmq.front_probes import TOPICS, message
 
@@ -102,13 +102,15 @@ def test_a_message_of_a_type_that_no_topic_has_is_refused(fields, actual):
     )
 
 
-def test_a_call_has_so_many_messages_and_so_many_bytes_together():
+def test_a_call_has_so_many_messages_keys_and_bytes_together():
     half = b"x" * (MAX_BODY_BYTES // 2)
-    small = message("normal")
+    small, keyed = message("normal"), message("normal", keys=[""] * (MAX_KEYS // 2))
 
     answers = [
         refused(*[small] * MAX_MESSAGES),
         refused(*[small] * (MAX_MESSAGES + 1)),
+        refused(keyed, keyed),
+        refused(keyed, keyed, message("normal", keys=["k"])),
         refused(message("normal", half), message("normal", half)),
         refused(message("normal", half), message("normal", half), small),
     ]
@@ -117,8 +119,23 @@ def test_a_call_has_so_many_messages_and_so_many_bytes_together():
         None,
         (41300, f"too many messages, max is {MAX_MESSAGES}"),
         None,
+        (43101, f"too many keys, max is {MAX_KEYS}"),
+        None,
         (50001, TOO_MUCH),
     ]
+
+
+def test_a_tag_expression_has_so_many_characters():
+    longest = "t" * MAX_EXPRESSION
+    assert checked_tags(longest) == longest
+
+    with pytest.raises(RefusedError) as refused:
+        checked_tags(longest + "t")
+
+    assert (refused.value.code, refused.value.text) == (
+        40010,
+        f"subString split error [a tag expression has at most {MAX_EXPRESSION} characters, not {MAX_EXPRESSION + 1}]",
+    )
 
 
 @pytest.mark.parametrize("id", [" id", "id\n", "\0", "\u00e4" * 513])
@@ -164,7 +181,8 @@ def test_two_pairs_of_group_and_topic_have_two_subscriptions():
     "fields",
     ["[true, null, \"r\", 1]", "[1, \"\", \"r\", 1]", "[1, \"k\\u0000\", \"r\", 1]", "[1, \"\\ud800\", \"r\", 1]",
      f"[1, \"{'k' * 1025}\", \"r\", 1]", f"[1, null, \"{'r' * 101}\", 1]", "[1, null, \"r\\u0000\", 1]",
-     "[1, null, \"r\", 1e999, 2]", "[-1, null, \"r\", 1]", "[9223372036854775808, null, \"r\", 1]", "\"r\"", "["],
+     "[1, null, \"r\", 1e999, 2]", "[1, null, \"r\", 1]" + " " * 12_288,
+     "[-1, null, \"r\", 1]", "[9223372036854775808, null, \"r\", 1]", "\"r\"", "["],
 )  # fmt: skip
 def test_a_handle_that_no_front_has_made_is_refused(fields):
     with pytest.raises(RefusedError, match="Parse failed"):

@@ -16,6 +16,8 @@ from outbox.store.subscriptions.receipts import Receipt
 
 #: Characters of a receipt; each has fewer.
 _MOST_OF_ERROR = 100
+#: Characters of a handle; with the longest key of a message it has fewer.
+_MOST = 12_288
 
 
 class Handle(NamedTuple):
@@ -37,7 +39,7 @@ class Handle(NamedTuple):
             RefusedError: the text is no handle of a front.
         """
         try:
-            found = json.loads(base64.urlsafe_b64decode(text.encode()))
+            found = None if len(text) > _MOST else json.loads(base64.urlsafe_b64decode(text.encode()))
             match found:
                 case [int(id), str() | None as key, str(error), int() | float() as until] if _is_number(id):
                     # Other keys and errors are in no row, and not every database takes them.

@@ -22,7 +22,7 @@ from outbox.rocketmq.front.renewing import LONGEST, RENEWED, Renewals
 from outbox.rocketmq.front.routing import Routes
 from outbox.rocketmq.front.settings import LONG_POLL, MOST_RECEIVED
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
-from outbox.rocketmq.front.validation import checked_group, checked_invisible, checked_topic
+from outbox.rocketmq.front.validation import checked_group, checked_invisible, checked_tags, checked_topic
 from outbox.rocketmq.hints import Hints
 from outbox.store.subscriptions.receipts import Receipt
 
@@ -315,6 +315,7 @@ def _choice(expression: Wire) -> MessageSelector:
     """
     text = expression.expression
     if expression.type != _FILTERS["SQL"]:
+        checked_tags(text)
         if text and any(text.split("||")) and not text.replace("||", "").strip():
             # RocketMQ takes blanks between separators for tags, which no message has.
             return MessageSelector.by_sql("FALSE")

@@ -17,6 +17,9 @@ MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16384
 MAX_GROUP_BYTES = 64
 #: RocketMQ has no limit on the messages of a call; this one keeps a transaction short.
 MAX_MESSAGES = 1000
+#: Of the messages of a call, and characters of a tag expression: a request has room for millions, and a look at each
+#: takes the time of all clients.
+MAX_KEYS, MAX_EXPRESSION = 16_384, 8192
 MAX_DELAY, MAX_RECOVERY = timedelta(days=1), timedelta(hours=1)
 #: For the time of a message in the hands of a client.
 _LEAST_INVISIBLE, _MOST_INVISIBLE = timedelta(seconds=10), timedelta(hours=12)
@@ -71,7 +74,8 @@ def checked_messages(messages: Sequence[Wire], types: Mapping[str, str]) -> str 
     """Refuse messages that RocketMQ would refuse; return the type of their topic. `types`: of all topics by name."""
     if not messages:
         raise RefusedError(Code.MESSAGE_CORRUPTED, "no message to send")
-    checked_number(messages)
+    if sum(len(message.system_properties.keys) for message in checked_number(messages)) > MAX_KEYS:
+        raise RefusedError(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"too many keys, max is {MAX_KEYS}")
     topic, now = messages[0].topic, datetime.now(UTC)
     checked_topic(topic.name)
     for message in messages:
@@ -97,6 +101,16 @@ def of_another_type(expected: str | None, actual: str) -> RefusedError:
     types = f"the expected type is {expected or 'UNSPECIFIED'}, but actual type is {actual}"
     text = f"TopicMessageType validate failed, {types}"
     return RefusedError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, internal(text).text)
+
+
+def checked_tags(expression: str) -> str:
+    """Return a tag expression, if it is not too long to be read."""
+    if len(expression) > MAX_EXPRESSION:
+        raise RefusedError(
+            Code.ILLEGAL_FILTER_EXPRESSION,
+            f"subString split error [a tag expression has at most {MAX_EXPRESSION} characters, not {len(expression)}]",
+        )
+    return expression
 
 
 def checked_transaction(id: str) -> str:
