@@ -3,22 +3,26 @@
 import asyncio
 import threading
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox
 from outbox.rocketmq.front import Front
 from outbox.rocketmq.front.calls import Call, Threads
+from outbox.rocketmq.front.declaring import Declarations
 from outbox.rocketmq.front.protocol import RPCS, SERVICE
 from outbox.rocketmq.front.receiving import Receiving
 from outbox.rocketmq.front.routing import Place, Routes
 from outbox.runtime import failpoints
 from outbox.store.subscriptions.receipts import Receipt, Receipts
 from tests.rocketmq.fronts import TOPICS, called, listening
+from tests.support.leases import step_clock
 from tests.support.parked import attempts, states
 from tests.support.waiting import eventually
 
@@ -26,10 +30,23 @@ AT_ONCE = {"long_polling_timeout": {"seconds": 0}}
 MIB = 1024 * 1024
 
 
-def send(outbox: Outbox, *bodies: bytes, topic: str = "orders") -> None:
-    """Commit messages."""
+def send(outbox: Outbox, *messages: bytes | Message) -> None:
+    """Commit messages; a body alone is of the topic orders."""
     with outbox.begin() as session:
-        outbox.send_all(session, [Message(topic, each) for each in bodies])
+        outbox.send_all(session, [each if isinstance(each, Message) else Message("orders", each) for each in messages])
+
+
+def add_group(outbox: Outbox, *, ordered: bool = False, retries: int) -> None:
+    """Add the group of the tests."""
+    with closing(outbox.database.open()) as channel:
+        Declarations(channel).add_group("billing", ordered=ordered, retries=retries)
+
+
+def spoil(engine: Engine, body: bytes) -> None:
+    """Give a message of the log what no front can read."""
+    spoilt = {"postgresql": "created_at = 'infinity'", "sqlite": "message_id = 'none'"}[engine.dialect.name]
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_message SET {spoilt} WHERE body = :body"), {"body": body})
 
 
 def request(name: str, topic: str = "orders", group: str = "billing", **fields: Any) -> Any:
@@ -94,6 +111,45 @@ def test_messages_of_a_push_consumer_that_gave_its_call_up_come_to_the_next_call
         found = received(front)
 
     assert (first.status.code, before, seen(found)) == (20000, 3, [(b"0", 1), (b"1", 1), (b"2", 1)])
+
+
+# Messages that cannot be read
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
+def test_a_message_that_cannot_be_read_counts_as_delivered_and_ends_as_a_dead_letter(engine, outbox, caplog):
+    """Other writers may have given it a moment or an id that is none; what is behind is handed out."""
+    add_group(outbox, retries=1)
+    send(outbox, b"0", b"1")
+    spoil(engine, b"0")
+    with listening(outbox) as front:
+        first = receive(front)
+        acked(front, *handles(first))
+        counts = [attempts(engine)]
+        for _ in range(2):
+            step_clock(engine, timedelta(hours=2), "outbox_parked.due_at")
+            assert receive(front) == []
+            counts.append(attempts(engine))
+
+    assert (seen(first), counts, states(engine)) == ([(b"1", 1)], [1, 2, 3], {"dead": 1})
+    assert {each.message.partition(", ")[0] for each in caplog.records if each.message.startswith("front")} == {
+        "front: message 1 of topic orders cannot be read and counts as delivered"
+    }
+
+
+def test_what_is_behind_a_message_that_cannot_be_read_waits_for_its_end_if_both_are_of_one_key(engine, outbox):
+    add_group(outbox, ordered=True, retries=0)
+    send(outbox, *(Message("steps", each, key="k") for each in (b"0", b"1", b"2")), Message("steps", b"3", key="l"))
+    spoil(engine, b"1")
+    found = list[Any]()
+    with listening(outbox) as front:
+        for _ in range(3):
+            messages = receive(front, topic="steps", batch_size=4)
+            acked(front, *handles(messages), topic="steps")
+            found.append(seen(messages))
+            step_clock(engine, timedelta(hours=2), "outbox_parked.due_at")
+
+    assert (found, states(engine)) == ([[(b"0", 1), (b"3", 1)], [(b"2", 1)], []], {"dead": 1})
 
 
 # Calls that are repeated

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from outbox.errors import FilterError, MQClientError
 from outbox.model.message import Message
+from outbox.model.verdict import describe
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.expressions import MessageSelector
 from outbox.rocketmq.front.attempts import Attempt, Attempts, Key
@@ -24,7 +26,10 @@ from outbox.rocketmq.front.settings import LONG_POLL, MOST_RECEIVED
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
 from outbox.rocketmq.front.validation import checked_group, checked_invisible, checked_tags, checked_topic
 from outbox.rocketmq.hints import Hints
+from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.subscriptions.receipts import Receipt
+
+logger = logging.getLogger("outbox")
 
 _Received, _Acked = RPCS["ReceiveMessage"].response, RPCS["AckMessage"].response
 _Changed, _Assigned = RPCS["ChangeInvisibleDuration"].response, RPCS["QueryAssignment"].response
@@ -56,6 +61,7 @@ class Receiving:
         self._routes, self._threads, self._fifo = routes, threads, fifo_groups
         self.renewals = Renewals(threads, alive)
         self._attempts = Attempts()
+        self._log = ThrottledLog(logger)
         #: By group and topic, those first that were not asked for longest.
         self._groups: dict[tuple[str, str], _Group] = {}
         self._ended = False
@@ -102,17 +108,20 @@ class Receiving:
         try:
             await self._find(group, attempt, choice, asked, _seconds(call, request))
             if request.auto_renew:
-                self.renewals.prepare(group.desk, call.client, _receipts(attempt))
+                receipts = _receipts(attempt.receipt, attempt.messages)
+                self.renewals.prepare(group.desk, call.client, receipts)
             lasts = LONGEST if request.auto_renew else duration
             await send(_Received(status=status()))
             for each in attempt.messages:
                 handle = Handle.of(each, attempt.receipt, lasts)
-                await send(_Received(message=self._delivered(each, handle, request.message_queue.topic)))
+                delivered = self._delivered(group, attempt, each, handle, request.message_queue.topic)
+                if delivered is not None:
+                    await send(_Received(message=delivered))
             await send(_delivered_now())
-            self.renewals.begin(_receipts(attempt))
+            self.renewals.begin(_receipts(attempt.receipt, attempt.messages))
         except BaseException:
             if self._attempts.end(attempt) and attempt.messages:
-                self.renewals.end(_receipts(attempt))
+                self.renewals.end(_receipts(attempt.receipt, attempt.messages))
                 group.give_back(Popped(attempt.receipt, [attempt.messages]))
             raise
 
@@ -133,11 +142,30 @@ class Receiving:
         """Return the messages of an earlier attempt that are out under its receipt, and are from now on for a time."""
         if not attempt.messages:
             return []
-        receipts = _receipts(attempt)
+        receipts = _receipts(attempt.receipt, attempt.messages)
         good = await self._threads.run(partial(group.desk.postpone, receipts, duration))
         return [each for each, is_good in zip(attempt.messages, good, strict=True) if is_good]
 
-    def _delivered(self, message: Message, handle: Handle, topic: Wire) -> Wire:
+    def _delivered(self, group: _Group, attempt: Attempt, message: Message, handle: Handle, topic: Wire) -> Wire | None:
+        """Return a message of an attempt in a client's hands; None: it cannot be read, or is behind such a message.
+
+        What cannot be read stays out for its time, as if the client had it, and so comes to its end.
+        """
+        if message not in attempt.messages:
+            return None
+        try:
+            return self._in_hands(message, handle, topic)
+        except Exception as error:
+            text = "front: message %s of topic %s cannot be read and counts as delivered, %s"
+            self._log.warning(text, message.id, topic.name, describe(error))
+        at = attempt.messages.index(message)
+        behind = [each for each in attempt.messages[at + 1 :] if each.key == message.key is not None]
+        attempt.messages = [each for each in attempt.messages if each is not message and each not in behind]
+        self.renewals.end([handle.receipt, *_receipts(attempt.receipt, behind)])
+        group.give_back(Popped(attempt.receipt, [behind]))
+        return None
+
+    def _in_hands(self, message: Message, handle: Handle, topic: Wire) -> Wire:
         """Return a message in a client's hands; `topic`: as the client has it."""
         made = wire_of(message, self._routes.type_of(topic.name))
         made.topic.CopyFrom(topic)
@@ -281,8 +309,8 @@ def _delivered_now() -> Wire:
     return made
 
 
-def _receipts(attempt: Attempt) -> list[Receipt]:
-    return [Receipt(each.id or 0, each.key, attempt.receipt) for each in attempt.messages]
+def _receipts(receipt: str, messages: Sequence[Message]) -> list[Receipt]:
+    return [Receipt(each.id or 0, each.key, receipt) for each in messages]
 
 
 def _handle(text: str) -> Handle | RefusedError:
