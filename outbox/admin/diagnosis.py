@@ -175,7 +175,7 @@ class Diagnosis:
         since = min(each.since for each in troubles)
         is_check, number = status.kind == "check", status.count(state)
         if state == States.RETRY and _is_received(status):
-            # The others are in hands, or their turn has only come.
+            # The turn of the others has only come.
             number = Count.total(Count(each.messages, about=each.messages_is_minimum) for each in troubles)
         place = "an answer" if is_check else place_of(status, "their destination")
         if state == States.RETRY and (is_check or self._seconds(since) < _IDLE_SECONDS):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outbox.model.status import PartitionStatus, Status
     from outbox.model.subscription import Declaration
 
-_HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "DEAD", "BEHIND", "WORKER")
+_HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "DEAD", "BEHIND", "INFLIGHT", "WORKER")
 _PARTITION_HEADERS = ("SUBSCRIPTION", "PARTITION", "BACKLOG", "LAG", "IDLE", "WORKER")
 
 

@@ -13,6 +13,8 @@ from outbox.model.subscription import Reader
 MOST_COUNTED = 10_000
 #: States whose messages will be sent without a person, as soon as nothing holds them back.
 UNSENT: tuple[State, ...] = (States.WAITING, States.RETRY, States.BEHIND)
+#: The name, beside the states, of what is in the hands of clients.
+INFLIGHT = "inflight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ class Status(StoredProperties):
         lease_seconds: for how long the worker takes the lease each time.
         notice: why a worker does not work, in its own words.
         noticed_at: since when.
-        parked: numbers of parked messages by state: `delayed`, `waiting`, `retry`, `dead`, `behind`.
+        parked: numbers of parked messages by state: `delayed`, `waiting`, `retry`, `dead`, `behind`; and `inflight`,
+            which a client has received, and whose invisible time is not over.
         parked_is_minimum: states of which there are more.
         all_held: every message that waits is behind a dead letter of its key, or a person has paused its key.
         troubles: messages without success, by state and error, the most frequent error first.

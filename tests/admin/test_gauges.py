@@ -33,6 +33,7 @@ def test_they_say_what_a_look_says(engine):
         ("outbox.unsent.messages", *relay, "waiting"): 0,
         ("outbox.unsent.messages", *relay, "retry"): 1,
         ("outbox.unsent.messages", *relay, "behind"): 0,
+        ("outbox.unsent.messages", *relay, "inflight"): 0,
         ("outbox.log.rows", "shop"): 4,
         ("outbox.log.bytes", "shop"): look.log.bytes,
         **{("outbox.findings", *relay, each.kind): 1 for each in look.findings},

@@ -54,7 +54,7 @@ def test_the_list_shows_what_waits_and_who_works_on_it(engine, channel, shop, se
     # The first partition has some of the ten messages, the second has the others.
     backlogs = [each["backlog"] for each in found["partitions"]]
     assert (len(seen), sum(backlogs), found["backlog"], found["parked"]["dead"]) == (10, 10, 10, 1)
-    assert table[1][:2] == ["billing", "10"] and table[1][-3:] == ["1", "0", "host:7"]
+    assert table[1][:2] == ["billing", "10"] and table[1][-4:] == ["1", "0", "0", "host:7"]
     assert [row[:3] + row[-1:] for row in table[-2:]] == [
         ["billing", "0/2", str(backlogs[0]), "nobody"],
         ["billing", "1/2", str(backlogs[1]), "host:7"],

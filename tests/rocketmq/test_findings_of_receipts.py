@@ -9,6 +9,7 @@ from outbox import Outbox
 from outbox.admin.trace import in_words
 from outbox.rocketmq import SimpleConsumer
 from tests.rocketmq.test_simple_consumer import HOUR, NOW, consumer_of, send
+from tests.support.command_line import outbox as typed
 from tests.support.parked import states
 
 BACK = {
@@ -41,6 +42,21 @@ def test_what_is_handed_out_is_no_failure_until_its_time_is_over(engine, outbox)
     two_hours_later(engine, outbox_parked="created_at parked_at due_at", outbox_progress="settled_at")
 
     assert (found(outbox), states(engine)) == ([], {"retry": 2})
+
+
+def test_what_is_in_the_hands_of_a_client_counts_apart_from_what_is_tried_again(engine, outbox):
+    consumer = consumer_of(outbox)
+    send(outbox, "1", "2", "3")
+    first, *_ = consumer.receive(3, HOUR)
+    consumer.change_invisible_duration(first, NOW)
+
+    (status,) = [each for each in outbox.admin.look().subscriptions if each.name == "billing"]
+    shown = typed(engine, "status").out.splitlines()
+    (row,) = [line.split() for line in shown if line.startswith("billing")]
+
+    assert status.parked == {"delayed": 0, "waiting": 0, "retry": 1, "dead": 0, "behind": 0, "inflight": 2}
+    names = ["DELAYED", "WAITING", "RETRY", "DEAD", "BEHIND", "INFLIGHT"]
+    assert (shown[0].split()[-7:-1], row[-7:-1]) == (names, ["0", "0", "1", "0", "0", "2"])
 
 
 @pytest.mark.parametrize("in_hands", [False, True])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from outbox.model.parking import HANDED_OUT, STATES, State, States
-from outbox.model.status import MOST_COUNTED, UNSENT, Count, TroubleStatus
+from outbox.model.status import INFLIGHT, MOST_COUNTED, UNSENT, Count, TroubleStatus
 from outbox.model.subscription import Subscription
 from outbox.runtime.text import without_numbers
 from outbox.store.database import Channel
@@ -22,10 +23,11 @@ _MOST_TROUBLES, _MOST_ERRORS, _MOST_CHARACTERS = 5, 1_000, 500
 class ParkedStatus:
     """The status of the parked messages of a subscription.
 
-    `counts`: numbers by state. `unsent_since`: the moment from which on the oldest unsent message could have been sent:
-    the creation, the due moment, or the end of the time of what was handed out. Dead letters do not count, nor messages
-    that are not due yet. `troubles`: messages that wait for the destination, failed messages, dead letters, by error.
-    `some_free`: some message is tried again or has fallen due, and no person has paused its key.
+    `counts`: numbers by state, and `inflight`: what is in the hands of clients counts there instead. `unsent_since`:
+    the moment from which on the oldest unsent message could have been sent: the creation, the due moment, or the end of
+    the time of what was handed out. Dead letters do not count, nor messages that are not due yet. `troubles`: messages
+    that wait for the destination, failed messages, dead letters, by error. `some_free`: some message is tried again or
+    has fallen due, and no person has paused its key.
     """
 
     counts: dict[str, Count]
@@ -38,11 +40,13 @@ class ParkedStatus:
 UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL"
 #: True of what a client has, or had: nobody else gets it before `due_at`.
 _OUT = "due_at IS NOT NULL AND error LIKE :handed_out"
+_IN_HANDS = f"CASE WHEN {_OUT} AND due_at > {{now}} THEN 1 ELSE 0 END"
 _LIKE_HANDED_OUT = {"handed_out": f"{HANDED_OUT}%"}
 #: The ORDER BY keeps it on (subscription, state, id).
 _LOOK = f"""
-    SELECT count(CASE WHEN {{meant}} THEN 1 END), count(*), min(CASE WHEN {{meant}} THEN due END)
-    FROM (SELECT key, CASE WHEN {_OUT} THEN due_at WHEN deliver_at > created_at THEN deliver_at
+    SELECT count(CASE WHEN {{meant}} THEN 1 END), count(*), min(CASE WHEN {{meant}} THEN due END),
+           sum(CASE WHEN {{meant}} THEN in_hands END)
+    FROM (SELECT key, {_IN_HANDS} AS in_hands, CASE WHEN {_OUT} THEN due_at WHEN deliver_at > created_at THEN deliver_at
                            ELSE created_at END AS due
           FROM {{parked}} WHERE subscription = :subscription AND {{of_state}} ORDER BY id LIMIT :limit) AS r
 """
@@ -65,7 +69,7 @@ _BY_ERROR = f"""
     SELECT error, count(*), min(since)
     FROM (SELECT key, CASE WHEN {_OUT} THEN :overdue ELSE substr(error, 1, :characters) END AS error, attempts,
                  CASE WHEN {_OUT} THEN due_at ELSE parked_at END AS since,
-                 CASE WHEN {_OUT} AND due_at > {{now}} THEN 1 ELSE 0 END AS in_hands
+                 {_IN_HANDS} AS in_hands
           FROM {{parked}} WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS r
     WHERE {{meant}} AND in_hands = 0 AND (attempts > 0 OR error IS NOT NULL)
     GROUP BY error ORDER BY count(*) DESC, min(since), error LIMIT :errors
@@ -82,13 +86,16 @@ def status_of_parked(channel: Channel, subscription: Subscription) -> ParkedStat
     name = subscription.name
     meant = channel.database.sql(UNDECIDED) if subscription.kind == "check" else "TRUE"
     looks = {state: _look(channel, name, state, meant) for state in STATES}
-    some = {state for state, (count, _) in looks.items() if count.number}
-    unsent, overdue = [looks[state][1] for state in UNSENT], None
+    some = {state for state, look in looks.items() if look.all.number}
+    unsent, overdue = [looks[state].due for state in UNSENT], None
     if States.DELAYED in some:
         found = channel.rows(_OVERDUE, subscription=name, limit=MOST_COUNTED + 1)[0][0]
         overdue = channel.database.dialect.clock.read(found)
     return ParkedStatus(
-        counts={state: count for state, (count, _) in looks.items()},
+        counts={
+            **{state: replace(look.all, number=look.all.number - look.in_hands) for state, look in looks.items()},
+            INFLIGHT: Count(sum(look.in_hands for look in looks.values())),
+        },
         unsent_since=min((each for each in (*unsent, overdue) if each is not None), default=None),
         troubles=tuple(each for state in _FAILED if state in some for each in _by_error(channel, name, state, meant)),
         some_free=overdue is not None
@@ -98,15 +105,22 @@ def status_of_parked(channel: Channel, subscription: Subscription) -> ParkedStat
 
 def parked_counts(channel: Channel, subscription: str) -> dict[str, Count]:
     """Count what a subscription has parked, by state."""
-    return {state: _look(channel, subscription, state)[0] for state in STATES}
+    return {state: _look(channel, subscription, state).all for state in STATES}
 
 
-def _look(channel: Channel, subscription: str, state: State, meant: str = "TRUE") -> tuple[Count, datetime | None]:
-    """Count the messages in a state, and find the moment from which on the first could have been sent."""
+class _Look(NamedTuple):
+    """The messages in a state: their number, how many are in hands, and when the first could have been sent."""
+
+    all: Count
+    in_hands: int
+    due: datetime | None
+
+
+def _look(channel: Channel, subscription: str, state: State, meant: str = "TRUE") -> _Look:
     look = channel.database.sql(_LOOK, meant=meant, of_state=of_state(state))
     bound = {"subscription": subscription, "state": state, "limit": MOST_COUNTED + 1, **_LIKE_HANDED_OUT}
-    number, read, due = channel.rows(look, **bound)[0]
-    return Count.upto(int(number), int(read)), channel.database.dialect.clock.read(due)
+    number, read, due, in_hands = channel.rows(look, **bound)[0]
+    return _Look(Count.upto(int(number), int(read)), int(in_hands or 0), channel.database.dialect.clock.read(due))
 
 
 def _some_are_free(channel: Channel, subscription: Subscription) -> bool:
