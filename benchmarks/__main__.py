@@ -32,7 +32,7 @@ from benchmarks.keep import keep_vs_drain
 from benchmarks.latency import embedded_latency, latency, latency_random
 from benchmarks.machine import machine
 from benchmarks.measure import FULL, QUICK, Measurement, say
-from benchmarks.partitions import drain_8_partitions, scale_4_processes
+from benchmarks.partitions import drain_8_calls, scale_4_processes
 from benchmarks.receive import receive
 from benchmarks.site import Site
 from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
@@ -59,7 +59,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("drain_vs_claim",): drain_vs_claim,
     ("drain_vs_fetch",): drain_vs_fetch,
     ("drain_pinned_vs_claim",): drain_pinned_vs_claim,
-    ("drain_8_partitions",): drain_8_partitions,
+    ("drain_8_calls",): drain_8_calls,
     ("scale_4_processes",): scale_4_processes,
     ("consume_vs_relay",): consume_vs_relay,
     ("consume_8_vs_1",): consume_8_vs_1,

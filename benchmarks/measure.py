@@ -95,8 +95,7 @@ class Scale:
     half_drained: int = 40_000
     half_turns: int = 5
     extracted: int = 1_000_000
-    #: By several partitions in one process, and in several processes.
-    partitioned: int = 50_000
+    #: By calls side by side, and by several processes.
     shared: int = 5_000
     #: By consumers: by one, by eight processes, with a transaction each, and one in a hundred.
     consumed: int = 300_000
@@ -139,7 +138,6 @@ QUICK = Scale(
     half_drained=2_000,
     half_turns=1,
     extracted=5_000,
-    partitioned=2_000,
     shared=400,
     consumed=3_000,
     shared_consumed=800,

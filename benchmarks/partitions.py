@@ -1,4 +1,4 @@
-"""What partitions bring: calls of a slow destination side by side in one process, and handlers in several processes."""
+"""What is handled side by side: calls of a slow destination in one process, and partitions in several processes."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class SlowSender:
 
     destination = "sender:slow"
 
-    def __init__(self, *, a_call: float = 0.0, a_message: float = 0.0, concurrency: int = 1) -> None:
+    def __init__(self, *, a_message: float, concurrency: int = 1) -> None:
         self.concurrency = concurrency
         self.count, self.began, self.ended = 0, 0, 0
-        self._a_call, self._a_message = a_call, a_message
+        self._a_message = a_message
         self._lock = threading.Lock()
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """All of them are done when the time is over."""
         began = time.monotonic_ns()
-        time.sleep(self._a_call + self._a_message * len(messages))
+        time.sleep(self._a_message * len(messages))
         with self._lock:
             self.began = self.began or began
             self.ended = time.monotonic_ns()
@@ -64,23 +64,21 @@ class SlowSender:
         """Nothing is held."""
 
 
-def drain_8_partitions(site: Site) -> list[Measurement]:
-    """Messages a second of eight partitions in one process against one; a call with 100 messages takes 5 ms."""
-    count = site.scale.partitioned
-    turns = Turns("drain_8_partitions")
+def drain_8_calls(site: Site) -> list[Measurement]:
+    """Messages a second of eight calls side by side against one at a time; each message takes 1 ms."""
+    turns = Turns("drain_8_calls")
     with site.place() as place:
-        place.fill(count)
+        place.fill(site.scale.shared)
         for number in range(site.scale.rounds):
-            turns.add(_drain(place, count, 8, number), _drain(place, count, 1, number))
-    return [Measurement(name=turns.name, goal=at_least(4), unit="msg/s", ours=turns.ours, other=turns.other)]
+            turns.add(*(_drain(place, site.scale.shared, calls, number) for calls in (8, 1)))
+    return [Measurement(name=turns.name, goal=at_least(6), unit="msg/s", ours=turns.ours, other=turns.other)]
 
 
-def _drain(place: Place, count: int, partitions: int, number: int) -> float:
-    sender = SlowSender(a_call=0.005, concurrency=8)
-    name = f"{partitions}-{number}"
-    _declare(place, name, partitions, "earliest")
+def _drain(place: Place, count: int, calls: int, number: int) -> float:
+    sender = SlowSender(a_message=0.001, concurrency=calls)
+    relay = Relay(Outbox(place.engine), sender, name=f"{calls}-calls-{number}", start="earliest")
     started = time.perf_counter()
-    Relay(Outbox(place.engine), sender, name=name, settings=PACE).until_empty()
+    relay.until_empty()
     return _rate(sender.count, count, time.perf_counter() - started)
 
 

@@ -74,7 +74,7 @@ class Chooser:
         few = len(self._caller.overdue) < MAX_HUNG // 2
         for topic in suspected:
             # Calls that never come back must not use up the calls of the others.
-            if topic in topics and (few or not self._silences.is_silent(topic)):
+            if topic in topics and (few or not self._silences.is_silent_alone(topic)):
                 yield topics - {topic}
 
     def _free(

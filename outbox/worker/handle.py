@@ -253,15 +253,23 @@ class BatchHandler:
                 self._let_expire(batch)
                 if batch.has_part(after=self._part_seconds):
                     yield self._part(batch)
+                yield from self._let_refused_pass(batch)
                 continue
-            elif self._under_way or self._others_untried(batch, call):
+            elif self._under_way or self._others_untried(batch, call) or (yield from self._let_refused_pass(batch)):
                 continue
             chunk = [] if call is None else list(call.messages)
             if not batch.parked:
-                refused = all(message.topic in batch.findings.refused for message in batch.messages)
-                yield from self._wait_for_destination(batch, others_help=refused or not chunk)
+                others_help = not chunk or self._all_refused(batch)
+                yield from self._wait_for_destination(batch, others_help=others_help)
             elif self._keeps_all_open(batch, chunk, tried):
                 break
+
+    def _all_refused(self, batch: Pending) -> bool:
+        """Return whether each topic of a batch of the log is refused, by a destination that may accept others."""
+        findings = batch.findings
+        if batch.parked or self._under_way or not findings.refused or findings.away is not None:
+            return False
+        return all(message.topic in findings.refused for message in batch.messages)
 
     def _others_untried(self, batch: Pending, call: Call) -> bool:
         """Return whether a call has shown that its topics are refused, while others of the log have not been tried."""
@@ -289,7 +297,7 @@ class BatchHandler:
         yield Wait(time.monotonic() + seconds_to_wait(PAUSE, self._blame.pauses), stop=self._stop)
         if not self._stop.asked:
             self._let_expire(batch)
-            if others_help and len(self._calls.caller.overdue) < MAX_HUNG:
+            if others_help:
                 yield from self._let_pass(batch)
 
     @staticmethod
@@ -325,19 +333,27 @@ class BatchHandler:
             under_way = {message.id for call in self._under_way for message in call.messages}
             batch.expire(message for message in timed if message.id not in under_way)
 
-    def _let_pass(self, batch: Pending) -> Generator[Look, None, None]:
+    def _let_refused_pass(self, batch: Pending) -> Generator[Look, None, bool]:
+        """Let all messages wait if their topics are refused, without a pause: a later topic may be accepted."""
+        return self._all_refused(batch) and (yield from self._let_pass(batch))
+
+    def _let_pass(self, batch: Pending) -> Generator[Look, None, bool]:
         """Park the head of each key as `waiting`, if there are other messages to try and the quota allows it.
 
         Every remaining message has failed in a call of its own, or its topic is refused. Later messages can show
-        whether the destination accepts any.
+        whether the destination accepts any, unless so many calls hang that nothing can be tried.
         """
+        if len(self._calls.caller.overdue) >= MAX_HUNG:
+            return False
         look = Look()
         yield look
         heads = batch.heads()
-        if look.others and len(heads) <= batch.quota:
-            batch.quota -= len(heads)
-            error_of = batch.findings.error_of
-            batch.resolve([], [(message, self.policy.waiting(message, error_of(message))) for message in heads])
+        if not look.others or len(heads) > batch.quota:
+            return False
+        batch.quota -= len(heads)
+        error_of = batch.findings.error_of
+        batch.resolve([], [(message, self.policy.waiting(message, error_of(message))) for message in heads])
+        return True
 
     def _tell_what_waits(self, batch: Pending) -> None:
         if batch.outcome.parked or batch.outcome.refused:

@@ -93,6 +93,7 @@ class Judge:
         if any(map(self._silences.is_silent, topics)):
             batch.findings.refused |= dict.fromkeys(topics, error)
             batch.note_refused(batch.findings.refused, accepted=())
+        if any(map(self._silences.is_silent_alone, topics)):
             return True
         _tell_late(call)
         self._size.hung()

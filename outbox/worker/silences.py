@@ -1,4 +1,4 @@
-"""Topics for which no answer comes in time, while the destination accepts messages of others."""
+"""Topics for which no answer comes in time, although the destination may accept messages of others."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from outbox.worker.blame import Blame
 PATIENCE_SECONDS = 1.0
 #: So many different messages show that the topic is silent, and not a message.
 _MESSAGES = 2
+#: So many calls show the same while nothing is accepted: one alone may have had too many messages.
+_CALLS = 2
 
 
 @dataclass(slots=True)
 class _Silence:
-    """The messages without an answer, as far as a call had no other topic. `accepted`: by the destination before."""
+    """The messages without an answer, as far as a call had no other topic, and the number of such calls.
+
+    `accepted`: by the destination before.
+    """
 
     accepted: int
     ids: set[int | None] = field(default_factory=set)
+    calls: int = 0
 
 
 class Silences:
@@ -40,6 +46,12 @@ class Silences:
         return self._suspected.keys()
 
     def is_silent(self, topic: str) -> bool:
+        """Return whether no answer came for several messages of a topic."""
+        silence = self._suspected.get(topic)
+        several = silence is not None and len(silence.ids) >= _MESSAGES and silence.calls >= _CALLS
+        return several or self.is_silent_alone(topic)
+
+    def is_silent_alone(self, topic: str) -> bool:
         """Return whether no answer came for several messages of a topic, while others were accepted."""
         silence = self._suspected.get(topic)
         return silence is not None and len(silence.ids) >= _MESSAGES and self._blame.count > silence.accepted
@@ -50,6 +62,8 @@ class Silences:
             silence = self._suspected.pop(message.topic, None) or _Silence(self._blame.count)
             silence.ids.update((message.id,) if alone else ())
             self._suspected[message.topic] = silence
+        for topic in {message.topic for message in messages} if alone else ():
+            self._suspected[topic].calls += 1
 
     def answered(self, messages: Sequence[Message]) -> None:
         """Note that an answer came."""

@@ -25,14 +25,24 @@ def test_a_topic_is_silent_when_two_of_its_messages_had_no_answer_and_others_wer
     silences.unanswered(HOLE[:1], alone=True)
     of_one_again = silences.is_silent("hole")
     silences.unanswered(HOLE[1:], alone=True)
-    of_two = silences.is_silent("hole")
+    of_two = silences.is_silent_alone("hole")
     silences.answered(HOLE[:1])
 
     assert (of_one, of_one_again, of_two, silences.is_silent("hole")) == (False, False, True, False)
 
 
-def test_while_nothing_is_accepted_the_destination_is_away_and_no_topic_silent():
+def test_a_call_without_an_answer_may_have_had_too_many_messages_and_a_second_one_shows_that_the_topic_is_silent():
+    silences, found = Silences(Blame()), []
+    for given in (HOLE, HOLE[:1]):
+        silences.unanswered(given, alone=True)
+        found.append((silences.is_silent("hole"), silences.is_silent_alone("hole")))
+
+    assert found == [(False, False), (True, False)]
+
+
+def test_a_message_that_has_no_answer_again_and_again_is_no_silent_topic():
     silences = Silences(Blame())
-    silences.unanswered(HOLE, alone=True)
+    for _ in range(3):
+        silences.unanswered(HOLE[:1], alone=True)
 
     assert not silences.is_silent("hole")

@@ -1,8 +1,10 @@
 """Topics that nobody has tried yet: which of their messages share a call, before the destination accepts any."""
 
+import pytest
+
 from outbox import Message, Unavailable, Verdict
 from outbox.model.verdict import DONE
-from tests.support.stage import Handler, Stage, ids, messages
+from tests.support.stage import Handler, Stage, hanging, ids, messages
 
 
 def of_topics(*topics_and_keys: tuple[str, str | None]) -> list[Message]:
@@ -69,3 +71,25 @@ def test_a_refused_topic_is_not_tried_without_a_pause_for_what_stands_behind_it(
     stage.run(of_topics(*[("missing", f"k{n}") for n in range(50)], ("good", "k1")), quota=0)
 
     assert len(handler.calls) <= 2 * (stage.pauses + 1)
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["the log has more", "the log ends"])
+def test_a_batch_of_refused_topics_is_passed_without_a_pause_while_the_log_has_more(others):
+    """One of the next messages may be of a topic that is accepted; behind thousands of topics pauses would add up."""
+    stage = Stage(Handler(lambda _: Unavailable("no topic")), looks=100, others=others)
+
+    outcome = stage.run(of_topics(("missing", None), ("missing", None), ("unknown", None)))
+
+    assert (ids(outcome.open), stage.pauses == 0) == ([] if others else [1, 2, 3], others)
+
+
+def test_behind_two_calls_without_an_answer_the_log_goes_on_although_nothing_was_accepted():
+    """The topic waits: with a deadline for each of its messages, no other would have its turn for hours."""
+    handler = Handler()
+    stage = Stage(handler, others=True)
+    with hanging(handler, *range(1, 21)):
+        outcome = stage.run(messages(*[None] * 20, topic="hole"))
+        good = stage.run(messages(None, topic="good", first=21))
+
+    assert (handler.calls, ids(outcome.open), ids(good.done)) == ([[1], [2], [21]], [], [21])
+    assert {parking.state for _, parking in outcome.parked} == {"waiting"}
