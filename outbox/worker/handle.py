@@ -334,13 +334,13 @@ class BatchHandler:
             batch.expire(message for message in timed if message.id not in under_way)
 
     def _let_refused_pass(self, batch: Pending) -> Generator[Look, None, bool]:
-        """Let all messages wait if their topics are refused, without a pause: a later topic may be accepted."""
+        """Let a batch of refused topics wait, without a pause, because a later topic of the log may be accepted."""
         return self._all_refused(batch) and (yield from self._let_pass(batch))
 
     def _let_pass(self, batch: Pending) -> Generator[Look, None, bool]:
         """Park the head of each key as `waiting`, if there are other messages to try and the quota allows it.
 
-        Every remaining message has failed in a call of its own, or its topic is refused. Later messages can show
+        Every remaining message has failed alone in a call, or is of a refused topic. Later messages can show
         whether the destination accepts any, unless so many calls hang that nothing can be tried.
         """
         if len(self._calls.caller.overdue) >= MAX_HUNG:
