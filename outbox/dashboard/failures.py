@@ -30,7 +30,7 @@ def page_of(error: Exception, admin: Admin | None = None) -> Page:
     """Return the page of an error. `admin`: of the outbox in question."""
     status, text = _told(error, admin)
     if isinstance(error, SchemaError):
-        return failed(status, text, title="The tables are not there")
+        return failed(status, text, title="The tables are not ready")
     # The text of a missing right names the command with the rights.
     return failed(status, text, title="The database refused" if status == 503 and "db grants" in text else None)
 

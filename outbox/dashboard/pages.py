@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from outbox.admin.results import Finding, HeldKey
+from outbox.admin.results import Finding, HeldKey, Kind
 from outbox.dashboard import filters
 from outbox.dashboard.access import NotSeenError
 from outbox.dashboard.bodies import shown
@@ -15,11 +16,20 @@ from outbox.dashboard.pictures import sparkline, timeline
 from outbox.dashboard.visit import Page, Visit
 from outbox.model.parking import STATES, States
 from outbox.model.status import History, TroubleStatus
+from outbox.model.subscription import Reader, check_of
 
 #: The live sections of the overview.
 SECTIONS = ("findings", "subscriptions", "log", "workers")
 #: So many held keys of a subscription are shown.
 _TOP = 10
+#: The page about a finding: the words that lead there, the path, and parameters beside the subscription.
+_PLACES: Mapping[Kind, tuple[str, str, Mapping[str, object]]] = {
+    "waiting": ("See the messages", "parked", {"state": States.WAITING}),
+    "failing": ("See the messages", "parked", {"state": States.RETRY}),
+    "dead": ("See the messages", "parked", {"state": States.DEAD}),
+    "behind_head": ("See the messages", "parked", {"state": States.BEHIND}),
+    "undone": ("See the decisions", "decisions", {}),
+}
 
 
 def overview(visit: Visit) -> Page:
@@ -41,11 +51,23 @@ def numbers(visit: Visit, given: Answer) -> dict[str, Any]:
     answer = given.of(visit.seen.access)
     return {
         "look": answer.look,
-        "lags": {name: sparkline(points, title=f"Lag of {name}", unit="s") for name, points in answer.lags.items()},
-        "findings": [(each, _offers(visit, each)) for each in answer.look.findings],
+        "lags": {
+            name: sparkline(points, title=f"Lag of {name} in the log", unit="s") for name, points in answer.lags.items()
+        },
+        "findings": [(each, _offers(visit, each), _place_of(each)) for each in answer.look.findings],
         "workers": answer.workers,
         "states": STATES,
+        "purge": visit.seen.admin.commands.line("purge", "--older-than", "7d"),
     }
+
+
+def _place_of(finding: Finding) -> tuple[str, str, Mapping[str, object]] | None:
+    """Return the page about a finding: words, path and parameters; None: the page of the subscription tells all."""
+    name = finding.subscription
+    if finding.kind == "given_up" and name is not None:
+        return "See the transactions", "half", {"group": name.removeprefix(check_of("")), "given_up": 1}
+    place = _PLACES.get(finding.kind)
+    return place and (place[0], place[1], {"name": name, **place[2]})
 
 
 def _offers(visit: Visit, finding: Finding) -> list[tuple[str, dict[str, object]]]:
@@ -79,6 +101,7 @@ def subscription(visit: Visit) -> Page:
         "held": [] if is_check else admin.held(top=_TOP, name=name),
         "seen": visit.seen,
         "states": STATES,
+        "can_pause": _can_pause(statuses[0]),
         "commands": _commands_of(visit, name, statuses[0].kind),
     }
     return Page("subscription.html", values)
@@ -89,7 +112,9 @@ def pictures(history: History, hours: int) -> dict[str, Any]:
     over = "the last hour" if hours == 1 else f"the last {hours} hours"
     steps = history.steps
     return {
-        "lag": sparkline([(each.at, each.lag_seconds) for each in steps], title=f"Lag over {over}", unit="s"),
+        "lag": sparkline(
+            [(each.at, each.lag_seconds) for each in steps], title=f"Lag in the log over {over}", unit="s"
+        ),
         "throughput": sparkline([(each.at, each.per_second) for each in steps], title=f"Messages a second over {over}"),
         "parked": sparkline(
             [(each.at, float(sum(each.parked.values()))) for each in steps],
@@ -102,11 +127,17 @@ def _share(trouble: TroubleStatus, total: int) -> int:
     return round(100 * trouble.messages / total) if total else 0
 
 
+def _can_pause(reader: Reader) -> bool:
+    """Return whether a person can pause a subscription by its name: an extract is started later instead."""
+    return reader.kind != "extract" and reader.follows is None
+
+
 def _commands_of(visit: Visit, name: str, kind: str) -> list[str]:
     """Return the commands for orders without a button."""
     commands = visit.seen.admin.commands
-    verbs = [("alter", name), ("reset", name, "--to", "latest"), ("drop", name)]
-    return [commands.line("subscriptions", *words) for words in verbs if kind != "check" or words[0] == "drop"]
+    alter, reset = [("alter", name), ("alter", name, "--partitions", "N")], ("reset", name, "--to", "latest")
+    verbs = [("drop", name)] if kind == "check" else [*alter, reset, ("drop", name)]
+    return [commands.line("subscriptions", *words) for words in verbs]
 
 
 def parked(visit: Visit) -> Page:
@@ -124,6 +155,8 @@ def parked(visit: Visit) -> Page:
         "next": None if last is None else f"{last.id} {last.subscription}",
         "names": seen.names(),
         "states": STATES,
+        # Transactions that were given up wait for a verdict, and are neither replayed nor discarded.
+        "check": check_of(""),
         "seen": seen,
         "size": PAGE,
     }
@@ -168,9 +201,15 @@ def key(visit: Visit) -> Page:
         name, message = of if each is None else each.subscription, filters.text(visit.query, "of")
         return {"name": name, "of": message} if message is not None else {"name": name, "key": wanted}
 
-    return Page(
-        "key.html", {"key": wanted, "found": found, "seen": seen, "names": seen.names(), "key_fields": key_fields}
-    )
+    values = {
+        "key": wanted,
+        "found": found,
+        "seen": seen,
+        "names": [each.name for each in seen.subscriptions() if _can_pause(each) and each.kind != "check"],
+        "key_fields": key_fields,
+        "erase": seen.admin.commands.line("erase", "--key", wanted) if seen.keys == "shown" else None,
+    }
+    return Page("key.html", values)
 
 
 def _key_of(visit: Visit) -> str:

@@ -58,7 +58,7 @@ def sparkline(points: Points, *, title: str, unit: str = "") -> Markup:
     return Markup(
         '<figure class="sparkline"><svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
         ' aria-label="{title}: {numbers}">{lines}</svg><details><summary>{title}: {last}</summary>'
-        '<table><caption>{title}: {numbers}</caption><thead><tr><th scope="col">until</th>'
+        '<table><caption>{title}: {numbers}</caption><thead><tr><th scope="col">Until</th>'
         '<th scope="col" class="number">{title}</th></tr></thead><tbody>{rows}</tbody></table></details></figure>'
     ).format(
         width=_WIDTH,
@@ -82,8 +82,8 @@ def timeline(trace: Trace) -> Markup:
     rows = Markup("").join(_row(each) for each in ways)
     table = Markup(
         '<div class="scroll" tabindex="0" role="region" aria-label="The way through each subscription"><table>'
-        '<thead><tr><th scope="col">subscription</th><th scope="col">state</th><th scope="col">in words</th>'
-        '<th scope="col">moments</th></tr></thead><tbody>{}</tbody></table></div>'
+        '<thead><tr><th scope="col">Subscription</th><th scope="col">State</th><th scope="col">In words</th>'
+        '<th scope="col">Moments</th></tr></thead><tbody>{}</tbody></table></div>'
     ).format(rows)
     if not moments:
         return Markup('<figure class="timeline">{}</figure>').format(table)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from outbox.dashboard.filters import group_of
 from outbox.dashboard.redaction import clean
-from outbox.dashboard.values import moment, plain, visible
+from outbox.dashboard.values import in_words, moment, plain, visible
 from outbox.dashboard.visit import Page, Visit, address, base_of
 from outbox.runtime.text import age, counted
 
@@ -31,9 +31,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals["group_of"] = group_of
-    made.filters.update(
-        age=age, clean=_cleaned, counted=counted, moment=moment, part=_part, plain=plain, visible=visible
-    )
+    made.filters.update({each.__name__: each for each in (age, counted, in_words, moment, plain, visible)})
+    made.filters.update(clean=_cleaned, part=_part)
     return made
 
 
@@ -45,7 +44,7 @@ class Renderer:
 
     def page(self, path: str, page: Page, visit: Visit | None) -> str:
         """Return a page as HTML. `path`: below the root of the dashboard; `visit`: None for strangers."""
-        context = self._context(path, visit) | {"is_live": page.live}
+        context = self._context(path, visit) | {"is_live": page.live, "here": page.template}
         return _environment().get_template(page.template).render(context | dict(page.values))
 
     def section(self, path: str, name: str, visit: Visit, values: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
-from outbox.admin.results import ParkedCount, Trace
+from outbox.admin.results import ParkedCount, SubscriptionDetails, Trace
 from outbox.dashboard.access import Access, NotSeenError, names_of
 from outbox.dashboard.filters import PAGE, Chosen, group_of
 from outbox.dashboard.port import Admin
@@ -62,9 +62,13 @@ class Seen:
         """Return rows about the visitor's subscriptions, or about none."""
         return tuple(each for each in found if self.access.sees(each.subscription))
 
+    def subscriptions(self) -> tuple[SubscriptionDetails, ...]:
+        """Return the visitor's subscriptions, sorted by name."""
+        return tuple(each for each in self.admin.subscriptions() if self.access.sees(each.name))
+
     def names(self) -> tuple[str, ...]:
         """Return the names of the visitor's subscriptions, sorted."""
-        return tuple(each.name for each in self.admin.subscriptions() if self.access.sees(each.name))
+        return tuple(each.name for each in self.subscriptions())
 
     def meant(self, chosen: Chosen) -> Chosen:
         """Return a choice within the visitor's subscriptions: the first one, if the visitor does not see all."""

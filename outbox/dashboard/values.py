@@ -38,6 +38,13 @@ def plain(text: object) -> str:
     return _UNSAFE.sub(lambda found: found[0] if found[0].isprintable() else _escape(found[0]), str(text))
 
 
+def in_words(value: object) -> str:
+    """Return a value of a decision for people: a list with commas, a number without a needless fraction."""
+    if isinstance(value, list):
+        return ", ".join(map(in_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def in_utc(at: datetime) -> str:
     """Return a moment for people, such as `2026-03-01 12:30:00 UTC`."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -47,7 +54,10 @@ def moment(at: datetime | None) -> Markup:
     """Return a moment as HTML; None: a dash."""
     if at is None:
         return Markup("–")  # noqa: RUF001  # a dash
-    return Markup('<time datetime="{}">{}</time>').format(at.astimezone(UTC).isoformat(), in_utc(at))
+    date, clock = in_utc(at).split(" ", 1)
+    # The date is never cut in two; between both there is a line end where a table needs the room.
+    shown = Markup('<time datetime="{}"><span>{}</span> <span>{}</span></time>')
+    return shown.format(at.astimezone(UTC).isoformat(), date, clock)
 
 
 def _escape(character: str) -> str:

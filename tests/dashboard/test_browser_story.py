@@ -127,6 +127,17 @@ def test_whoever_may_only_replay_is_refused_a_discard_that_the_page_does_not_off
 
 
 @pytest.mark.storm
+def test_every_column_of_a_list_is_seen_without_scrolling(browser: Browser, shop, outbox):
+    outbox.admin.replay(9, by="ann", reason="the currency is known again")
+    too_wide = "all => all.filter(each => each.scrollWidth > each.clientWidth).map(each => each.ariaLabel)"
+    with visiting(browser, shop.url, viewport={"width": 1200, "height": 740}) as visitor:
+        paths = ("", "parked", "workers", "decisions", "s/relay", "m/9")
+        found = {path: visitor.goes(path).locator(".scroll").evaluate_all(too_wide) for path in paths}
+
+    assert found == {path: [] for path in paths}
+
+
+@pytest.mark.storm
 def test_the_same_story_needs_no_javascript(browser: Browser, shop, outbox, poison):
     poison.mended = True
     with visiting(browser, shop.url, java_script_enabled=False) as visitor:

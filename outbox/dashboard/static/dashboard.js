@@ -77,7 +77,7 @@ function isHeld(section) {
   const selection = getSelection();
   return Boolean(
     document.querySelector("dialog[open]") ||
-      main.querySelector(":is(a, button, input, select, textarea, summary, label):hover") ||
+      main.querySelector(":is(a, button, input, select, summary, label):hover") ||
       main.querySelector(":focus-visible") ||
       section.querySelector("details[open]") ||
       (selection && !selection.isCollapsed && main.contains(selection.anchorNode)),
