@@ -2,32 +2,11 @@
 
 import pytest
 
-from outbox import Outbox, Reject, Relay, dashboard
+from outbox import Outbox, Relay, dashboard
 from tests.support.command_line import outbox as run
 from tests.support.dashboards import form, form_of, headline, read, send, visitor
+from tests.support.furnished import Poison
 from tests.support.guests import owner_and_guest
-
-
-class Poison:
-    """A destination that refuses every message until it is mended."""
-
-    destination = "nats://h:4222"
-
-    def __init__(self):
-        self.bodies: list[bytes] = []
-        self.mended = False
-
-    def send(self, messages):
-        """Accept or refuse all."""
-        if not self.mended:
-            return [Reject("HTTP 422 order 17 is poison")] * len(messages)
-        from outbox import Done
-
-        self.bodies += [each.body for each in messages]
-        return [Done()] * len(messages)
-
-    def close(self):
-        """Nothing is open."""
 
 
 @pytest.fixture
