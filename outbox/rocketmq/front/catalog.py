@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, TypeVarTuple
 
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.front.authentication import topics_in
-from outbox.rocketmq.front.calls import Call, Send, Streaming, Threads, Unary
+from outbox.rocketmq.front.calls import Call, Threads
 from outbox.rocketmq.front.clients import ClientPolicy
+from outbox.rocketmq.front.declaring import Declarations
 from outbox.rocketmq.front.protocol import Wire
 from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.settings import MOST_TOPICS
@@ -20,29 +21,18 @@ from outbox.rocketmq.front.statuses import Code, RefusedError, line_of
 from outbox.rocketmq.front.validation import checked_group, checked_topic
 from outbox.runtime.throttled_log import Throttle, ThrottledLog
 from outbox.store.database import Channel
-from outbox.store.fronts.groups import ConsumerGroup, GroupRows
+from outbox.store.fronts.groups import ConsumerGroup
 from outbox.store.fronts.topics import TopicRows
 
 logger = logging.getLogger("outbox")
 
+More = TypeVarTuple("More")
 R = TypeVar("R")
 
 #: Seconds between two looks at the rows, besides those for a name that is not known.
 _READ_SECONDS = 5.0
 #: A call with one of these fields is about messages that were received, and makes no topic.
 _OF_RECEIVED = {"entries", "receipt_handle"}
-
-
-class Rows(NamedTuple):
-    """The rows of topics and groups, by name."""
-
-    topics: Mapping[str, TopicType]
-    groups: Mapping[str, ConsumerGroup]
-
-    @classmethod
-    def read(cls, channel: Channel) -> Rows:
-        """Read all rows."""
-        return cls(cast("Mapping[str, TopicType]", TopicRows(channel).all()), GroupRows(channel).all())
 
 
 class Catalog:
@@ -67,7 +57,7 @@ class Catalog:
 
     def read(self) -> None:
         """Read the rows before there is an event loop."""
-        self._take(self._rows.call(Rows.read))
+        self._take(*self._rows.call(_declared))
 
     async def run(self) -> None:
         """Read again and again, until cancelled."""
@@ -88,21 +78,14 @@ class Catalog:
         if topics_in(request) - self.topics.keys() or (group and group not in self.groups):
             await self._read()
 
-    def before(self, handler: Unary) -> Unary:
+    def before(
+        self, handler: Callable[[Call, Wire, *More], Awaitable[R]]
+    ) -> Callable[[Call, Wire, *More], Awaitable[R]]:
         """Return a handler that first does as `require`."""
 
-        async def answer(call: Call, request: Wire) -> Wire:
+        async def answer(call: Call, request: Wire, /, *more: *More) -> R:
             await self.require(request)
-            return await handler(call, request)
-
-        return answer
-
-    def before_all(self, handler: Streaming) -> Streaming:
-        """Return a handler that first does as `require`."""
-
-        async def answer(call: Call, request: Wire, send: Send) -> None:
-            await self.require(request)
-            await handler(call, request, send)
+            return await handler(call, request, *more)
 
         return answer
 
@@ -154,15 +137,15 @@ class Catalog:
             if self._reads > begun:
                 return
             self._reads += 1
-            self._take(await self._threads.run(partial(self._rows.call, Rows.read)))
+            self._take(*await self._threads.run(partial(self._rows.call, _declared)))
 
-    def _take(self, rows: Rows) -> None:
-        changed = {name for name, _ in {*rows.groups.items()} ^ {*self.groups.items()}}
-        others = rows.topics != self.topics
-        _replace(self.topics, rows.topics)
-        _replace(self.groups, rows.groups)
+    def _take(self, topics: Mapping[str, TopicType], groups: Mapping[str, ConsumerGroup]) -> None:
+        changed = {name for name, _ in {*groups.items()} ^ {*self.groups.items()}}
+        others = topics != self.topics
+        _replace(self.topics, topics)
+        _replace(self.groups, groups)
         self.fifo.clear()
-        self.fifo.update(name for name, group in rows.groups.items() if group.ordered)
+        self.fifo.update(name for name, group in groups.items() if group.ordered)
         if others:
             self.on_topics()
         if changed:
@@ -175,6 +158,11 @@ def group_in(request: Wire) -> str:
     if "group" in fields:
         return str(request.group.name)
     return str(request.settings.subscription.group.name) if "settings" in fields else ""
+
+
+def _declared(channel: Channel) -> tuple[Mapping[str, TopicType], Mapping[str, ConsumerGroup]]:
+    declarations = Declarations(channel)
+    return declarations.topics(), declarations.groups()
 
 
 def _add(topic: str, channel: Channel) -> None:

@@ -187,7 +187,7 @@ class Front(LifeCycle):
                 "RecallMessage": sending.recall,
                 **{name: catalog.before(handler) for name, handler in receiving.unary.items()},
             },
-            streaming={"ReceiveMessage": catalog.before_all(receiving.receive)},
+            streaming={"ReceiveMessage": catalog.before(receiving.receive)},
             beside=beside,
             end=end,
         )
