@@ -18,6 +18,7 @@ from outbox.rocketmq.front.calls import Threads
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.declaring import Declarations
 from outbox.rocketmq.front.protocol import RPCS, numbers
+from outbox.rocketmq.front.questions import Questions
 from outbox.rocketmq.front.roster import Roster
 from outbox.rocketmq.front.settings import PRODUCER, answered
 from outbox.store.fronts.groups import ConsumerGroup
@@ -189,10 +190,10 @@ def test_a_front_knows_a_client_that_has_sent_its_settings_to_another_front(outb
             for _ in range(2):
                 await roster.exchange()
 
-    known = [second.ask("paid", None, turn=0), second.beat("consumer")]
+    known = [Questions(second).ask("paid", None, turn=0), second.beat("consumer")]
     now[0] = 2.0
     asyncio.run(exchange())
-    known += [second.ask("paid", None, turn=0), second.beat("consumer"), second.alive("consumer")]
+    known += [Questions(second).ask("paid", None, turn=0), second.beat("consumer"), second.alive("consumer")]
     threads.close()
     connections.close()
 

@@ -7,6 +7,7 @@ from outbox.rocketmq.front.calls import Call
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.conversion import stored, wire_of
 from outbox.rocketmq.front.protocol import RPCS
+from outbox.rocketmq.front.questions import Questions
 from outbox.rocketmq.front.settings import PRODUCER
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.rocketmq.front.telemetry import Telemetry
@@ -66,25 +67,25 @@ def producers(clients: Clients, *streams: Stream) -> Clients:
 def test_each_question_about_a_transaction_goes_to_the_next_producer_of_the_topic():
     """However many transactions are asked about in between, so that none meets a silent producer for ever."""
     streams = [Stream(takes=True) for _ in range(3)]
-    clients = producers(Clients(), *streams)
+    questions = Questions(producers(Clients(), *streams))
 
     met: dict[int, set[int]] = {7: set(), 8: set()}
     for attempt in range(3):
         for transaction, met_by in met.items():
             before = [stream.written for stream in streams]
-            clients.ask("orders", None, turn=transaction + attempt)
+            questions.ask("orders", None, turn=transaction + attempt)
             met_by |= {number for number, stream in enumerate(streams) if stream.written > before[number]}
 
     assert met == {7: {0, 1, 2}, 8: {0, 1, 2}}
-    assert clients.ask("other", None, turn=0) is False
+    assert questions.ask("other", None, turn=0) is False
 
 
 def test_the_next_producer_is_asked_instead_of_one_that_does_not_read():
     """Also where two do not, and each question tries no more than two."""
     streams = [Stream(takes=False), Stream(takes=False), Stream(takes=True)]
-    clients = producers(Clients(), *streams)
+    questions = Questions(producers(Clients(), *streams))
 
-    asked = [clients.ask("orders", None, turn=0) for _ in range(4)]
+    asked = [questions.ask("orders", None, turn=0) for _ in range(4)]
 
     assert (asked, streams[2].written) == ([False, True, True, True], 3)
 
@@ -96,21 +97,21 @@ def test_the_newest_stream_of_a_client_is_asked_and_the_older_one_after_the_end_
 
     clients.opened("0", new)
     for closed in (new, old):
-        clients.ask("orders", None, turn=0)
+        Questions(clients).ask("orders", None, turn=0)
         written.append((old.written, new.written))
         clients.closed("0", closed)
 
-    assert (written, clients.ask("orders", None, turn=0)) == ([(0, 1), (1, 1)], False)
+    assert (written, Questions(clients).ask("orders", None, turn=0)) == ([(0, 1), (1, 1)], False)
 
 
 def test_a_client_that_said_good_bye_is_asked_no_more_and_again_after_it_has_declared_itself_anew():
     clients, stream = Clients(), Stream(takes=True)
     producers(clients, stream).gone("0")
 
-    before = clients.ask("orders", None, turn=0)
+    before = Questions(clients).ask("orders", None, turn=0)
     clients.declared("0", PRODUCER, frozenset({"orders"}))
 
-    assert (before, clients.ask("orders", None, turn=0)) == (False, True)
+    assert (before, Questions(clients).ask("orders", None, turn=0)) == (False, True)
 
 
 def test_clients_without_a_stream_make_place_after_half_a_minute_and_those_that_are_there_stay():
@@ -189,4 +190,4 @@ def test_of_the_settings_of_a_client_the_topics_that_are_there_are_kept():
 
     assert looked == [command]
     assert [topic.name for topic in answer.settings.publishing.topics] == ["orders", "other"]
-    assert [clients.ask(topic, None, turn=0) for topic in ("orders", "other")] == [True, False]
+    assert [Questions(clients).ask(topic, None, turn=0) for topic in ("orders", "other")] == [True, False]

@@ -19,6 +19,7 @@ from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.conversion import stored
 from outbox.rocketmq.front.protocol import RPCS, numbers
 from outbox.rocketmq.front.sending import Sending
+from outbox.rocketmq.front.settings import PRODUCER
 from outbox.rocketmq.front.statuses import RefusedError
 from outbox.rocketmq.front.transactions import Transactions
 from outbox.store.fronts.topics import TopicRows
@@ -203,17 +204,20 @@ def test_a_producer_is_asked_about_a_transaction_by_its_id(outbox):
     """The id of a transaction may be another one than that of its message."""
     asked: list[Any] = []
 
-    class Everybody(Clients):
-        def ask(self, topic: str, command: Any, **_turn: int) -> bool:
-            asked.append((topic, command.recover_orphaned_transaction_command.transaction_id))
+    class Producer:
+        def write(self, command: Any) -> bool:
+            asked.append(command.recover_orphaned_transaction_command.transaction_id)
             return True
 
-    transactions = Transactions(outbox, Everybody(), timedelta(seconds=6), Threads())
+    clients = Clients()
+    clients.opened("raw", Producer())
+    clients.declared("raw", PRODUCER, frozenset({"oracle_tx"}))
+    transactions = Transactions(outbox, clients, timedelta(seconds=6), Threads())
     half = stored(message("tx", b"1", "TRANSACTION", mid="id", props={"__transactionId__": "other"}))
 
     transactions.ask(half)
 
-    assert asked == [("oracle_tx", "other")]
+    assert asked == ["other"]
 
 
 def test_a_limit_of_the_log_that_a_real_server_has_not_is_told_with_the_code_of_the_field():

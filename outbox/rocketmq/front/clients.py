@@ -1,4 +1,4 @@
-"""Clients of a front: kinds and topics, open streams, and questions."""
+"""Clients of a front: kinds and topics, and open streams."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from outbox.store.fronts.clients import AGAIN
 #: A client without an open stream is there for so long after the last heartbeat, as in RocketMQ.
 ALIVE_SECONDS = 30.0
 MOST_CLIENTS = 5000
-#: Streams that are tried for a question: each may take seconds, and a question has a time limit.
-_MOST_TRIED = 2
 #: A client sends its settings so soon after it has opened a stream, if it sends them at all.
 _SETTINGS_SECONDS = 1.0
 #: A look for clients that have gone goes through all of them, so a crowd of new ones does not cause more.
@@ -76,8 +74,6 @@ class Clients:
         self._strange: set[str] = set()
         #: No client has gone before this moment by the clock, as far as a look at all of them can tell.
         self._full_until = 0.0
-        #: The number of questions that no producer took: the next one begins with another producer.
-        self._missed = 0
 
     def opened(self, id: str, stream: Stream) -> None:
         """Note a client's stream, asked instead of older streams until the end; each counts as a client.
@@ -147,23 +143,14 @@ class Clients:
             client = self._clients.get(id)
             return client is not None and self._is_alive(client)
 
-    def ask(self, topic: str, command: Wire, *, turn: int) -> bool:
-        """Write a command to a producer of a topic; return False if no producer took the command.
-
-        `turn`: chooses the producer; the next number chooses the next one.
-        """
+    def producers(self, topic: str) -> list[Stream]:
+        """Return the newest stream of each producer of a topic."""
         with self._lock:
-            streams = [
+            return [
                 next(reversed(client.streams))
                 for client in self._clients.values()
                 if client.streams and client.kind == PRODUCER and topic in client.topics
             ]
-            first = (turn + self._missed) % len(streams) if streams else 0
-        if any(stream.write(command) for stream in (streams[first:] + streams[:first])[:_MOST_TRIED]):
-            return True
-        with self._lock:
-            self._missed += 1
-        return False
 
     def due(self) -> list[tuple[str, int, frozenset[str]]]:
         """Return the clients whose rows are due: id, kind and topics."""

@@ -18,6 +18,7 @@ from outbox.rocketmq.front.calls import THREADS, Call, Threads
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.conversion import id_of, made_id_of, stored, wire_of
 from outbox.rocketmq.front.protocol import RPCS, Wire, numbers
+from outbox.rocketmq.front.questions import Questions
 from outbox.rocketmq.front.statuses import NO_TRANSACTION, internal, status
 from outbox.rocketmq.front.validation import checked_topic, checked_transaction, of_another_type
 from outbox.rocketmq.states import NobodyAsked, TransactionResolution
@@ -46,7 +47,7 @@ class Transactions:
         """`immunity`: the age below which no producer is asked about a transaction."""
         self.broker = Broker(outbox, connections=THREADS)
         self._slots = outbox.database.slots
-        self._clients = clients
+        self._questions = Questions(clients)
         self._teller = Teller(outbox.listeners, {"database": outbox.database})
         self._immunity = immunity
         self._threads = threads
@@ -113,7 +114,7 @@ class Transactions:
         self._remember(question.transaction_id, message.attempt)
         # The attempt is counted for each transaction, so each question about it meets the next producer.
         turn = crc32(question.transaction_id.encode()) + message.attempt
-        asked = self._clients.ask(message.topic, command, turn=turn)
+        asked = self._questions.ask(message.topic, command, turn=turn)
         self._teller.tell(Questioned, topic=message.topic, asked=asked)
         if asked:
             return TransactionResolution.UNKNOWN
