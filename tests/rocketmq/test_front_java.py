@@ -1,7 +1,6 @@
-"""RocketMQ's official Java client at a front: the program of the page, what it leaves out, and TLS with credentials."""
+"""RocketMQ's official Java client at a front, with TLS and credentials."""
 
 import logging
-import os
 import subprocess
 from datetime import timedelta
 from pathlib import Path
@@ -12,65 +11,11 @@ from sqlalchemy import Engine
 from outbox import Outbox
 from outbox.rocketmq import CheckPolicy
 from outbox.rocketmq.front import Security
-from tests.conftest import started
 from tests.rocketmq.fronts import TOPICS, listening
+from tests.rocketmq.java_programs import compiled
 from tests.support.authority import Authority
-from tests.support.pages import TOP, blocks
-from tests.support.parked import states
-from tests.support.servers.maven import class_path
-from tests.support.waiting import eventually
 
-PAGE = (TOP / "docs" / "rocketmq-clients.md").read_text()
-CLIENT = "org.apache.rocketmq:rocketmq-client-java:5.0.8"
-PROXY = "org.apache.rocketmq.proxy.common.ProxyException: "
-HERE = Path(__file__).parent
 SOON = CheckPolicy(transaction_timeout=timedelta(milliseconds=200), check_interval=timedelta(milliseconds=200))
-
-
-def ran(folder: Path, name: str, *arguments: str) -> tuple[int, list[str], str]:
-    """Compile a program with that of the page, and run it; return its exit code, its lines, and its errors."""
-    jars = started(lambda: class_path("rocketmq-client-java", CLIENT))
-    shop = folder / "Shop.java"
-    shop.write_text(blocks(PAGE, "java")[0])
-    subprocess.run(["javac", "-cp", jars, "-d", folder, shop, HERE / f"{name}.java"], check=True)
-    # The client writes its log below the home folder.
-    command = ["java", f"-Duser.home={folder}", "-cp", f"{folder}{os.pathsep}{jars}", name, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout.splitlines(), done.stderr
-
-
-@pytest.mark.jvm
-def test_the_java_client_sends_ends_transactions_answers_questions_and_receives(
-    sqlite_engine: Engine, tmp_path: Path
-) -> None:
-    """The first lines are those of the page's program."""
-    outbox = Outbox(sqlite_engine)
-
-    topics = TOPICS | {"payments": "TRANSACTION"}
-    with listening(outbox, topics=topics, fifo_groups=["billing"], policy=SOON) as front:
-        code, lines, errors = ran(tmp_path, "FrontCases", str(front.listening))
-        assert eventually(lambda: states(sqlite_engine) == {})
-    outbox.close()
-
-    assert (code, sorted(lines[:2]), lines[2:]) == (
-        0,
-        ["order 2 paid", "order 2 placed"],
-        [
-            "[sent, first, 01]",
-            "[sent, second, 01]",
-            "[refused, [response-code=40012] the max delay time of message is too large, max is 86400000]",
-            "[chosen, a || c, [a, c]]",
-            "[chosen, size > 97 AND TAGS <> 'c', [b]]",
-            "[refused, [response-code=40013] INVALID_RECEIPT_HANDLE]",
-            "[given back, late, 1, 2]",
-            f"[refused, [response-code=50001] {PROXY}cannot found transaction data]",
-            "[received, committed, not asked]",
-            "[received, forgotten, 2]",
-            "[pushed, first, 1, tag, [key-1, key-2], group, value]",
-            "[pushed, second, 1, tag, [key-1, key-2], group, value]",
-            "[pushed, second, 2, tag, [key-1, key-2], group, value]",
-        ],
-    ), errors
 
 
 @pytest.mark.jvm
@@ -89,11 +34,13 @@ def test_the_java_client_works_by_tls_with_its_credentials_and_is_refused_with_o
         listening(outbox, topics=topics, policy=SOON, security=security) as front,
     ):
         clients = ("shop:s3cret", "audit:0ther", "shop:wr0ng", "unkn0wn:s3cret", "none")
-        code, lines, errors = ran(tmp_path, "FrontSecurity", str(front.listening), *clients)
+        command = [*compiled(tmp_path, "FrontSecurity"), str(front.listening), *clients]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     outbox.close()
 
+    lines = done.stdout.splitlines()
     stranger = "[response-code=40100] check signature failed."
-    assert (code, sorted(lines[:2]), lines[2:]) == (
+    assert (done.returncode, sorted(lines[:2]), lines[2:]) == (
         0,
         ["received committed", "received forgotten"],
         [
@@ -102,7 +49,7 @@ def test_the_java_client_works_by_tls_with_its_credentials_and_is_refused_with_o
             *[stranger] * 4,
             *["[response-code=40100] username cannot be null."] * 2,
         ],
-    ), errors
+    ), done.stderr
     assert [each.getMessage().partition(" is refused: ")[2] for each in caplog.records] == [
         "access key audit is not for topic 'sizes'",
         "its signature is not by the secret of shop",
