@@ -1,11 +1,13 @@
 """Fronts that are killed, and their clients. Run with a JSON object, the fields of `Task`.
 
-Clients are by hand: they repeat a call with the same ids until somebody answers, at one front after the other.
+Clients are by hand: they repeat a call with the same ids until somebody answers, at one front after the other. Push
+consumers are of the official client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import logging
@@ -39,9 +41,20 @@ from tests.rocketmq.front_judge import ANSWERS, Acked, Asked, Ended, Event, Got,
 from tests.support.records import RecordFile
 from tests.support.waiting import eventually
 
-TOPICS: Any = {"orders": "NORMAL", "steps": "FIFO", "paid": "TRANSACTION"}
-GROUPS = {"orders": "readers", "paid": "readers", "steps": "walkers"}
-FATES = ("plain", "plain", "step", "step", "commit", "rollback", "torn", "orphan+", "orphan-")
+CLIENTS = ("producers", "consumers", "push consumers")
+TOPICS: Any = {
+    "orders": "NORMAL", "steps": "FIFO", "paid": "TRANSACTION", "unread": "NORMAL", "pushed": "NORMAL",
+    "failing": "NORMAL",
+}  # fmt: skip
+GROUPS = {"orders": "readers", "paid": "readers", "steps": "walkers", "unread": "idlers"}
+PUSH_GROUPS = {"pushed": "listeners", "failing": "failures"}
+DEADLY_GROUPS = (GROUPS["unread"], PUSH_GROUPS["failing"])
+#: The topics of messages that are no transactions.
+_TOPICS_OF_FATES = {"plain": "orders", "step": "steps", "never": "unread", "push": "pushed", "fail": "failing"}
+FATES = (
+    "plain", "plain", "step", "step", "commit", "rollback", "torn", "orphan+", "orphan-", "push", "push", "never",
+    "fail",
+)  # fmt: skip
 IMMUNITY, INTERVAL = timedelta(seconds=1), timedelta(seconds=0.7)
 #: Where a front dies or stops when it is told to do so soon.
 POINTS = (
@@ -53,6 +66,8 @@ _POINT_SECONDS = 3.0
 DIES_SOON, STOPS_SOON = signal.SIGUSR1, signal.SIGUSR2
 #: The shortest time that RocketMQ allows.
 INVISIBLE_SECONDS = 10.0
+#: Of a push consumer: the call before a delivery, the time of a message, and the pause after the first failure.
+LONG_POLL_SECONDS, RENEWED_SECONDS, FIRST_PAUSE_SECONDS = 30.0, 60.0, 1.0
 #: Seconds for an answer, after which a client asks another front, and until a client gives up for good.
 _ANSWER_SECONDS, _PATIENCE_SECONDS = 4.0, 300.0
 _AGAIN, _FORGOTTEN, _SILENT = 0.2, 0.05, 0.3
@@ -245,9 +260,8 @@ class Producer:
         system.born_host = "born-host"
         if chosen == "step":
             system.message_group = f"producer {self._number}"
-        type_ = {"plain": "NORMAL", "step": "FIFO"}.get(chosen, "TRANSACTION")
-        system.message_type = _KINDS[type_]
-        message.topic.name = next(topic for topic, each in TOPICS.items() if each == type_)
+        message.topic.name = _TOPICS_OF_FATES.get(chosen, "paid")
+        system.message_type = _KINDS[TOPICS[message.topic.name]]
         request = RPCS["SendMessage"].request(messages=[message])
         answer = self._client.call("SendMessage", request)
         if self._random.random() < _AGAIN:
@@ -323,7 +337,7 @@ class Producer:
 def consume(task: Task, number: int, history: History) -> None:
     """Receive from all topics by turns, and acknowledge; some messages are forgotten when they come first."""
     client, chance = Client(task, f"consumer {number} {uuid4().hex}", number), random.Random()
-    for topic in itertools.cycle(TOPICS):
+    for topic in itertools.cycle(GROUPS):
         if task.has("enough"):
             return
         request = RPCS["ReceiveMessage"].request(
@@ -346,7 +360,7 @@ def consume(task: Task, number: int, history: History) -> None:
             name, system = each.body.decode(), each.system_properties
             checks = int(each.user_properties.get("TRANSACTION_CHECK_TIMES", 0))
             history.tell(Got(name, call, began, at, INVISIBLE_SECONDS, checks))
-            if system.delivery_attempt > 1 or chance.random() > _FORGOTTEN:
+            if topic != "unread" and (system.delivery_attempt > 1 or chance.random() > _FORGOTTEN):
                 entries[name] = _Entry(message_id=system.message_id, receipt_handle=system.receipt_handle)
         if entries:
             _ack(client, topic, entries, history)
@@ -360,6 +374,47 @@ def _ack(client: Client, topic: str, entries: dict[str, Any], history: History) 
     now = time.monotonic()
     for name, entry in zip(entries, answer.entries, strict=True):
         history.tell(Acked(name, began, now if entry.status.code == Code.OK else None))
+
+
+def listen(task: Task, number: int, history: History) -> None:
+    """Let push consumers of the official client listen: one whose listener succeeds, and one whose listener fails."""
+    client = importlib.import_module("rocketmq")
+    place = client.ClientConfiguration(f"127.0.0.1:{task.ports[number % len(task.ports)]}", client.Credentials())
+    consumers = []
+    for topic, group in PUSH_GROUPS.items():
+        listener = _listener(client, history, succeeds=topic == "pushed")
+        consumer = client.PushConsumer(place, group, listener, {topic: client.FilterExpression()})
+        # A start fails while the front is away.
+        while not _starts(consumer) and not task.has("enough", 1):
+            pass
+        consumers.append(consumer)
+    while not task.has("enough", 1):
+        pass
+    for consumer in consumers:
+        consumer.shutdown()
+
+
+def _starts(consumer: Any) -> bool:
+    try:
+        consumer.startup()
+    except Exception:
+        logger.exception("a push consumer did not start")
+        return False
+    return True
+
+
+def _listener(client: Any, history: History, *, succeeds: bool) -> Any:
+    def consume(_self: Any, message: Any) -> Any:
+        name, now = message.body.decode(), time.monotonic()
+        if not succeeds:
+            history.tell(Got(name, message.receipt_handle, now, now, FIRST_PAUSE_SECONDS, 0))
+            return client.ConsumeResult.FAILURE
+        history.tell(Got(name, message.receipt_handle, now - LONG_POLL_SECONDS, now, RENEWED_SECONDS, 0))
+        # Nobody tells the listener of the answer.
+        history.tell(Acked(name, now, None))
+        return client.ConsumeResult.SUCCESS
+
+    return type("Listener", (client.MessageListener,), {"consume": consume})()
 
 
 def in_threads(*works: Callable[[], None]) -> None:
@@ -394,7 +449,10 @@ def main(task: Task) -> None:
     if task.role == "producers":
         producers = [Producer(task, number, history) for number in range(task.lanes)]
         return in_threads(*(work for each in producers for work in (each.produce, each.hear, each.answer)))
-    return in_threads(*(partial(consume, task, number, history) for number in range(task.lanes)))
+    if task.role == "push consumers":
+        os.environ["HOME"] = task.folder  # the official client writes its log there, from the import on
+    work = listen if task.role == "push consumers" else consume
+    return in_threads(*(partial(work, task, number, history) for number in range(task.lanes)))
 
 
 if __name__ == "__main__":

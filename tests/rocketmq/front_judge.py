@@ -1,7 +1,9 @@
 """The judge of a storm at fronts: clients say what was answered and what came, the tables say what is stored.
 
 The name of a message has a producer, a number and a fate. `plain` is a message by itself, `step` one of a message group
-of the producer, and all others are transactions. Orphans are left without a verdict, until a producer is asked.
+of the producer, `push` one for push consumers. Nobody acknowledges `never`, and the listener of a push consumer fails
+with `fail`: both become dead letters. All others are transactions. Orphans are left without a verdict, until a producer
+is asked.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from outbox.store.half_messages.op import Op
 
 #: The most questions about a transaction, RocketMQ's own number.
 MOST_QUESTIONS = 15
+#: Messages with such a fate become dead letters, after so many deliveries.
+DEADLY, MOST_DELIVERIES = ("never", "fail"), 2
 #: What producers answer about a transaction; nobody answers about `mute`.
 ANSWERS: Mapping[str, Op | None] = {
     "commit": "commit", "rollback": "rollback", "torn": "commit", "orphan+": "commit", "orphan-": "rollback",
@@ -67,7 +71,7 @@ class Got(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """A consumer has acknowledged a message; `ok`: the moment of the answer, if it was OK."""
+    """A consumer has acknowledged a message; `ok`: the moment of the answer, if it was OK and the consumer knows it."""
 
     name: str
     began: float
@@ -82,17 +86,24 @@ KINDS: Mapping[str, type[Event]] = {each.__name__: each for each in (Sent, Half,
 class Outcome:
     """What a storm left behind. `stored`: rows of the log by name, without the half messages.
 
-    `halves`: the half messages by name. `given_up`: the questions about those that wait for a person. `faults`: the
-    moments at which a fault was over. `asked_within`: seconds, from the half message or the last fault on.
+    `halves`: the half messages by name. `parked`: the states of messages that consumers are not done with. `given_up`:
+    the questions about those that wait for a person. `faults`: the moments at which a fault was over. `asked_within`:
+    seconds, from the half message or the last fault on.
     """
 
     events: list[Event]
     stored: Counter[str]
     halves: Counter[str]
     verdicts: Mapping[str, str]
+    parked: Mapping[str, str] = field(default_factory=dict)
     given_up: Mapping[str, int] = field(default_factory=dict)
     faults: Sequence[float] = ()
     asked_within: float = 0.0
+
+    @property
+    def dead(self) -> set[str]:
+        """The dead letters."""
+        return {name for name, state in self.parked.items() if state == "dead"}
 
     @property
     def waits(self) -> dict[str, float]:
@@ -126,12 +137,17 @@ class _Judge:
             self._acked[acked.name].append(acked)
 
     def found(self) -> dict[str, Iterable[str]]:
-        outcome, verdicts = self._outcome, self._outcome.verdicts
+        outcome, verdicts, dead = self._outcome, self._outcome.verdicts, self._outcome.dead
         committed = {name for name, op in verdicts.items() if op == "commit"}
         due = self._sent | committed
+        done = due - outcome.parked.keys()
         other = {name for name, op in verdicts.items() if op != ANSWERS[fate(name)]}
         return {
-            "lost": due - self._got.keys(),
+            "lost": (due - self._got.keys() - dead) | (done - self._acked.keys()),
+            "held": outcome.parked.keys() - dead,
+            "dead": [name for name in dead if fate(name) not in DEADLY],
+            "dead and done": [name for name in dead if self._done_at(name) is not None],
+            "tried too often": [name for name in dead if len(self._got.get(name, ())) > MOST_DELIVERIES],
             "phantom": [name for name in self._got if fate(name) in ANSWERS and name not in committed],
             "opposite": [name for name, op in self._ended if verdicts.get(name) != op],
             "contradicted": [name for name in other if fate(name) != "torn"],
@@ -150,8 +166,12 @@ class _Judge:
         return any(later.at < earlier.began + earlier.seconds for earlier, later in pairwise(self._got[name]))
 
     def _is_after_ack(self, name: str) -> bool:
-        done = [each.ok for each in self._acked[name] if each.ok is not None]
-        return bool(done) and any(got.began > min(done) for got in self._got[name])
+        done = self._done_at(name)
+        return done is not None and any(got.began > done for got in self._got[name])
+
+    def _done_at(self, name: str) -> float | None:
+        """When the first acknowledgement of a message was answered with OK."""
+        return min((each.ok for each in self._acked.get(name, ()) if each.ok is not None), default=None)
 
     def _disordered(self) -> Iterable[str]:
         """A step comes first by the same call as the one before, or after the acknowledgement of that has begun."""

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -21,12 +22,15 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox
 from outbox.model.limits import HALF_TOPIC
+from outbox.rocketmq.front.declaring import Declarations
+from outbox.store.database import Database
 from outbox.testing.servers.process import free_port
 from tests.rocketmq import front_fire
 from tests.rocketmq.fire_business import reading
-from tests.rocketmq.front_fire import DIES_SOON, IMMUNITY, INTERVAL, STOPS_SOON, Task
+from tests.rocketmq.front_fire import CLIENTS, DEADLY_GROUPS, DIES_SOON, IMMUNITY, INTERVAL, STOPS_SOON, Task
 from tests.rocketmq.front_judge import (
     KINDS,
+    MOST_DELIVERIES,
     MOST_QUESTIONS,
     Acked,
     Asked,
@@ -51,11 +55,12 @@ _LEASE, _ROOM = timedelta(seconds=10), timedelta(seconds=30)
 _HALVES = f"SELECT key, body FROM outbox_message WHERE topic = '{HALF_TOPIC}'"
 _STORED = f"SELECT body FROM outbox_message WHERE topic <> '{HALF_TOPIC}'"
 _VERDICTS = "SELECT transaction_id, op FROM outbox_op"
+_PARKED = "SELECT body, coalesce(state, 'behind') FROM outbox_parked WHERE subscription LIKE '%|%'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much of what; `lanes`: so many producers, and as many consumers. `hasty`: see `Task`."""
+    """How much of what; `lanes`: so many producers, and as many consumers of each kind. `hasty`: see `Task`."""
 
     fronts: int = 1
     lanes: int = 4
@@ -65,7 +70,7 @@ class Plan:
 
 
 class Storm:
-    """Fronts on one database, a process with producers, and one with consumers."""
+    """Fronts on one database, a process with producers, one with consumers, and one with push consumers."""
 
     def __init__(self, engine: Engine, folder: Path, plan: Plan) -> None:
         self._engine, self._plan, self._folder = engine, plan, folder
@@ -80,9 +85,12 @@ class Storm:
     def perform(self) -> dict[str, list[str]]:
         """Let clients work while fronts are killed and frozen, wait until all is settled, and judge."""
         began = time.monotonic()
+        with closing(Database(self._engine).open()) as channel:
+            for group in DEADLY_GROUPS:
+                Declarations(channel).add_group(group, ordered=False, retries=MOST_DELIVERIES - 1)
         try:
             self._fronts = [self._front(number) for number in range(self._plan.fronts)]
-            self._clients = [self._start(role, self._ports, self._plan.lanes) for role in ("producers", "consumers")]
+            self._clients = [self._start(role, self._ports, self._plan.lanes) for role in CLIENTS]
             assert eventually(lambda: len(self.events()) > 20 * self._plan.lanes, 120), self._words()
             self._make_trouble()
             (self._folder / "calm").touch()
@@ -101,9 +109,9 @@ class Storm:
         wrong = {kind: len(names) for kind, names in found.items()}
         given_up = dict(Counter(outcome.given_up.values()))
         print(
-            f"{counts}, verdicts {verdicts}, given up after {given_up}, points {dict(Counter(self._points()))},"
-            f" asked within {max(outcome.waits.values(), default=0):.1f} s, wrong {wrong},"
-            f" {time.monotonic() - began:.0f} s"
+            f"{counts}, dead letters {len(outcome.dead)}, verdicts {verdicts}, given up after {given_up},"
+            f" points {dict(Counter(self._points()))}, asked within {max(outcome.waits.values(), default=0):.1f} s,"
+            f" wrong {wrong}, {time.monotonic() - began:.0f} s"
         )
         return found
 
@@ -116,6 +124,7 @@ class Storm:
         outbox = Outbox(self._engine)
         pending = outbox.admin.half_transactions(given_up=True, limit=10_000)
         outbox.close()
+        parked = {bytes(body).decode(): state for body, state in self._rows(_PARKED)}
         verdicts, events = self._rows(_VERDICTS), self.events()
         # Read last: there may be more of them than when the others were read.
         halves = [(transaction, bytes(body).decode()) for transaction, body in self._rows(_HALVES)]
@@ -125,6 +134,7 @@ class Storm:
             stored=Counter(bytes(body).decode() for (body,) in self._rows(_STORED)),
             halves=Counter(name for _, name in halves),
             verdicts={names[transaction]: op for transaction, op in verdicts},
+            parked=parked,
             given_up={names[each.transaction_id]: each.checks for each in pending},
             faults=self._faults,
             asked_within=(IMMUNITY + INTERVAL + _LEASE + _ROOM).total_seconds(),
@@ -170,9 +180,8 @@ class Storm:
         """True when every transaction is settled or given up, and everything has come."""
         outcome = self.outcome()
         open_ones = outcome.halves.keys() - outcome.verdicts.keys() - outcome.given_up.keys()
-        return not open_ones and not outcome.stored.keys() - {
-            each.name for each in outcome.events if isinstance(each, Got)
-        }
+        got = {each.name for each in outcome.events if isinstance(each, Got)}
+        return not open_ones and not outcome.parked.keys() ^ outcome.dead and not outcome.stored.keys() - got
 
     def _front(self, number: int) -> Child:
         return self._start("front", (self._ports[number],), 0)
@@ -218,17 +227,21 @@ def test_a_front_that_answers_before_its_commit_is_caught(pg_engine: Engine, tmp
 
 
 ORPHAN, PAID, PLAIN, STEPS = "0/1/orphan+", "0/2/rollback", "0/3/plain", ("0/4/step", "0/5/step")
+DEAD = "0/9/never"
 GOOD = Outcome(
     events=[
-        Sent(PLAIN), Half(ORPHAN, 0), Asked(ORPHAN, 1), Ended(ORPHAN, "commit"), Ended(PAID, "rollback"),
+        Sent(PLAIN), Sent(DEAD), Half(ORPHAN, 0), Asked(ORPHAN, 1), Ended(ORPHAN, "commit"), Ended(PAID, "rollback"),
         *(Sent(each) for each in STEPS),
-        Got(ORPHAN, "a", 1, 2, 10, 1),
+        Got(ORPHAN, "a", 1, 2, 10, 1), Acked(ORPHAN, 2, None),
+        Got(DEAD, "a", 1, 2, 10, 0), Got(DEAD, "b", 11, 12, 10, 0),
         Got(PLAIN, "b", 3, 3, 10, 0), Got(PLAIN, "c", 13, 14, 10, 0), Acked(PLAIN, 14, 15),
         Got(STEPS[0], "d", 3, 3, 10, 0), Acked(STEPS[0], 4, None), Got(STEPS[1], "e", 4, 5, 10, 0),
+        Acked(STEPS[1], 5, 6),
     ],
-    stored=Counter([ORPHAN, PLAIN, *STEPS]),
+    stored=Counter([ORPHAN, PLAIN, DEAD, *STEPS]),
     halves=Counter([ORPHAN, PAID]),
     verdicts={ORPHAN: "commit", PAID: "rollback"},
+    parked={DEAD: "dead"},
     asked_within=1,
 )  # fmt: skip
 
@@ -244,6 +257,11 @@ def changed(*more: Event, without: Event | None = None, **fields: Any) -> Outcom
         (GOOD, {}),
         (changed(Sent("0/6/plain")), {"lost": ["0/6/plain"]}),
         (changed(without=Got(ORPHAN, "a", 1, 2, 10, 1)), {"lost": [ORPHAN]}),
+        (changed(without=Acked(ORPHAN, 2, None)), {"lost": [ORPHAN]}),
+        (changed(parked={}), {"lost": [DEAD]}),
+        (changed(parked={DEAD: "out"}), {"held": [DEAD]}),
+        (changed(parked={DEAD: "dead", PLAIN: "dead"}), {"dead": [PLAIN], "dead and done": [PLAIN]}),
+        (changed(Got(DEAD, "g", 21, 22, 10, 0)), {"tried too often": [DEAD]}),
         (changed(Got(PAID, "f", 1, 2, 10, 0)), {"phantom": [PAID]}),
         (changed(Ended(ORPHAN, "rollback")), {"opposite": [ORPHAN]}),
         (
@@ -255,7 +273,7 @@ def changed(*more: Event, without: Event | None = None, **fields: Any) -> Outcom
         (replace(GOOD, halves=Counter([PAID, PAID])), {"twice": [PAID]}),
         (changed(Got(ORPHAN, "f", 10, 10.5, 10, 1)), {"early": [ORPHAN]}),
         (changed(Got(PLAIN, "f", 30, 31, 10, 0)), {"after ack": [PLAIN]}),
-        (changed(without=Acked(STEPS[0], 4, None)), {"order": [STEPS[1]]}),
+        (changed(without=Acked(STEPS[0], 4, None)), {"lost": [STEPS[0]], "order": [STEPS[1]]}),
         (changed(Half("0/8/mute", 0), given_up={"0/8/mute": 1}), {"unheard": ["0/8/mute"]}),
         (changed(*[Asked(ORPHAN, 1)] * 15, given_up={ORPHAN: 16}), {"asked too often": [ORPHAN]}),
         (replace(GOOD, asked_within=0.5), {"asked late": [ORPHAN]}),
