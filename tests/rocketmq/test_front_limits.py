@@ -11,15 +11,32 @@ from typing import Any
 import grpc
 import pytest
 
+from outbox import Outbox
+from outbox.model.encoding import MAX_BODY_BYTES
+from outbox.model.filter.sql92 import MAX_DEPTH, MAX_LENGTH
+from outbox.model.limits import MAX_KEY_BYTES, MAX_TAGS
 from outbox.rocketmq.front.calls import MOST_WAITING, THREADS, Call, Handlers, Send, Streaming, Threads
 from outbox.rocketmq.front.clients import MOST_CLIENTS, Clients
 from outbox.rocketmq.front.limits import Limits
-from outbox.rocketmq.front.protocol import RPCS, SERVICE
+from outbox.rocketmq.front.protocol import RPCS, SERVICE, numbers
+from outbox.rocketmq.front.receiving import LONGEST_POLL, MOST_ENTRIES
 from outbox.rocketmq.front.routing import Place
 from outbox.rocketmq.front.security import Port
 from outbox.rocketmq.front.server import Server
+from outbox.rocketmq.front.settings import MOST_RECEIVED, MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError, status
 from outbox.rocketmq.front.telemetry import Telemetry
+from outbox.rocketmq.front.validation import (
+    LEAST_INVISIBLE,
+    MAX_DELAY,
+    MAX_GROUP_BYTES,
+    MAX_MESSAGES,
+    MAX_PROPERTIES,
+    MAX_PROPERTY_BYTES,
+    MAX_RECOVERY,
+    MOST_INVISIBLE,
+)
+from outbox.rocketmq.limits import MAX_GROUP, MAX_TOPIC
 from outbox.runtime.stop import Stop
 from tests.rocketmq.front_probes import message as sent
 from tests.rocketmq.fronts import called, listening
@@ -114,6 +131,9 @@ def of_group(size: int) -> bytes:
     return bytes(made.SerializeToString())
 
 
+HOUR = timedelta(hours=1)
+
+
 def ends(stream: int) -> Any:
     """A function that knows the frame with which the server ends a call."""
     return lambda frame: (
@@ -135,9 +155,61 @@ def test_the_limits_are_those_of_the_page():
         f"calls of the database | {THREADS}, and {MOST_WAITING:,} that wait",
     }
 
+    assert {row.rpartition(" | ")[0] for row in rows("of")} == said
+
+
+def test_the_limits_of_what_clients_send_are_those_of_the_page():
+    said = {
+        (
+            f"name of a topic | {MAX_TOPIC} letters, digits, percent signs, bars, hyphens and underscores"
+            f" | {Code.ILLEGAL_TOPIC}"
+        ),
+        f"name of a consumer group | {MAX_GROUP} of the same characters | {Code.ILLEGAL_CONSUMER_GROUP}",
+        f"message group | {MAX_GROUP_BYTES - 1} bytes | {Code.ILLEGAL_MESSAGE_GROUP}",
+        f"body | from 1 byte | {Code.MESSAGE_BODY_EMPTY}",
+        f"body | up to {MAX_BODY_BYTES // 1024**2} MiB | {Code.MESSAGE_BODY_TOO_LARGE}",
+        f"bodies of a call together | {MAX_BODY_BYTES // 1024**2} MiB | {Code.INTERNAL_SERVER_ERROR}",
+        f"messages of a call | {MAX_MESSAGES:,} | {Code.PAYLOAD_TOO_LARGE}",
+        f"messages of a transaction in a call | 1 | {Code.INTERNAL_SERVER_ERROR}",
+        f"properties | {MAX_PROPERTIES} | {Code.MESSAGE_PROPERTIES_TOO_LARGE}",
+        f"properties, tag and keys together | {MAX_PROPERTY_BYTES // 1024} KiB | {Code.MESSAGE_PROPERTIES_TOO_LARGE}",
+        f"tag | {MAX_TAGS} characters, without a bar | {Code.ILLEGAL_MESSAGE_TAG}",
+        f"message id | {MAX_KEY_BYTES:,} bytes | {Code.ILLEGAL_MESSAGE_ID}",
+        f"delivery time | {MAX_DELAY // HOUR} hours ahead | {Code.ILLEGAL_DELIVERY_TIME}",
+        f"recovery time of a transaction | {MAX_RECOVERY // HOUR} hour | {Code.BAD_REQUEST}",
+        (
+            f"invisible time | from {LEAST_INVISIBLE.seconds} s to {MOST_INVISIBLE // HOUR} hours; a change may be 0"
+            f" | {Code.ILLEGAL_INVISIBLE_TIME}"
+        ),
+        f"messages of a receive | {MOST_RECEIVED}, also where more are asked for |",
+        f"wait of a receive | {LONGEST_POLL.seconds} s, also where more is asked for |",
+        f"acknowledgements of a call | {MOST_ENTRIES:,} | {Code.BAD_REQUEST}",
+        f"SQL filter | {MAX_LENGTH:,} characters, {MAX_DEPTH} levels | {Code.INTERNAL_SERVER_ERROR}",
+        f"topics in the settings of a client | {MOST_TOPICS:,} | {Code.BAD_REQUEST}",
+        f"topics that clients make | {MOST_TOPICS:,} | {Code.TOO_MANY_REQUESTS}",
+    }
+
+    assert rows("in a call") == said
+
+
+@pytest.mark.parametrize("filter_", ["a = 1 OR " * 1000, "(" * 20 + "a = 1" + ")" * 20])
+def test_a_filter_beyond_the_limits_is_refused(sqlite_engine, filter_):
+    request = RPCS["ReceiveMessage"].request(
+        group={"name": "billing"}, message_queue={"topic": {"name": "orders"}}, invisible_duration={"seconds": 30}
+    )
+    request.filter_expression.type = numbers("FilterType")["SQL"]
+    request.filter_expression.expression = filter_
+    with listening(Outbox(sqlite_engine)) as front:
+        answers = called(front, "ReceiveMessage", request)
+
+    assert answers[0].status.code == Code.INTERNAL_SERVER_ERROR
+
+
+def rows(heading: str) -> set[str]:
+    """The rows of the page's table whose first column has a heading, without the bars at the ends."""
     page = (TOP / "docs" / "rocketmq-fronts.md").read_text()
-    rows = [line.strip("| ").rpartition(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
-    assert set(rows[1:]) == said
+    table = page.partition(f"| {heading} |")[2].partition("\n\n")[0]
+    return {line.removeprefix("| ").removesuffix(" |") for line in table.splitlines()[2:]}
 
 
 def test_a_message_or_metadata_above_the_limit_are_refused_and_the_connection_serves_on():

@@ -42,6 +42,8 @@ _EXPIRED = "receipt handle is expired"
 _MOST_CHOICES, _MOST_GROUPS = 4, 256
 #: A call acknowledges at most so many messages.
 MOST_ENTRIES = 1000
+#: A receive waits for so long at most, whatever it asks for.
+LONGEST_POLL = LONG_POLL * 3
 
 
 class Receiving:
@@ -323,7 +325,7 @@ def _handle(text: str) -> Handle | RefusedError:
 def _seconds(call: Call, request: Wire) -> float:
     """Return how long a call waits for messages."""
     asked = _duration(request.long_polling_timeout) if request.HasField("long_polling_timeout") else LONG_POLL
-    seconds = min(max(asked, timedelta(0)), LONG_POLL * 3).total_seconds()
+    seconds = min(max(asked, timedelta(0)), LONGEST_POLL).total_seconds()
     return seconds if call.seconds is None else min(seconds, max(0.0, call.seconds - _BEFORE_DEADLINE))
 
 

@@ -22,7 +22,7 @@ MAX_MESSAGES = 1000
 MAX_KEYS, MAX_EXPRESSION = 16_384, 8192
 MAX_DELAY, MAX_RECOVERY = timedelta(days=1), timedelta(hours=1)
 #: For the time of a message in the hands of a client.
-_LEAST_INVISIBLE, _MOST_INVISIBLE = timedelta(seconds=10), timedelta(hours=12)
+LEAST_INVISIBLE, MOST_INVISIBLE = timedelta(seconds=10), timedelta(hours=12)
 _MILLISECOND = timedelta(milliseconds=1)
 #: Properties that RocketMQ sets itself, by its `MessageConst`.
 RESERVED = frozenset({
@@ -220,12 +220,12 @@ def checked_group(group: str) -> str:
         raise RefusedError(Code.ILLEGAL_CONSUMER_GROUP, str(error).replace(f"[{group!r}]", f"[{group}]")) from error
 
 
-def checked_invisible(duration: timedelta, least: timedelta = _LEAST_INVISIBLE) -> timedelta:
+def checked_invisible(duration: timedelta, least: timedelta = LEAST_INVISIBLE) -> timedelta:
     """Return the time for which a message is nobody else's."""
     if duration < least:
         text = f"the invisibleTime is too small. min is {least // _MILLISECOND}"
-    elif duration > _MOST_INVISIBLE:
-        text = f"the invisibleTime is too large. max is {_MOST_INVISIBLE // _MILLISECOND}"
+    elif duration > MOST_INVISIBLE:
+        text = f"the invisibleTime is too large. max is {MOST_INVISIBLE // _MILLISECOND}"
     else:
         return duration
     raise RefusedError(Code.ILLEGAL_INVISIBLE_TIME, text)
