@@ -22,6 +22,7 @@ from outbox.rocketmq.front.protocol import RPCS, SERVICE, numbers
 from outbox.rocketmq.front.receiving import LONGEST_POLL, MOST_ENTRIES
 from outbox.rocketmq.front.routing import Place
 from outbox.rocketmq.front.security import Port
+from outbox.rocketmq.front.sending import MOST_BYTES
 from outbox.rocketmq.front.server import Server
 from outbox.rocketmq.front.settings import MOST_RECEIVED, MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError, status
@@ -29,7 +30,9 @@ from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.validation import (
     LEAST_INVISIBLE,
     MAX_DELAY,
+    MAX_EXPRESSION,
     MAX_GROUP_BYTES,
+    MAX_KEYS,
     MAX_MESSAGES,
     MAX_PROPERTIES,
     MAX_PROPERTY_BYTES,
@@ -153,6 +156,7 @@ def test_the_limits_are_those_of_the_page():
         f"a connection without calls | {limits.idle.seconds // 60} minutes",
         f"clients of a front | `--max-clients`, {MOST_CLIENTS:,}",
         f"calls of the database | {THREADS}, and {MOST_WAITING:,} that wait",
+        f"messages that wait for the database | {MOST_BYTES // 1024**2} MiB together",
     }
 
     assert {row.rpartition(" | ")[0] for row in rows("of")} == said
@@ -173,6 +177,7 @@ def test_the_limits_of_what_clients_send_are_those_of_the_page():
         f"messages of a transaction in a call | 1 | {Code.INTERNAL_SERVER_ERROR}",
         f"properties | {MAX_PROPERTIES} | {Code.MESSAGE_PROPERTIES_TOO_LARGE}",
         f"properties, tag and keys together | {MAX_PROPERTY_BYTES // 1024} KiB | {Code.MESSAGE_PROPERTIES_TOO_LARGE}",
+        f"keys of the messages of a call | {MAX_KEYS:,} | {Code.MESSAGE_PROPERTIES_TOO_LARGE}",
         f"tag | {MAX_TAGS} characters, without a bar | {Code.ILLEGAL_MESSAGE_TAG}",
         f"message id | {MAX_KEY_BYTES:,} bytes | {Code.ILLEGAL_MESSAGE_ID}",
         f"delivery time | {MAX_DELAY // HOUR} hours ahead | {Code.ILLEGAL_DELIVERY_TIME}",
@@ -184,6 +189,7 @@ def test_the_limits_of_what_clients_send_are_those_of_the_page():
         f"messages of a receive | {MOST_RECEIVED}, also where more are asked for |",
         f"wait of a receive | {LONGEST_POLL.seconds} s, also where more is asked for |",
         f"acknowledgements of a call | {MOST_ENTRIES:,} | {Code.BAD_REQUEST}",
+        f"tag expression | {MAX_EXPRESSION:,} characters | {Code.ILLEGAL_FILTER_EXPRESSION}",
         f"SQL filter | {MAX_LENGTH:,} characters, {MAX_DEPTH} levels | {Code.INTERNAL_SERVER_ERROR}",
         f"topics in the settings of a client | {MOST_TOPICS:,} | {Code.BAD_REQUEST}",
         f"topics that clients make | {MOST_TOPICS:,} | {Code.TOO_MANY_REQUESTS}",
