@@ -1,4 +1,4 @@
-"""Calls of a front that wait for the database: in threads, for messages, together, and again and again."""
+"""Calls of a front that wait: for the database in threads, for messages, and together."""
 
 import asyncio
 import sqlite3
@@ -14,17 +14,15 @@ from sqlalchemy.exc import IntegrityError
 
 from outbox import Message
 from outbox.rocketmq.asked import Asked
-from outbox.rocketmq.front.attempts import Attempts, Key
 from outbox.rocketmq.front.calls import Threads
 from outbox.rocketmq.front.catalog import Catalog
 from outbox.rocketmq.front.clients import ClientPolicy, Clients
 from outbox.rocketmq.front.desks import Desks
 from outbox.rocketmq.front.joining import Joining
 from outbox.rocketmq.front.polls import Polls, Popped
-from outbox.rocketmq.front.renewing import RENEWED, Renewals
 from outbox.rocketmq.front.roster import Roster
 from outbox.rocketmq.front.statuses import RefusedError, line_of
-from outbox.store.subscriptions.receipts import Receipt, Receipts
+from outbox.store.subscriptions.receipts import Receipts
 
 SECOND = timedelta(seconds=1)
 
@@ -191,63 +189,6 @@ def test_the_items_of_a_call_and_of_those_that_wait_beside_it_go_together():
     assert ([*results], runs) == ([[10, 20, 30], [40], []], [[1, 2, 3, 4]])
 
 
-# Attempts
-
-
-def test_attempts_are_forgotten_the_oldest_first_when_they_are_too_many_or_too_large():
-    attempts, large = Attempts(most=3, most_bytes=150), [Message("orders", "x" * 60)]
-
-    def key(id: str) -> Key:
-        return Key("client", "billing", "orders", id)
-
-    for id in "abcd":
-        attempts.got(attempts.begin(key(id)), f"receipt {id}", [Message("orders", "1")])
-    few = {id: attempts.begin(key(id)).receipt for id in "bcda"}
-    for id in "ef":
-        attempts.got(attempts.begin(key(id)), f"receipt {id}", large)
-
-    assert few == {"b": "receipt b", "c": "receipt c", "d": "receipt d", "a": ""}
-    assert {id: attempts.begin(key(id)).receipt for id in "bef"} == {"b": "", "e": "", "f": "receipt f"}
-
-
-# Renewing
-
-
-class Renewed:
-    """A desk that notes which receipts are renewed, one of which is worth nothing any more."""
-
-    def __init__(self) -> None:
-        self.calls = list[tuple[list[int], timedelta]]()
-
-    def postpone(self, receipts: Sequence[Receipt], wait: timedelta) -> list[bool]:
-        """Note them."""
-        self.calls.append(([each.id for each in receipts], wait))
-        return [each.id != 3 for each in receipts]
-
-
-def test_messages_are_renewed_while_their_clients_live_and_half_an_hour_at_most(monkeypatch):
-    desk, living, now = Renewed(), {"a", "b"}, [0.0]
-    monkeypatch.setattr("outbox.rocketmq.front.renewing.clock", lambda: now[0])
-    renewals, made = Renewals(threads := Threads(1), living.__contains__), [Receipt(n, None, "r") for n in range(7)]
-
-    async def story() -> None:
-        renewals.prepare(desk, "a", [*made[:4], *made[5:]])  # type: ignore[arg-type]
-        renewals.prepare(desk, "b", made[4:5])  # type: ignore[arg-type]
-        renewals.end([made[0]])
-        await renewals.renew()
-        renewals.begin(made[:5])
-        await renewals.renew()
-        living.remove("b")
-        await renewals.renew()
-        now[0] = 1800.0
-        await renewals.renew()
-
-    asyncio.run(story())
-    threads.close()
-
-    assert desk.calls == [([1, 2, 3, 4], RENEWED), ([1, 2], RENEWED)]
-
-
 # Errors of the database
 
 
@@ -260,16 +201,12 @@ def failing(*_: object) -> Any:
 def test_what_a_front_logs_of_an_error_of_the_database_is_one_line_without_the_message(outbox, monkeypatch, caplog):
     monkeypatch.setattr("outbox.rocketmq.front.catalog._READ_SECONDS", 0)
     monkeypatch.setattr("outbox.rocketmq.front.roster._EVERY_SECONDS", 0)
-    threads, receipts, desks = Threads(1), [Receipt(1, None, "r")], Desks(outbox)
-    renewals = Renewals(threads, lambda _client: True)
-    renewals.prepare(type("Failing", (), {"postpone": failing})(), "a", receipts)
-    renewals.begin(receipts)
+    threads, desks = Threads(1), Desks(outbox)
     monkeypatch.setattr(Receipts, "give_back", failing)
 
     rows: Any = type("Failing", (), {"call": failing})()
 
     async def story() -> None:
-        await renewals.renew()
         for each in (Catalog(rows, threads, ClientPolicy()), Roster(Clients(), {}, rows, threads)):
             before, running = len(caplog.messages), asyncio.create_task(each.run())
             while len(caplog.messages) == before:
@@ -282,7 +219,6 @@ def test_what_a_front_logs_of_an_error_of_the_database_is_one_line_without_the_m
     threads.close()
 
     assert caplog.messages == [f"front: {what}: IntegrityError: no more room" for what in (
-        "messages were not renewed, trying again",
         "topics and groups were not read, trying again",
         "clients were not noted, trying again",
         "messages of a call that has ended were not given back",

@@ -269,7 +269,11 @@ def test_of_many_groups_those_are_forgotten_that_nobody_asked_for_longest(monkey
 
     routes = Routes(TOPICS, lambda _safe: Place("127.0.0.1", 1))
     hints: Any = SimpleNamespace(wake=lambda _wake: nullcontext())
-    receiving = Receiving(desk_of, hints, routes, threads, lambda _client: True, ())
+
+    async def nobody(_clients: Collection[str]) -> Collection[str]:
+        return ()
+
+    receiving = Receiving(desk_of, hints, routes, threads, nobody, ())
 
     async def story() -> None:
         for group in "abacab":

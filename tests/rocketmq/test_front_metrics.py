@@ -1,8 +1,6 @@
 """Metrics of a front: its calls by code, its clients, its questions, and the messages that it hands out and renews."""
 
-import asyncio
 from datetime import timedelta
-from typing import Any
 
 import grpc
 import pytest
@@ -13,10 +11,8 @@ from outbox.rocketmq.front.calls import Threads
 from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.conversion import stored
 from outbox.rocketmq.front.protocol import RPCS, SERVICE
-from outbox.rocketmq.front.renewing import Renewals
 from outbox.rocketmq.front.settings import PRODUCER
 from outbox.rocketmq.front.transactions import Transactions
-from outbox.store.subscriptions.receipts import Receipt
 from outbox.telemetry.events import Attended
 from outbox.telemetry.metrics import Metrics
 from outbox.telemetry.prometheus import PrometheusExporter
@@ -100,28 +96,6 @@ def test_a_stream_counts_as_a_call_at_its_end(outbox, registry):
             list(talk(iter([]), metadata=metadata))
 
     assert shown(registry, "calls_total") == {("Telemetry", "OK"): 1, ("Telemetry", "CLIENT_ID_REQUIRED"): 1}
-
-
-def test_messages_are_counted_that_were_renewed_since_the_last_time():
-    class Half:
-        """A desk that knows every other receipt."""
-
-        def postpone(self, receipts: Any, _wait: timedelta) -> list[bool]:
-            """Do as a desk."""
-            return [each.id % 2 == 0 for each in receipts]
-
-    desk: Any = Half()
-    receipts = [Receipt(number, None, "r") for number in range(5)]
-    renewals = Renewals(threads := Threads(1), lambda _client: True)
-    renewals.prepare(desk, "raw", receipts)
-    renewals.begin(receipts)
-
-    numbers = [renewals.number()]
-    asyncio.run(renewals.renew())
-    numbers += [renewals.number(), renewals.number()]
-
-    threads.close()
-    assert numbers == [0, 3, 0]
 
 
 def test_gauges_of_a_front_end_with_it(outbox, registry):

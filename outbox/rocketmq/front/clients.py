@@ -171,6 +171,13 @@ class Clients:
                 if client is not None and (client.kind, client.topics) == (kind, topics):
                     client.noted = self._clock()
 
+    def asked(self, ids: Collection[str]) -> None:
+        """Let the rows of clients be written anew, for another front."""
+        with self._lock:
+            for id in ids:
+                if id in self._clients:
+                    self._clients[id].noted = None
+
     def unknown(self) -> list[str]:
         """Return clients for a look at the rows: streams without settings, and heartbeats of unknown clients."""
         before = self._clock() - _SETTINGS_SECONDS

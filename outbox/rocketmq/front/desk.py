@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Protocol
 from urllib.parse import quote
 
@@ -33,8 +33,17 @@ class Desk(Protocol):
     def postpone(self, receipts: Sequence[Receipt], wait: timedelta) -> list[bool]:
         """Let messages be nobody else's for a time from now on."""
 
+    def times(self, receipts: Sequence[Receipt]) -> Mapping[int, datetime]:
+        """Return until when messages are nobody else's, by id; only of receipts that are worth something."""
+
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]]) -> list[bool]:
+        """Move the times of messages from one moment to another, but not a time that somebody else has changed."""
+
     def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:
         """Make messages dead letters."""
+
+    def is_known(self) -> bool:
+        """Return whether the group has received of the topic before."""
 
     def out(self, ids: Collection[int]) -> set[int]:
         """Return which messages are in anybody's hands, or come again: they are neither done nor dead letters."""

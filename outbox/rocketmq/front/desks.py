@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from outbox.model.subscription import Declaration, Selection
 from outbox.rocketmq.asked import Asked
@@ -23,6 +23,7 @@ from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.fronts.groups import ConsumerGroup, GroupRows
 from outbox.store.subscriptions.receipts import Receipt, Receipts
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.failures import log_away, passes
 from outbox.writing.bare import BareOutbox
 
@@ -107,9 +108,21 @@ class _GroupDesk:
         """Do as `Desk.postpone`."""
         return self._use(receipts, lambda of_group: of_group.postpone(receipts, wait))
 
+    def times(self, receipts: Sequence[Receipt]) -> Mapping[int, datetime]:
+        """Do as `Desk.times`."""
+        return self._connections.call(lambda channel: Receipts(channel, self._name).times(receipts))
+
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]]) -> list[bool]:
+        """Do as `Desk.renew`."""
+        return self._use([*times], lambda of_group: of_group.renew(times))
+
     def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:
         """Do as `Desk.dead_letter`."""
         return self._use(receipts, lambda of_group: of_group.dead_letter(receipts, error))
+
+    def is_known(self) -> bool:
+        """Do as `Desk.is_known`."""
+        return self._connections.call(lambda channel: Subscriptions(channel).find(self._name) is not None)
 
     def out(self, ids: Collection[int]) -> set[int]:
         """Do as `Desk.out`."""

@@ -18,8 +18,8 @@ from outbox.rocketmq.front.catalog import Catalog
 from outbox.rocketmq.front.clients import ClientPolicy, Clients
 from outbox.rocketmq.front.declaring import Declarations, require_group, require_topic
 from outbox.rocketmq.front.desks import Desks
+from outbox.rocketmq.front.hands import Hands
 from outbox.rocketmq.front.receiving import Receiving
-from outbox.rocketmq.front.renewing import Renewals
 from outbox.rocketmq.front.roster import Roster
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
 from outbox.rocketmq.front.security import Security
@@ -162,7 +162,7 @@ class Front(LifeCycle):
         roster = Roster(clients, catalog.topics, rows, threads)
         telemetry = Telemetry(clients, catalog.topics, catalog.groups, catalog.look)
         desks = Desks(self.outbox)
-        receiving = Receiving(desks.of, desks.hints, routes, threads, clients.alive, catalog.fifo)
+        receiving = Receiving(desks.of, desks.hints, routes, threads, roster.alive, catalog.fifo)
         transactions = Transactions(self.outbox, clients, self._policy.transaction_timeout, threads)
         sending = Sending(self._writes, catalog.topics, transactions, threads)
         checks = _Checks(transactions, catalog.topics, self._policy)
@@ -170,7 +170,7 @@ class Front(LifeCycle):
         asking, ending = Supervisor([checks]), _Ending()
 
         async def beside() -> None:
-            await asyncio.gather(receiving.renewals.run(), catalog.run(), roster.run())
+            await asyncio.gather(receiving.hands.run(), catalog.run(), roster.run())
 
         def end() -> None:
             ending.begin()
@@ -194,10 +194,10 @@ class Front(LifeCycle):
         try:
             asking.start()
             server = Server(self._ports, handlers, telemetry, authentication=self._authentication, teller=self._teller)
-            server.serve(self._stop, bound=self._bound, beat=lambda: self._beat(clients, receiving.renewals))
+            server.serve(self._stop, bound=self._bound, beat=lambda: self._beat(clients, receiving.hands))
         finally:
             self._places = ()
-            self._teller.tell(Attended, clients=None, streams=None, renewals=receiving.renewals.number())
+            self._teller.tell(Attended, clients=None, streams=None, renewals=receiving.hands.number())
             asking.stop()
             asking.join(ending.left)
             threads.close(ending.left)
@@ -219,11 +219,11 @@ class Front(LifeCycle):
         port = self._ports[number]
         return port.advertised or (self._places[number] if self._places else port.listen)
 
-    def _beat(self, clients: Clients, renewals: Renewals) -> None:
+    def _beat(self, clients: Clients, hands: Hands) -> None:
         """Tell that the front serves, for health checks and metrics."""
         self._teller.tell(Beat, seconds=3 * BEAT_SECONDS)
         known, streams = clients.counts()
-        self._teller.tell(Attended, clients=known, streams=streams, renewals=renewals.number())
+        self._teller.tell(Attended, clients=known, streams=streams, renewals=hands.number())
 
     def _bound(self, places: Sequence[Place]) -> None:
         self._places = places

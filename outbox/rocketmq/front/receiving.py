@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -12,15 +12,14 @@ from outbox.model.message import Message
 from outbox.model.verdict import describe
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.expressions import MessageSelector
-from outbox.rocketmq.front.attempts import Attempt, Attempts, Key
 from outbox.rocketmq.front.calls import Call, Send, Threads, Unary
 from outbox.rocketmq.front.conversion import wire_of
 from outbox.rocketmq.front.desk import Desk
 from outbox.rocketmq.front.handles import Handle
+from outbox.rocketmq.front.hands import LONGEST, RENEWED, Batch, Hands, Key
 from outbox.rocketmq.front.joining import Joining
 from outbox.rocketmq.front.polls import Polls, Popped
 from outbox.rocketmq.front.protocol import RPCS, Wire, duration_of, numbers, set_moment
-from outbox.rocketmq.front.renewing import LONGEST, RENEWED, Renewals
 from outbox.rocketmq.front.routing import Routes
 from outbox.rocketmq.front.settings import LONG_POLL, MOST_RECEIVED
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
@@ -55,14 +54,13 @@ class Receiving:
         hints: Hints,
         routes: Routes,
         threads: Threads,
-        alive: Callable[[str], bool],
+        alive: Callable[[Collection[str]], Awaitable[Collection[str]]],
         fifo_groups: Collection[str],
     ) -> None:
-        """`desk_of`: returns the desk of a group and a topic. `alive`: says whether a client is there."""
+        """`desk_of`: returns the desk of a group and a topic. `alive`: returns which of some clients are there."""
         self._desk_of, self._hints = desk_of, hints
         self._routes, self._threads, self._fifo = routes, threads, fifo_groups
-        self.renewals = Renewals(threads, alive)
-        self._attempts = Attempts()
+        self.hands = Hands(threads, alive)
         self._log = ThrottledLog(logger)
         #: By group and topic, those first that were not asked for longest.
         self._groups: dict[tuple[str, str], _Group] = {}
@@ -106,65 +104,59 @@ class Receiving:
         if request.batch_size < 0:
             raise RefusedError(Code.INTERNAL_SERVER_ERROR, f"Illegal Capacity: {request.batch_size}")
         asked = Asked(min(request.batch_size, MOST_RECEIVED), duration)
-        attempt = self._attempts.begin(Key(call.client, name, topic, request.attempt_id))
+        batch = self.hands.begin(Key(call.client, name, topic, request.attempt_id), group.desk)
         try:
-            await self._find(group, attempt, choice, asked, _seconds(call, request))
+            await self._find(group, batch, choice, asked, _seconds(call, request))
             if request.auto_renew:
-                receipts = _receipts(attempt.receipt, attempt.messages)
-                self.renewals.prepare(group.desk, call.client, receipts)
+                await self.hands.learn(batch)
             lasts = LONGEST if request.auto_renew else duration
             await send(_Received(status=status()))
-            for each in attempt.messages:
-                handle = Handle.of(each, attempt.receipt, lasts)
-                delivered = self._delivered(group, attempt, each, handle, request.message_queue.topic)
+            for each in batch.messages:
+                handle = Handle.of(each, batch.receipt, lasts)
+                delivered = self._delivered(group, batch, each, handle, request.message_queue.topic)
                 if delivered is not None:
                     await send(_Received(message=delivered))
             await send(_delivered_now())
-            self.renewals.begin(_receipts(attempt.receipt, attempt.messages))
+            self.hands.hold(batch)
         except BaseException:
-            if self._attempts.end(attempt) and attempt.messages:
-                self.renewals.end(_receipts(attempt.receipt, attempt.messages))
-                group.give_back(Popped(attempt.receipt, [attempt.messages]))
+            if self.hands.end(batch) and batch.messages:
+                group.give_back(Popped(batch.receipt, [batch.messages]))
             raise
 
-    async def _find(
-        self, group: _Group, attempt: Attempt, choice: MessageSelector, asked: Asked, seconds: float
-    ) -> None:
-        """Find the messages of an attempt: those that an earlier one had and nobody else has had since, or others."""
-        receipt, messages = attempt.receipt, await self._still_out(group, attempt, asked.time)
+    async def _find(self, group: _Group, batch: Batch, choice: MessageSelector, asked: Asked, seconds: float) -> None:
+        """Find the messages of a batch: those that an earlier one had and nobody else has had since, or others."""
+        receipt, messages = batch.receipt, await self._still_out(batch, asked.time)
         if not messages and asked.most and not self._ended:
-            attempt.messages = ()
+            batch.messages = ()
             receipt, messages = await group.polls(choice).messages(asked, seconds)
-            if attempt.replaced:
+            if batch.replaced:
                 group.give_back(Popped(receipt, [messages]))
-        if not self._attempts.got(attempt, receipt, messages) or not messages:
+        if not self.hands.got(batch, receipt, messages) or not messages:
             raise RefusedError(Code.MESSAGE_NOT_FOUND, "no new message")
 
-    async def _still_out(self, group: _Group, attempt: Attempt, duration: timedelta) -> Sequence[Message]:
-        """Return the messages of an earlier attempt that are out under its receipt, and are from now on for a time."""
-        if not attempt.messages:
+    async def _still_out(self, batch: Batch, duration: timedelta) -> Sequence[Message]:
+        """Return the messages of an earlier batch that are out under its receipt, and are from now on for a time."""
+        if not batch.messages:
             return []
-        receipts = _receipts(attempt.receipt, attempt.messages)
-        good = await self._threads.run(partial(group.desk.postpone, receipts, duration))
-        return [each for each, is_good in zip(attempt.messages, good, strict=True) if is_good]
+        good = await self._threads.run(partial(batch.desk.postpone, batch.receipts, duration))
+        return [each for each, is_good in zip(batch.messages, good, strict=True) if is_good]
 
-    def _delivered(self, group: _Group, attempt: Attempt, message: Message, handle: Handle, topic: Wire) -> Wire | None:
-        """Return a message of an attempt in a client's hands; None: it cannot be read, or is behind such a message.
+    def _delivered(self, group: _Group, batch: Batch, message: Message, handle: Handle, topic: Wire) -> Wire | None:
+        """Return a message of a batch in a client's hands; None: it cannot be read, or is behind such a message.
 
         What cannot be read stays out for its time, as if the client had it, and so comes to its end.
         """
-        if message not in attempt.messages:
+        if message not in batch.messages:
             return None
         try:
             return self._in_hands(message, handle, topic)
         except Exception as error:
             text = "front: message %s of topic %s cannot be read and counts as delivered, %s"
             self._log.warning(text, message.id, topic.name, describe(error))
-        at = attempt.messages.index(message)
-        behind = [each for each in attempt.messages[at + 1 :] if each.key == message.key is not None]
-        attempt.messages = [each for each in attempt.messages if each is not message and each not in behind]
-        self.renewals.end([handle.receipt, *_receipts(attempt.receipt, behind)])
-        group.give_back(Popped(attempt.receipt, [behind]))
+        at = batch.messages.index(message)
+        behind = [each for each in batch.messages[at + 1 :] if each.key == message.key is not None]
+        batch.messages = [each for each in batch.messages if each is not message and each not in behind]
+        group.give_back(Popped(batch.receipt, [behind]))
         return None
 
     def _in_hands(self, message: Message, handle: Handle, topic: Wire) -> Wire:
@@ -209,7 +201,6 @@ class Receiving:
         if not self._routes.has(topic):
             return dict.fromkeys(receipts, _abnormal("ack", topic))
         group = self._group(name, topic)
-        self.renewals.end(receipts)
         good = await group.acks.call(receipts)
         return await self._not_done(group, [each for each, is_good in zip(handles, good, strict=True) if not is_good])
 
@@ -218,7 +209,6 @@ class Receiving:
         group = self._group_of(request, "changeInvisibleDuration")
         duration = checked_invisible(_duration(request.invisible_duration), least=timedelta(0))
         handle = Handle.read(request.receipt_handle)
-        self.renewals.end([handle.receipt])
         (good,) = await self._threads.run(partial(group.desk.postpone, [handle.receipt], duration))
         if not good:
             raise _expired()
@@ -228,7 +218,6 @@ class Receiving:
         """Make a message a dead letter."""
         group = self._group_of(request, "forwardMessageToDeadLetterQueue")
         handle = Handle.read(request.receipt_handle)
-        self.renewals.end([handle.receipt])
         error = f"given up by its consumer after {max(1, request.delivery_attempt)} deliveries"
         (good,) = await self._threads.run(partial(group.desk.dead_letter, [handle.receipt], error))
         if not good:
@@ -309,10 +298,6 @@ def _delivered_now() -> Wire:
     made = _Received()
     set_moment(made.delivery_timestamp, datetime.now(UTC))
     return made
-
-
-def _receipts(receipt: str, messages: Sequence[Message]) -> list[Receipt]:
-    return [Receipt(each.id or 0, each.key, receipt) for each in messages]
 
 
 def _handle(text: str) -> Handle | RefusedError:

@@ -1,16 +1,21 @@
-"""The roster: rows of the clients of all fronts, by which a front knows the clients of another front."""
+"""The roster: rows of the clients of all fronts, by which a front knows the clients of another front.
+
+A front that asks whether a client is there makes its row as old as one that is due, and a front with the client writes
+the row anew. So nothing is written for a client whose calls and stream are at one front.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
 from functools import partial
 from sys import intern
 
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.front.calls import Threads
-from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.clients import ALIVE_SECONDS, Clients
 from outbox.rocketmq.front.protocol import numbers
 from outbox.rocketmq.front.statuses import line_of
 from outbox.runtime.clock import clock as own_clock
@@ -20,7 +25,8 @@ from outbox.store.fronts.clients import ClientRow, ClientRows
 
 logger = logging.getLogger("outbox")
 
-_EVERY_SECONDS, _PRUNE_SECONDS = 1.0, 600.0
+#: Seconds between two exchanges, two looks for questions of other fronts, and two prunings.
+_EVERY_SECONDS, _LOOK_SECONDS, _PRUNE_SECONDS = 1.0, 5.0, 600.0
 _KINDS = numbers("ClientType")
 _NAMES = {number: name for name, number in _KINDS.items()}
 #: Longer ids are not stored, because a primary key has little room.
@@ -43,7 +49,7 @@ class Roster:
         self._clients, self._topics = clients, topics
         self._rows, self._threads = rows, threads
         self._clock = clock
-        self._prune_at = 0.0
+        self._look_at = self._prune_at = 0.0
         self._log = ThrottledLog(logger)
 
     async def run(self) -> None:
@@ -55,17 +61,31 @@ class Roster:
             except Exception as error:
                 self._log.warning("front: clients were not noted, trying again: %s", line_of(error))
 
+    async def alive(self, ids: Collection[str]) -> set[str]:
+        """Return which clients are there, at this front or at another one, which answers until the next call."""
+        here = {id for id in ids if self._clients.alive(id)}
+        others = [id for id in ids if id not in here and len(id) <= _LONGEST_ID]
+        if others:
+            try:
+                here |= await self._threads.run(partial(self._rows.call, partial(_ask, others)))
+            except Exception as error:
+                self._log.warning("front: other fronts were not asked for clients, trying again: %s", line_of(error))
+        return here
+
     async def exchange(self) -> None:
-        """Write clients that are due, and read unknown clients, if there are any."""
+        """Write clients that are due, and read unknown clients, if there are any, and what other fronts ask."""
         due, unknown = self._clients.due(), self._clients.unknown()
         rows = [ClientRow(id, _NAMES[kind], topics) for id, kind, topics in due if len(id) <= _LONGEST_ID]
-        prunes = self._clock() >= self._prune_at
-        if not (rows or unknown or prunes):
+        looks, prunes = self._clock() >= self._look_at, self._clock() >= self._prune_at
+        if not (rows or unknown or looks):
             return
-        found = await self._threads.run(partial(self._rows.call, partial(_exchange, rows, unknown, prunes=prunes)))
+        exchange = partial(_exchange, rows, unknown, prunes=prunes)
+        found, asked = await self._threads.run(partial(self._rows.call, exchange))
+        self._look_at = self._clock() + _LOOK_SECONDS
         if prunes:
             self._prune_at = self._clock() + _PRUNE_SECONDS
         self._clients.noted(due)
+        self._clients.asked(asked)
         known = [
             (each.id, _KINDS[each.kind], frozenset(intern(name) for name in each.topics if name in self._topics))
             for each in found
@@ -74,12 +94,16 @@ class Roster:
         self._clients.learned(unknown, known)
 
 
+def _ask(clients: Collection[str], channel: Channel) -> set[str]:
+    return ClientRows(channel).ask(clients, timedelta(seconds=ALIVE_SECONDS))
+
+
 def _exchange(
     due: Collection[ClientRow], unknown: Collection[str], channel: Channel, *, prunes: bool
-) -> list[ClientRow]:
+) -> tuple[list[ClientRow], list[str]]:
     rows = ClientRows(channel)
     if due:
         rows.seen(due)
     if prunes:
         rows.prune()
-    return rows.find(unknown) if unknown else []
+    return rows.find(unknown) if unknown else [], rows.asked()

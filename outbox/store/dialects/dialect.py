@@ -127,7 +127,7 @@ class Clock:
 class Values:
     """Types, lists and other values in SQL, and as parameters."""
 
-    #: The names of types in CAST: `text`, `bigint`, `smallint`, `float`.
+    #: The names of types in CAST: `text`, `bigint`, `smallint`, `float`, `uuid`, `moment`.
     types: Mapping[str, str]
     #: Conditions: `{value}` is in the list of whole numbers, or of texts, that is bound as `{list}`.
     among_numbers: str

@@ -11,6 +11,8 @@ from outbox.store.database import Channel
 
 #: A row is kept for so long after the client was seen last. While the client is there, the row is written so often.
 KEPT, AGAIN = timedelta(hours=1), timedelta(minutes=30)
+#: A question about a client makes the row so much older than one that is due, and stays for so long.
+_OLDER, _OPEN = timedelta(seconds=1), timedelta(minutes=1)
 
 _COLUMNS = {"its_id": "text", "its_kind": "text", "its_topics": "text"}
 _NEW = """
@@ -19,6 +21,10 @@ _NEW = """
 """
 _CHANGES = "kind = r.its_kind, topics = r.its_topics, seen_at = {now}"
 _JOINED = "id = r.its_id AND (kind <> r.its_kind OR topics <> r.its_topics OR seen_at < {earlier})"
+_ALIVE = "SELECT id FROM {client} WHERE {chosen} AND seen_at > {earlier}"
+#: The row of a client that another front asks about is older than one that is due.
+_ASK = "UPDATE {client} SET seen_at = {earlier} WHERE {chosen} AND seen_at > {earlier}"
+_ASKED = "SELECT id FROM {client} WHERE seen_at <= {earlier} AND seen_at > {before}"
 _FIND = "SELECT id, kind, topics FROM {client} WHERE {chosen}"
 _PRUNE = "DELETE FROM {client} WHERE seen_at < {earlier}"
 
@@ -50,7 +56,7 @@ class ClientRows:
             "table": database.names["client"],
             "changes": _CHANGES.format(**database.names),
             "source": f"{source} AS r",
-            "joined": _JOINED.format(earlier=database.later(f"-{AGAIN.total_seconds()}")),
+            "joined": _JOINED.format(earlier=self._ago(AGAIN)),
         }
         self._channel.run(database.sql(database.dialect.writes.update_from, **parts), **bound)
 
@@ -63,5 +69,20 @@ class ClientRows:
 
     def prune(self) -> int:
         """Delete the clients that were not seen for long; return how many."""
-        database = self._channel.database
-        return self._channel.run(database.sql(_PRUNE, earlier=database.later(f"-{KEPT.total_seconds()}")))
+        return self._channel.run(self._channel.database.sql(_PRUNE, earlier=self._ago(KEPT)))
+
+    def ask(self, ids: Collection[str], lately: timedelta) -> set[str]:
+        """Return which clients were seen lately by a front, and let all fronts note anew those that are there."""
+        database, chosen = self._channel.database, self._channel.database.among("id", texts="ids")
+        bound = database.bind(sorted(ids))
+        alive = self._channel.rows(database.sql(_ALIVE, chosen=chosen, earlier=self._ago(lately)), ids=bound)
+        self._channel.run(database.sql(_ASK, chosen=chosen, earlier=self._ago(AGAIN + _OLDER)), ids=bound)
+        return {id for (id,) in alive}
+
+    def asked(self) -> list[str]:
+        """Return the clients that a front asks about."""
+        statement = self._channel.database.sql(_ASKED, earlier=self._ago(AGAIN), before=self._ago(AGAIN + _OPEN))
+        return [id for (id,) in self._channel.rows(statement)]
+
+    def _ago(self, time: timedelta) -> str:
+        return self._channel.database.later(f"-{time.total_seconds()}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from datetime import timedelta
-from typing import NamedTuple
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from outbox.store.database import Channel
 from outbox.store.subscriptions.parked import Parked
@@ -24,6 +24,15 @@ _OUT = """
 _FIND = f"SELECT id, key FROM {{parked}} WHERE {_VALID}"
 _ACK = f"DELETE FROM {{parked}} WHERE {_VALID}"
 _POSTPONE = f"UPDATE {{parked}} SET due_at = {{later}} WHERE {_VALID}"
+_TIMES = f"SELECT id, due_at FROM {{parked}} WHERE {_VALID}"
+#: By primary key. Whoever has given a message another time decides on it from then on. A second call of the same finds
+#: its own times.
+_RENEW = {
+    "changes": "due_at = r.its_next",
+    "joined": "subscription = :subscription AND {id_in_ids} AND id = r.its_id AND error = r.its_error"
+    " AND coalesce(state, 'retry') = 'retry' AND due_at > {now} AND due_at IN (r.its_due, r.its_next)",
+}
+_RENEWS = {**_ROWS, "its_due": "moment", "its_next": "moment"}
 #: Nobody got it, so the delivery does not count.
 _GIVE_BACK = f"UPDATE {{parked}} SET due_at = {{now}}, attempts = attempts - 1 WHERE {_VALID}"
 #: It stands for itself, and holds nothing back.
@@ -59,6 +68,25 @@ class Receipts:
         """Let messages be due after `wait` from now; the receipts stay valid until then."""
         return self._use(_POSTPONE, receipts, seconds=wait.total_seconds())
 
+    def times(self, receipts: Collection[Receipt]) -> dict[int, datetime]:
+        """Return until when messages are in hands, by log id; only of receipts that are valid."""
+        database = self._channel.database
+        statement = database.sql(_TIMES, rows=database.records("rows", **_ROWS))
+        return {id: database.moment(due) for id, due in self._channel.rows(statement, **self._bound(receipts))}
+
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]]) -> set[int]:
+        """Move the time of messages from one moment to another, but not if the time is a third one by now."""
+        database, bind = self._channel.database, self._channel.database.dialect.clock.bind
+        rows = [(each.id, each.error or "", bind(due), bind(then)) for each, (due, then) in times.items()]
+        parts = {"table": database.names["parked"], "source": f"{database.records('rows', **_RENEWS)} AS r"}
+        joined = _RENEW["joined"].format(**database.names)
+        update = database.sql(database.dialect.writes.update_from, **parts, changes=_RENEW["changes"], joined=joined)
+        bound = {**self._bound(times), **database.bind_records("rows", rows, **_RENEWS)}
+        if self._channel.run(update, **bound) == len(rows):
+            return {each.id for each in times}
+        found, then = self.times(times), {each.id: then for each, (_, then) in times.items()}
+        return {id for id, due in found.items() if due == then[id]}
+
     def give_back(self, receipts: Collection[Receipt]) -> set[int]:
         """Hand messages out again at once, as if they had not been: nobody got them."""
         return self._use(_GIVE_BACK, receipts)
@@ -87,13 +115,7 @@ class Receipts:
         self, write: str, returning: str | None, receipts: Collection[Receipt], **more: object
     ) -> dict[int, str | None]:
         database = self._channel.database
-        rows = [(each.id, each.error or "") for each in receipts]
-        bound = {
-            "subscription": self._subscription,
-            "ids": database.bind(id for id, _ in rows),
-            **database.bind_records("rows", rows, **_ROWS),
-            **more,
-        }
+        bound = self._bound(receipts) | more
         source = database.records("rows", **_ROWS)
         if returning is not None:
             statement = database.sql(f"{write} {returning}", rows=source, columns="id, key")
@@ -101,3 +123,9 @@ class Receipts:
         valid: dict[int, str | None] = dict(self._channel.rows(database.sql(_FIND, rows=source), **bound))
         self._channel.run(database.sql(write, rows=source), **bound)
         return valid
+
+    def _bound(self, receipts: Collection[Receipt]) -> dict[str, Any]:
+        database = self._channel.database
+        rows = [(each.id, each.error or "") for each in receipts]
+        ids = database.bind(id for id, _ in rows)
+        return {"subscription": self._subscription, "ids": ids, **database.bind_records("rows", rows, **_ROWS)}

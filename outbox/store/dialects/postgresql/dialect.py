@@ -209,7 +209,14 @@ DIALECT = Dialect(
         read=_moment,
     ),
     values=Values(
-        types={"text": "text", "bigint": "bigint", "smallint": "smallint", "float": "double precision", "uuid": "uuid"},
+        types={
+            "text": "text",
+            "bigint": "bigint",
+            "smallint": "smallint",
+            "float": "double precision",
+            "uuid": "uuid",
+            "moment": "timestamptz",
+        },
         among_numbers="{value} = ANY(CAST({list} AS bigint[]))",
         among_texts="{value} = ANY(CAST({list} AS text[]))",
         among_many="{value} IN (SELECT unnest(CAST({list} AS text[])))",

@@ -172,7 +172,14 @@ DIALECT = Dialect(
         read=_moment,
     ),
     values=Values(
-        types={"text": "text", "bigint": "bigint", "smallint": "smallint", "float": "real", "uuid": "text"},
+        types={
+            "text": "text",
+            "bigint": "bigint",
+            "smallint": "smallint",
+            "float": "real",
+            "uuid": "text",
+            "moment": "text",
+        },
         among_numbers="{value} IN (SELECT value FROM json_each({list}))",
         among_texts="{value} IN (SELECT value FROM json_each({list}))",
         among_many="{value} IN (SELECT value FROM json_each({list}))",
