@@ -12,20 +12,18 @@ from outbox.worker.blame import Blame
 PATIENCE_SECONDS = 1.0
 #: So many different messages show that the topic is silent, and not a message.
 _MESSAGES = 2
-#: So many calls show the same while nothing is accepted: one alone may have had too many messages.
-_CALLS = 2
 
 
 @dataclass(slots=True)
 class _Silence:
-    """The messages without an answer, as far as a call had no other topic, and the number of such calls.
+    """The messages without an answer, as far as a call had no other topic. `accepted`: by the destination before.
 
-    `accepted`: by the destination before.
+    `singly`: a call with one message had no answer. Calls with many may have had too many.
     """
 
     accepted: int
     ids: set[int | None] = field(default_factory=set)
-    calls: int = 0
+    singly: bool = False
 
 
 class Silences:
@@ -46,24 +44,23 @@ class Silences:
         return self._suspected.keys()
 
     def is_silent(self, topic: str) -> bool:
-        """Return whether no answer came for several messages of a topic."""
+        """Return whether several messages of a topic had no answer: one alone in a call, or while others had."""
         silence = self._suspected.get(topic)
-        several = silence is not None and len(silence.ids) >= _MESSAGES and silence.calls >= _CALLS
-        return several or self.is_silent_alone(topic)
+        if silence is None or len(silence.ids) < _MESSAGES:
+            return False
+        return silence.singly or self._blame.count > silence.accepted
 
     def is_silent_alone(self, topic: str) -> bool:
-        """Return whether no answer came for several messages of a topic, while others were accepted."""
-        silence = self._suspected.get(topic)
-        return silence is not None and len(silence.ids) >= _MESSAGES and self._blame.count > silence.accepted
+        """Return whether a topic is silent, while others were accepted."""
+        return self.is_silent(topic) and self._blame.count > self._suspected[topic].accepted
 
     def unanswered(self, messages: Sequence[Message], *, alone: bool) -> None:
         """Note that no answer came in time. `alone`: the call had no message of another topic."""
         for message in messages:
             silence = self._suspected.pop(message.topic, None) or _Silence(self._blame.count)
             silence.ids.update((message.id,) if alone else ())
+            silence.singly |= len(messages) == 1
             self._suspected[message.topic] = silence
-        for topic in {message.topic for message in messages} if alone else ():
-            self._suspected[topic].calls += 1
 
     def answered(self, messages: Sequence[Message]) -> None:
         """Note that an answer came."""
