@@ -1,6 +1,8 @@
 """What becomes of messages that a front has handed out: calls that end, repeat, acknowledge, or meet a stop."""
 
 import asyncio
+import base64
+import json
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import closing, nullcontext
@@ -253,10 +255,46 @@ def test_calls_about_strange_messages_are_answered_as_by_rocketmq_and_create_not
             50001,
             f"forwardMessageToDeadLetterQueue {abnormal}",
         ),
-        "ForwardMessageToDeadLetterQueue {'group': 'strangers'}": (20000, "OK"),
+        "ForwardMessageToDeadLetterQueue {'group': 'strangers'}": (
+            40013,
+            "org.apache.rocketmq.proxy.common.ProxyException: receipt handle is expired",
+        ),
     }
     groups = [each.name for each in outbox.admin.subscriptions() if "|" in each.name]
     assert (states(engine), groups) == ({"retry": 1}, ["billing|orders"])
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
+def test_a_message_is_neither_done_nor_given_back_in_the_name_of_another_group_or_topic(engine, outbox):
+    send(outbox, b"0")
+    expired = "org.apache.rocketmq.proxy.common.ProxyException: receipt handle is expired"
+    with listening(outbox) as front:
+        (handle,) = handles(receive(front))
+        acked(front, *handles(receive(front, group="others")), group="others")
+        receive(front, topic="steps")
+        answers = list[Any]()
+        for fields in ({"group": "others"}, {"topic": "steps"}):
+            answers.append(acked(front, handle, **fields))
+            for name in ("ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue"):
+                answer = called(front, name, request(name, receipt_handle=handle, **fields))
+                answers.append((answer.status.code, answer.status.message))
+        done = acked(front, handle)
+
+    refused = ((40013, "INVALID_RECEIPT_HANDLE"), [(40013, expired)])
+    assert answers == [refused, (40013, expired), (40013, expired)] * 2
+    assert (done, states(engine)) == (((20000, "OK"), [(20000, "OK")]), {})
+
+
+def test_a_handle_of_a_former_front_is_good_and_one_of_a_later_front_too(engine, outbox):
+    """A former one named no group, and a later one may have more fields."""
+    send(outbox, b"0", b"1", b"2")
+    with listening(outbox) as front:
+        fields = [json.loads(base64.urlsafe_b64decode(each)) for each in handles(receive(front))]
+        changed = [fields[0][:4], [*fields[1], "more"]]
+        made = [base64.urlsafe_b64encode(json.dumps(each).encode()).decode() for each in changed]
+        answer = acked(front, *made)
+
+    assert (answer, states(engine)) == (((20000, "OK"), [(20000, "OK")] * 2), {"retry": 1})
 
 
 def test_of_many_groups_those_are_forgotten_that_nobody_asked_for_longest(monkeypatch):

@@ -14,7 +14,7 @@ from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.expressions import MessageSelector
 from outbox.rocketmq.front.calls import Call, Send, Threads, Unary
 from outbox.rocketmq.front.conversion import wire_of
-from outbox.rocketmq.front.desk import Desk
+from outbox.rocketmq.front.desk import Desk, subscription_of
 from outbox.rocketmq.front.handles import Handle
 from outbox.rocketmq.front.hands import LONGEST, RENEWED, Batch, Hands, Key
 from outbox.rocketmq.front.joining import Joining
@@ -112,7 +112,7 @@ class Receiving:
             lasts = LONGEST if request.auto_renew else duration
             await send(_Received(status=status()))
             for each in batch.messages:
-                handle = Handle.of(each, batch.receipt, lasts)
+                handle = Handle.of(each, batch.receipt, lasts, group.name)
                 delivered = self._delivered(group, batch, each, handle, request.message_queue.topic)
                 if delivered is not None:
                     await send(_Received(message=delivered))
@@ -201,14 +201,19 @@ class Receiving:
         if not self._routes.has(topic):
             return dict.fromkeys(receipts, _abnormal("ack", topic))
         group = self._group(name, topic)
-        good = await group.acks.call(receipts)
-        return await self._not_done(group, [each for each, is_good in zip(handles, good, strict=True) if not is_good])
+        own = [each for each in handles if each.is_of(group.name)]
+        good = await group.acks.call([each.receipt for each in own])
+        refused = await self._not_done(group, [each for each, is_good in zip(own, good, strict=True) if not is_good])
+        others = [each for each in handles if not each.is_of(group.name)]
+        # RocketMQ does nothing either for a group that has received nothing, and says OK.
+        known = bool(others) and await self._threads.run(group.desk.is_known)
+        return refused | {each.receipt: _expired() for each in others if known}
 
     async def change(self, _call: Call, request: Wire) -> Wire:
         """Let a message be nobody else's for another time from now on; its handle stays."""
         group = self._group_of(request, "changeInvisibleDuration")
         duration = checked_invisible(_duration(request.invisible_duration), least=timedelta(0))
-        handle = Handle.read(request.receipt_handle)
+        handle = group.handle(request.receipt_handle)
         (good,) = await self._threads.run(partial(group.desk.postpone, [handle.receipt], duration))
         if not good:
             raise _expired()
@@ -217,7 +222,7 @@ class Receiving:
     async def forward(self, _call: Call, request: Wire) -> Wire:
         """Make a message a dead letter."""
         group = self._group_of(request, "forwardMessageToDeadLetterQueue")
-        handle = Handle.read(request.receipt_handle)
+        handle = group.handle(request.receipt_handle)
         error = f"given up by its consumer after {max(1, request.delivery_attempt)} deliveries"
         (good,) = await self._threads.run(partial(group.desk.dead_letter, [handle.receipt], error))
         if not good:
@@ -225,7 +230,7 @@ class Receiving:
                 raise refused
         return _Forwarded(status=status())
 
-    async def _not_done(self, group: _Group, handles: Sequence[Handle]) -> Mapping[Receipt, RefusedError]:
+    async def _not_done(self, group: _Group, handles: Sequence[Handle]) -> dict[Receipt, RefusedError]:
         """Return the errors of receipts that are worth nothing.
 
         No error is for a receipt that a call before has used: the answer to that call may be lost.
@@ -243,7 +248,9 @@ class Receiving:
 
     def _group(self, name: str, topic: str) -> _Group:
         key = (checked_group(name), topic)
-        found = self._groups.pop(key, None) or _Group(self._desk_of(*key), self._threads, self._hints)
+        found = self._groups.pop(key, None) or _Group(
+            subscription_of(*key), self._desk_of(*key), self._threads, self._hints
+        )
         self._groups[key] = found
         if len(self._groups) > _MOST_GROUPS:
             idle = next((each for each, group in self._groups.items() if not group.busy and group is not found), None)
@@ -255,8 +262,9 @@ class Receiving:
 class _Group:
     """The calls of one group and topic."""
 
-    def __init__(self, desk: Desk, threads: Threads, hints: Hints) -> None:
-        self.desk = desk
+    def __init__(self, name: str, desk: Desk, threads: Threads, hints: Hints) -> None:
+        """`name`: of the subscription."""
+        self.name, self.desk = name, desk
         self.acks: Joining[Receipt, bool] = Joining(threads, desk.ack)
         self._threads, self._hints = threads, hints
         self._polls: dict[MessageSelector, Polls] = {}
@@ -265,6 +273,17 @@ class _Group:
     def busy(self) -> bool:
         """True while a call waits for messages, or for what becomes of its acknowledgements."""
         return self.acks.busy or any(each.waits for each in self._polls.values())
+
+    def handle(self, text: str) -> Handle:
+        """Return the handle in a text.
+
+        Raises:
+            RefusedError: the text is no handle, or one of another group or topic.
+        """
+        handle = Handle.read(text)
+        if not handle.is_of(self.name):
+            raise _expired()
+        return handle
 
     def polls(self, choice: MessageSelector) -> Polls:
         """Return the calls that wait for what a choice selects."""
