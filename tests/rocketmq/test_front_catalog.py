@@ -92,6 +92,19 @@ def test_a_group_has_the_order_and_the_retries_with_which_it_was_added_before_it
     assert {each.name: each.ordered for each in outbox.admin.subscriptions()}["billing|steps"] is True
 
 
+def test_a_group_whose_positions_are_dropped_begins_anew_at_a_front_that_has_received_for_it(outbox):
+    """As at any other front, which has not."""
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b"1")
+    with listening(outbox) as front:
+        bodies = [each.message.body for each in received(front, "orders") if each.HasField("message")]
+        typed(outbox.engine, "subscriptions", "drop", "billing|orders", "--yes")
+        refused = received(front, "orders")[0].status.message
+        bodies += [each.message.body for each in received(front, "orders") if each.HasField("message")]
+
+    assert (bodies, "'billing|orders' was dropped" in refused) == ([b"1", b"1"], True)
+
+
 def test_the_settings_of_a_consumer_are_those_of_its_group():
     asked = RPCS["Telemetry"].request().settings
     asked.client_type = PUSH

@@ -74,6 +74,8 @@ class _GroupDesk:
                     return Popped(receipt, popping.pop(channel, receipt, asked))
             except Exception as error:
                 if not passes(database, error, known=popping is not None and popping.known):
+                    # The subscription was dropped or altered, perhaps: the next pop declares it anew.
+                    popping = None
                     raise
                 log_away(self._log, in_one_line(error, database.commands)[0])
                 return Popped(receipt, [[] for _ in asked])
