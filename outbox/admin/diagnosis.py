@@ -12,7 +12,7 @@ from outbox.model.filter.tags import tag_expression
 from outbox.model.parking import State, States
 from outbox.model.status import Count, LogStatus, Status, TroubleStatus
 from outbox.model.subscription import base_of, check_of, place_of
-from outbox.runtime.text import age, counted, without_server
+from outbox.runtime.text import age, counted, in_utc, without_server
 from outbox.store.subscriptions.decisions import Stalled
 from outbox.store.subscriptions.notices import Refused
 
@@ -343,11 +343,10 @@ class Diagnosis:
         )
 
     def _of_extract(self, status: Status, since: datetime, until: datetime) -> Iterator[Finding]:
-        end = f"{until:%Y-%m-%d %H:%M:%S} UTC"
         if status.released:
-            evidence = f"the hold ended at {end}, and later messages may be purged"
+            evidence = f"the hold ended at {in_utc(until)}, and later messages may be purged"
         elif (status.idle_seconds or 0.0) >= (until - since).total_seconds() / 2:
-            evidence = f"after {end} purge no longer waits"
+            evidence = f"after {in_utc(until)} purge no longer waits"
         else:
             return
         yield self._finding(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 
 from outbox.admin.commands import carry_out_without_worker
@@ -14,6 +14,7 @@ from outbox.model.message import Message
 from outbox.model.parking import States
 from outbox.model.subscription import check_of
 from outbox.runtime.process import user_and_host
+from outbox.runtime.text import in_utc
 from outbox.store.database import Channel, on_channel
 from outbox.store.dialects.statements import run
 from outbox.store.half_messages.half import is_readable, real_message
@@ -163,7 +164,7 @@ class HalfMessages(Face):
                 raise OutboxError(f"transaction {id} {was(decided)}; nobody has to be asked")
             if not transaction.given_up:
                 due = transaction.next_check_at
-                when = "" if due is None else f", the next one at {_moment(due)}"
+                when = "" if due is None else f", the next one at {in_utc(due)}"
                 raise OutboxError(f"transaction {id} was not given up; its checks go on{when}")
             name = check_of(transaction.group)
             chosen = ParkedFilter(ids=transaction.given_up_ids, states=(States.DEAD,))
@@ -255,8 +256,4 @@ def was(decided: Decided | None) -> str:
     if decided is None:
         return "has no messages any more"
     done = {"commit": "was committed", "rollback": "was rolled back"}[decided.op]
-    return f"{done} by {decided.decided_by} at {_moment(decided.decided_at)}"
-
-
-def _moment(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{done} by {decided.decided_by} at {in_utc(decided.decided_at)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from outbox.model.message import Message
 from outbox.model.parking import HANDED_OUT, States
 from outbox.model.subscription import Subscription
 from outbox.model.topics import Topics
-from outbox.runtime.text import counted
+from outbox.runtime.text import counted, in_utc
 from outbox.store.database import Channel
 from outbox.store.idempotency.withdrawals import withdrawn_at
 from outbox.store.operations import tail
@@ -123,7 +123,7 @@ def trace(channel: Channel, id: int) -> Trace | None:
 
 def _of_withdrawn(subscription: Subscription, at: datetime, copy: ParkedMessage | None) -> Passage:
     """Return that the writer has taken a message back, whether or not a copy still waits until it is due."""
-    what = f"taken back by its writer {_moment(at)}"
+    what = f"taken back by its writer {in_utc(at)}"
     return Passage(subscription=subscription.name, kind=subscription.kind, state="withdrawn", what=what, copy=copy)
 
 
@@ -208,14 +208,14 @@ def _discards(decisions: tuple[Decision, ...]) -> bool:
 
 def _of_decision(decision: Decision) -> str:
     reason = "" if decision.reason is None else f" ({decision.reason})"
-    return f"{decision.verb.replace('_', ' ')} by {decision.by} {_moment(decision.at)}{reason}"
+    return f"{decision.verb.replace('_', ' ')} by {decision.by} {in_utc(decision.at)}{reason}"
 
 
 def in_words(copy: ParkedMessage) -> str:
     """Return the state of a parked message in words."""
     failed = f", attempt {copy.tries} failed" if copy.attempts else ""
     after = f" after {counted(copy.attempts, 'failed attempt')}" if copy.attempts else ""
-    due = "" if copy.due_at is None else f", due {_moment(copy.due_at)}"
+    due = "" if copy.due_at is None else f", due {in_utc(copy.due_at)}"
     out = _handed_out(copy)
     said = {
         States.DELAYED: f"delayed{due}",
@@ -224,10 +224,10 @@ def in_words(copy: ParkedMessage) -> str:
         States.DEAD: f"dead letter{after}",
         States.BEHIND: f"behind message {copy.head} of its key",
     }[copy.state]
-    said += "" if copy.parked_at is None else f", set aside {_moment(copy.parked_at)}"
+    said += "" if copy.parked_at is None else f", set aside {in_utc(copy.parked_at)}"
     said += "" if copy.error is None else f": {copy.error}"
     if copy.decision is not None and copy.decided_at is not None:
-        said += f"; {copy.decision} by {copy.decided_by} {_moment(copy.decided_at)}, not carried out yet"
+        said += f"; {copy.decision} by {copy.decided_by} {in_utc(copy.decided_at)}, not carried out yet"
     return said
 
 
@@ -235,7 +235,7 @@ def _handed_out(copy: ParkedMessage) -> str | None:
     if copy.due_at is None or not (copy.error or "").startswith(HANDED_OUT):
         return None
     often = "once" if copy.attempts == 1 else f"{copy.attempts} times"
-    return f"handed out {often}, the last time until {_moment(copy.due_at)}"
+    return f"handed out {often}, the last time until {in_utc(copy.due_at)}"
 
 
 def _of_unread(subscription: Subscription, message: Message, passing: Passing) -> tuple[PassageState, str]:
@@ -254,10 +254,10 @@ def _of_passed(
     if passing.at is None:
         return "passed", "passed"
     if not passing.at_is_latest:
-        return "passed", f"passed {_moment(passing.at)}"
+        return "passed", f"passed {in_utc(passing.at)}"
     if _is_younger(subscription, message):
         return "unknown", "unknown: the message is older than the subscription, which may have begun behind it"
-    return "passed", f"passed{skipped} before {_moment(passing.at)}"
+    return "passed", f"passed{skipped} before {in_utc(passing.at)}"
 
 
 def _of_purged(subscription: Subscription, message: Message) -> tuple[PassageState, str]:
@@ -286,7 +286,3 @@ def _held_back(subscription: Subscription, message: Message) -> str:
     """Return by whom and why a message is held back, if a person holds it back."""
     pauses = (each for each in subscription.pauses if each.rate is None and each.key in (None, message.key))
     return "".join(f"; {each.in_words()}" for each in pauses)
-
-
-def _moment(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

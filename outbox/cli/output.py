@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 import click
 
@@ -101,7 +101,7 @@ def show_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, numb
 
 def moment(value: datetime, *, zone: bool = True) -> str:
     """Return a moment in UTC, for people: a server has another zone. `zone`: append the zone, if no header has it."""
-    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}{' UTC' if zone else ''}"
+    return text.in_utc(value) if zone else text.in_utc(value).removesuffix(" UTC")
 
 
 def terminal_width() -> int | None:

@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from outbox.dashboard.values import in_utc
 from outbox.runtime.clock import clock
+from outbox.runtime.text import in_utc
 
 logger = logging.getLogger("outbox")
 

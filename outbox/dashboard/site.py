@@ -193,7 +193,7 @@ class Site:
         ways = [way for way in WAYS if not (way.decides and self._read_only)]
         found = [Route(place + way.path, self._endpoint(way), methods=[way.method]) for way in ways]
         if several:
-            found.append(Route("/", self._databases))
+            found.append(Route("/", self._endpoint(Way("", "see", lambda _visit: Page("databases.html")))))
         return [
             Route("/static/{name}", self._file),
             Route("/healthz", self._health),
@@ -302,16 +302,15 @@ class Site:
             return RedirectResponse(f"{request.scope['path'].rpartition('/')[2]}/", 307)
         return await self._answer(request, None, failed(getattr(error, "status_code", 404), f"no page {path}"))
 
-    async def _databases(self, request: Request) -> Response:
-        """List the databases, for visitors with access."""
-        visit = await self._seeing(request)
-        return visit if isinstance(visit, Response) else await self._answer(request, visit, Page("databases.html"))
-
     async def _events(self, request: Request) -> Response:
         """Answer with the numbers of the overview whenever new numbers come."""
-        visit = await self._seeing(request)
-        if isinstance(visit, Response):
-            return visit
+        try:
+            visit = await self._visit(request)
+            _require(visit, "see")
+        except HTTPException:
+            raise
+        except Exception as error:
+            return await self._answer(request, None, self._failed(request, error))
         if self._live[visit.database].viewers >= _MOST_VIEWERS:
             return PlainTextResponse("too many viewers\n", 503, {"retry-after": "60"})
         overview = path_of(request).removesuffix("live")
@@ -326,17 +325,6 @@ class Site:
             media_type="text/event-stream",
             headers={"x-accel-buffering": "no"},
         )
-
-    async def _seeing(self, request: Request) -> Visit | Response:
-        """Return the visit of somebody who may see, or the page that tells why not."""
-        try:
-            visit = await self._visit(request)
-            _require(visit, "see")
-            return visit
-        except HTTPException:
-            raise
-        except Exception as error:
-            return await self._answer(request, None, self._failed(request, error))
 
     async def _file(self, request: Request) -> Response:
         """Answer with a file of the library; the file holds no data."""

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
+from outbox.runtime.text import in_utc
+
 #: Characters that may be unseen, such as NUL and changes of direction; `isprintable` decides.
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
@@ -43,11 +45,6 @@ def in_words(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(in_words, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def in_utc(at: datetime) -> str:
-    """Return a moment for people, such as `2026-03-01 12:30:00 UTC`."""
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def moment(at: datetime | None) -> Markup:

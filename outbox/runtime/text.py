@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 _MOST_TEXT = 500
 _NUMBER = re.compile(r"\d+")
@@ -27,6 +28,11 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{_short(seconds / size)} {unit}"
     return f"{_short(seconds)} s"
+
+
+def in_utc(moment: datetime) -> str:
+    """Return a moment for people to read, such as "2026-01-31 12:00:07 UTC"."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def counted(number: object, noun: str, verbs: tuple[str, str] | None = None) -> str:

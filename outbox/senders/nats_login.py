@@ -12,6 +12,7 @@ from typing import Any
 import nkeys
 from nats.aio.client import RawCredentials
 
+from outbox.runtime.text import in_utc
 from outbox.senders.address import Address
 from outbox.senders.tls import contents
 
@@ -65,7 +66,7 @@ def _expiry_of(jwt: bytes) -> str:
         claims = json.loads(base64.urlsafe_b64decode(part + b"=" * (-len(part) % 4)))
         expiry = datetime.fromtimestamp(claims["exp"], UTC)
         if expiry <= datetime.now(UTC):
-            return f"the JWT of creds expired at {expiry:%Y-%m-%d %H:%M:%S} UTC"
+            return f"the JWT of creds expired at {in_utc(expiry)}"
     return ""
 
 
