@@ -172,7 +172,7 @@ class AtOnce(Generations):
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 def test_a_change_without_a_meeting_point_is_found_out(load, monkeypatch):
     monkeypatch.setattr("outbox.store.subscriptions.subscriptions.Generations", AtOnce)
-    load.seconds = 10
+    load.least, load.seconds = 200, 10
 
     written, found, _ = load.perform(relays=2, pause=None)
 

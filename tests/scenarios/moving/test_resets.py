@@ -98,7 +98,7 @@ def test_a_reset_beside_a_worker_at_work_is_found_out(load, monkeypatch):
     """The worker settles what it had in its hands over the new position."""
     monkeypatch.setattr("outbox.store.subscriptions.subscriptions.Generations", InPlace)
     monkeypatch.setattr("outbox.admin.commands.changing", beside_workers)
-    load.seconds = 10
+    load.least, load.seconds = 200, 10
 
     written, found, _ = load.perform(relays=2, pause=None)
 
