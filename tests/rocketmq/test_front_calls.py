@@ -17,10 +17,10 @@ from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.front.calls import Threads
 from outbox.rocketmq.front.catalog import Catalog
 from outbox.rocketmq.front.clients import ClientPolicy, Clients
-from outbox.rocketmq.front.desks import Desks
+from outbox.rocketmq.front.group_subscriptions import GroupSubscriptions
 from outbox.rocketmq.front.joining import Joining
 from outbox.rocketmq.front.polls import Polls, Popped
-from outbox.rocketmq.front.roster import Roster
+from outbox.rocketmq.front.registry import Registry
 from outbox.rocketmq.front.statuses import RefusedError, line_of
 from outbox.store.subscriptions.receipts import Receipts
 
@@ -200,22 +200,22 @@ def failing(*_: object) -> Any:
 
 def test_what_a_front_logs_of_an_error_of_the_database_is_one_line_without_the_message(outbox, monkeypatch, caplog):
     monkeypatch.setattr("outbox.rocketmq.front.catalog._READ_SECONDS", 0)
-    monkeypatch.setattr("outbox.rocketmq.front.roster._EVERY_SECONDS", 0)
-    threads, desks = Threads(1), Desks(outbox)
+    monkeypatch.setattr("outbox.rocketmq.front.registry._EVERY_SECONDS", 0)
+    threads, subscriptions = Threads(1), GroupSubscriptions(outbox)
     monkeypatch.setattr(Receipts, "give_back", failing)
 
     rows: Any = type("Failing", (), {"call": failing})()
 
     async def story() -> None:
-        for each in (Catalog(rows, threads, ClientPolicy()), Roster(Clients(), {}, rows, threads)):
+        for each in (Catalog(rows, threads, ClientPolicy()), Registry(Clients(), {}, rows, threads)):
             before, running = len(caplog.messages), asyncio.create_task(each.run())
             while len(caplog.messages) == before:
                 await asyncio.sleep(0)
             running.cancel()
 
     asyncio.run(story())
-    desks.of("billing", "orders").give_back(Popped("r", [[Message("orders", "1")]]))
-    desks.close(0)
+    subscriptions.of("billing", "orders").give_back(Popped("r", [[Message("orders", "1")]]))
+    subscriptions.close(0)
     threads.close()
 
     assert caplog.messages == [f"front: {what}: IntegrityError: no more room" for what in (

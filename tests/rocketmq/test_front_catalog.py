@@ -19,7 +19,7 @@ from outbox.rocketmq.front.clients import Clients
 from outbox.rocketmq.front.declaring import Declarations
 from outbox.rocketmq.front.protocol import RPCS, numbers
 from outbox.rocketmq.front.questions import Questions
-from outbox.rocketmq.front.roster import Roster
+from outbox.rocketmq.front.registry import Registry
 from outbox.rocketmq.front.settings import PRODUCER, answered
 from outbox.store.fronts.groups import ConsumerGroup
 from outbox.store.fronts.topics import TopicRows
@@ -199,9 +199,9 @@ def test_a_front_knows_a_client_that_has_sent_its_settings_to_another_front(outb
 
     async def exchange() -> None:
         for clients in (first, second):
-            roster = Roster(clients, topics, connections, threads, clock=lambda: now[0])
+            registry = Registry(clients, topics, connections, threads, clock=lambda: now[0])
             for _ in range(2):
-                await roster.exchange()
+                await registry.exchange()
 
     known = [Questions(second).ask("paid", None, turn=0), second.beat("consumer")]
     now[0] = 2.0

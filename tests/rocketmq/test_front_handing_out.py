@@ -301,7 +301,7 @@ def test_of_many_groups_those_are_forgotten_that_nobody_asked_for_longest(monkey
     monkeypatch.setattr("outbox.rocketmq.front.receiving._MOST_GROUPS", 2)
     made, threads = list[str](), Threads(1)
 
-    def desk_of(group: str, _topic: str) -> Any:
+    def subscription_of(group: str, _topic: str) -> Any:
         made.append(group)
         return SimpleNamespace(ack=lambda _receipts: [])
 
@@ -311,7 +311,7 @@ def test_of_many_groups_those_are_forgotten_that_nobody_asked_for_longest(monkey
     async def nobody(_clients: Collection[str]) -> Collection[str]:
         return ()
 
-    receiving = Receiving(desk_of, hints, routes, threads, nobody, ())
+    receiving = Receiving(subscription_of, hints, routes, threads, nobody, ())
 
     async def story() -> None:
         for group in "abacab":

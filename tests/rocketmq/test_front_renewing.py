@@ -13,11 +13,11 @@ from sqlalchemy import Engine, text
 from outbox import Message, Outbox
 from outbox.rocketmq.front.calls import Call, Threads
 from outbox.rocketmq.front.clients import Clients
-from outbox.rocketmq.front.desks import Desks
+from outbox.rocketmq.front.group_subscriptions import GroupSubscriptions
 from outbox.rocketmq.front.hands import Batch, Hands, Key
 from outbox.rocketmq.front.protocol import RPCS, numbers
 from outbox.rocketmq.front.receiving import Receiving
-from outbox.rocketmq.front.roster import Roster
+from outbox.rocketmq.front.registry import Registry
 from outbox.rocketmq.front.routing import Place, Routes
 from outbox.store.subscriptions.receipts import Receipt
 from tests.rocketmq.fronts import TOPICS
@@ -61,11 +61,16 @@ class Side:
     """A front without its server, which knows clients of its own."""
 
     def __init__(self, outbox: Outbox, clock: Hand) -> None:
-        self.clients, self._threads, self._desks = Clients(clock=clock), Threads(2), Desks(outbox)
-        self.roster = Roster(self.clients, TOPICS, self._desks.connections, self._threads, clock=clock)
+        self.clients, self._threads, self._subscriptions = Clients(clock=clock), Threads(2), GroupSubscriptions(outbox)
+        self.registry = Registry(self.clients, TOPICS, self._subscriptions.connections, self._threads, clock=clock)
         routes = Routes(TOPICS, lambda _tls: Place("127.0.0.1", 1))
         self.receiving = Receiving(
-            self._desks.of, self._desks.hints, routes, self._threads, self.roster.alive, fifo_groups=()
+            self._subscriptions.of,
+            self._subscriptions.hints,
+            routes,
+            self._threads,
+            self.registry.alive,
+            fifo_groups=(),
         )
 
     async def receive(self, client: str = "push") -> str:
@@ -99,7 +104,7 @@ class Side:
     def close(self) -> None:
         """Close the connections."""
         self._threads.close()
-        self._desks.close(0)
+        self._subscriptions.close(0)
 
 
 @contextmanager
@@ -165,7 +170,7 @@ def test_a_message_is_renewed_while_another_front_has_a_stream_or_heartbeats_of_
         if sign == "stream":
             clients.opened("push", stream)
         clients.declared("push", PUSH, frozenset())
-        await others.roster.exchange()
+        await others.registry.exchange()
         step_clock(outbox.engine, timedelta(minutes=10), "outbox_client.seen_at")
         await mine.receive()
         for _ in numbers:
@@ -177,7 +182,7 @@ def test_a_message_is_renewed_while_another_front_has_a_stream_or_heartbeats_of_
                 clients.beat("push")
             found.append(await mine.renewed())
             for _ in range(2):  # one reads the question, the next one answers
-                await others.roster.exchange()
+                await others.registry.exchange()
         return found
 
     with two(outbox, clock) as sides:
@@ -187,19 +192,19 @@ def test_a_message_is_renewed_while_another_front_has_a_stream_or_heartbeats_of_
 # The batches of one front
 
 
-class Desk:
-    """A desk that notes what is renewed and by how much. A receipt that is in `gone` is worth nothing any more."""
+class Subscription:
+    """A subscription that notes what is renewed and by how much. A receipt in `gone` is worth nothing any more."""
 
     def __init__(self, *gone: int) -> None:
         self.gone, self.calls = {*gone}, list[dict[int, timedelta]]()
         self.fails = False
 
     def times(self, receipts: Sequence[Receipt]) -> dict[int, datetime]:
-        """Do as a desk."""
+        """Do as a subscription."""
         return {each.id: BEGIN for each in receipts}
 
     def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]]) -> list[bool]:
-        """Do as a desk."""
+        """Do as a subscription."""
         if self.fails:
             raise ConnectionError("away")
         self.calls.append({each.id: then - due for each, (due, then) in times.items()})
@@ -227,19 +232,19 @@ def told(story: Callable[[Hands, set[str]], Awaitable[object]]) -> Any:
         threads.close()
 
 
-async def received(hands: Hands, desk: Any, client: str, *ids: int) -> Batch:
+async def received(hands: Hands, subscription: Any, client: str, *ids: int) -> Batch:
     """Messages that are on their way to a client."""
-    batch = hands.begin(Key(client, "billing", "orders", ""), desk)
+    batch = hands.begin(Key(client, "billing", "orders", ""), subscription)
     hands.got(batch, "r", [message(id) for id in ids])
     await hands.learn(batch)
     return batch
 
 
 def test_messages_are_renewed_while_their_clients_live_and_half_an_hour_at_most(clock):
-    desk = Desk(3)
+    subscription = Subscription(3)
 
     async def story(hands: Hands, living: set[str]) -> None:
-        for batch in [await received(hands, desk, "a", 1, 2, 3), await received(hands, desk, "b", 4)]:
+        for batch in [await received(hands, subscription, "a", 1, 2, 3), await received(hands, subscription, "b", 4)]:
             hands.hold(batch)
         living.remove("b")
         for clock.now in (20.0, 45.5, 1799.0, 1800.0):
@@ -247,7 +252,7 @@ def test_messages_are_renewed_while_their_clients_live_and_half_an_hour_at_most(
 
     told(story)
 
-    assert desk.calls == [
+    assert subscription.calls == [
         dict.fromkeys([1, 2, 3, 4], timedelta(seconds=20)),
         dict.fromkeys([1, 2], timedelta(seconds=25.5)),
         dict.fromkeys([1, 2], timedelta(seconds=1753.5)),
@@ -255,19 +260,19 @@ def test_messages_are_renewed_while_their_clients_live_and_half_an_hour_at_most(
 
 
 def test_messages_are_not_renewed_before_their_client_has_them_or_after_a_repeated_receive_took_them_over(clock):
-    desk = Desk()
+    subscription = Subscription()
 
     async def story(hands: Hands, _living: set[str]) -> list[int]:
         numbers, key = list[int](), Key("a", "billing", "orders", "attempt")
         for held in (False, True):
-            batch = hands.begin(key, desk)  # type: ignore[arg-type]
+            batch = hands.begin(key, subscription)  # type: ignore[arg-type]
             hands.got(batch, "r", [message(1)])
             await hands.learn(batch)
             hands.hold(batch) if held else None
             clock.now += 20.0
             await hands.renew()
             numbers.append(hands.number())
-        hands.begin(key, desk)  # type: ignore[arg-type]
+        hands.begin(key, subscription)  # type: ignore[arg-type]
         await hands.renew()
         return [*numbers, hands.number()]
 
@@ -275,21 +280,21 @@ def test_messages_are_not_renewed_before_their_client_has_them_or_after_a_repeat
 
 
 def test_messages_that_could_not_be_renewed_are_renewed_the_next_time(clock, caplog):
-    desk = Desk()
+    subscription = Subscription()
 
     async def story(hands: Hands, _living: set[str]) -> None:
-        hands.hold(await received(hands, desk, "a", 1))
-        for clock.now, desk.fails in ((20.0, True), (40.0, False)):
+        hands.hold(await received(hands, subscription, "a", 1))
+        for clock.now, subscription.fails in ((20.0, True), (40.0, False)):
             await hands.renew()
 
     told(story)
 
-    assert desk.calls == [{1: timedelta(seconds=40)}]
+    assert subscription.calls == [{1: timedelta(seconds=40)}]
     assert caplog.messages == ["front: messages were not renewed, trying again: ConnectionError: away"]
 
 
 def test_batches_are_forgotten_the_oldest_first_when_they_are_too_many_or_too_large():
-    desk: Any = Desk()
+    subscription: Any = Subscription()
 
     async def story() -> Any:
         hands, large = Hands(Threads(1), None, most=3, most_bytes=150), [Message("orders", "x" * 60)]  # type: ignore[arg-type]
@@ -298,11 +303,11 @@ def test_batches_are_forgotten_the_oldest_first_when_they_are_too_many_or_too_la
             return Key("client", "billing", "orders", id)
 
         for id in "abcd":
-            hands.got(hands.begin(key(id), desk), f"receipt {id}", [Message("orders", "1")])
-        few = {id: hands.begin(key(id), desk).receipt for id in "bcda"}
+            hands.got(hands.begin(key(id), subscription), f"receipt {id}", [Message("orders", "1")])
+        few = {id: hands.begin(key(id), subscription).receipt for id in "bcda"}
         for id in "ef":
-            hands.got(hands.begin(key(id), desk), f"receipt {id}", large)
-        return few, {id: hands.begin(key(id), desk).receipt for id in "bef"}
+            hands.got(hands.begin(key(id), subscription), f"receipt {id}", large)
+        return few, {id: hands.begin(key(id), subscription).receipt for id in "bef"}
 
     assert asyncio.run(story()) == (
         {"b": "receipt b", "c": "receipt c", "d": "receipt d", "a": ""},

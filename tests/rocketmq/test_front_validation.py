@@ -10,7 +10,7 @@ from outbox.model.encoding import MAX_BODY_BYTES
 from outbox.model.limits import MAX_HEADER_BYTES, checked_headers
 from outbox.rocketmq.front.authentication import topics_in
 from outbox.rocketmq.front.conversion import stored, wire_of
-from outbox.rocketmq.front.desk import subscription_of
+from outbox.rocketmq.front.group_subscription import subscription_name
 from outbox.rocketmq.front.handles import Handle
 from outbox.rocketmq.front.protocol import RPCS
 from outbox.rocketmq.front.settings import MOST_TOPICS
@@ -173,8 +173,8 @@ def test_a_blank_parts_two_keys_and_no_other_white_space_does():
 def test_two_pairs_of_group_and_topic_have_two_subscriptions():
     pairs = [("a|b", "c"), ("a", "b|c"), ("a%7Cb", "c"), ("a", "|b|c"), ("a|", "b|c"), ("a%", "|b|c"), ("%7C", "c")]
 
-    assert subscription_of("billing", "orders") == "billing|orders"
-    assert len({subscription_of(*pair) for pair in pairs}) == len(pairs)
+    assert subscription_name("billing", "orders") == "billing|orders"
+    assert len({subscription_name(*pair) for pair in pairs}) == len(pairs)
 
 
 @pytest.mark.parametrize(

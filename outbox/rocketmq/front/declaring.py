@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from outbox.errors import MQClientError
-from outbox.rocketmq.front.desk import subscription_of
+from outbox.rocketmq.front.group_subscription import subscription_name
 from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.settings import CONSUME_ATTEMPTS
 from outbox.rocketmq.front.statuses import RefusedError
@@ -115,7 +115,7 @@ class Declarations:
             each.name: topic
             for each in self._subscriptions.all()
             for topic in each.topics or ()
-            if each.kind == "consumer" and each.name == subscription_of(name, topic) and each.ordered != ordered
+            if each.kind == "consumer" and each.name == subscription_name(name, topic) and each.ordered != ordered
         }
         if others:
             option = "--ordered" if ordered else "--no-ordered"

@@ -17,10 +17,10 @@ from outbox.rocketmq.front.calls import Handlers, Threads
 from outbox.rocketmq.front.catalog import Catalog
 from outbox.rocketmq.front.clients import ClientPolicy, Clients
 from outbox.rocketmq.front.declaring import Declarations, require_group, require_topic
-from outbox.rocketmq.front.desks import Desks
+from outbox.rocketmq.front.group_subscriptions import GroupSubscriptions
 from outbox.rocketmq.front.hands import Hands
 from outbox.rocketmq.front.receiving import Receiving
-from outbox.rocketmq.front.roster import Roster
+from outbox.rocketmq.front.registry import Registry
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
 from outbox.rocketmq.front.security import Security
 from outbox.rocketmq.front.sending import Sending
@@ -159,10 +159,10 @@ class Front(LifeCycle):
         rows.call(self._declare)
         catalog.read()
         clients, routes = Clients(self._clients.most), Routes(catalog.topics, self._told)
-        roster = Roster(clients, catalog.topics, rows, threads)
+        registry = Registry(clients, catalog.topics, rows, threads)
         telemetry = Telemetry(clients, catalog.topics, catalog.groups, catalog.look)
-        desks = Desks(self.outbox)
-        receiving = Receiving(desks.of, desks.hints, routes, threads, roster.alive, catalog.fifo)
+        subscriptions = GroupSubscriptions(self.outbox)
+        receiving = Receiving(subscriptions.of, subscriptions.hints, routes, threads, registry.alive, catalog.fifo)
         transactions = Transactions(self.outbox, clients, self._policy.transaction_timeout, threads)
         sending = Sending(self._writes, catalog.topics, transactions, threads)
         checks = _Checks(transactions, catalog.topics, self._policy)
@@ -170,7 +170,7 @@ class Front(LifeCycle):
         asking, ending = Supervisor([checks]), _Ending()
 
         async def beside() -> None:
-            await asyncio.gather(receiving.hands.run(), catalog.run(), roster.run())
+            await asyncio.gather(receiving.hands.run(), catalog.run(), registry.run())
 
         def end() -> None:
             ending.begin()
@@ -202,7 +202,7 @@ class Front(LifeCycle):
             asking.join(ending.left)
             threads.close(ending.left)
             transactions.close()
-            desks.close(ending.left)
+            subscriptions.close(ending.left)
             rows.close()
 
     def _declare(self, channel: Channel) -> None:

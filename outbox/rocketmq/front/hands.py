@@ -13,7 +13,7 @@ from typing import NamedTuple
 from outbox.model.message import Message
 from outbox.rocketmq.front.calls import Threads
 from outbox.rocketmq.front.clients import ALIVE_SECONDS
-from outbox.rocketmq.front.desk import Desk
+from outbox.rocketmq.front.group_subscription import GroupSubscription
 from outbox.rocketmq.front.statuses import line_of
 from outbox.runtime.clock import clock
 from outbox.runtime.throttled_log import ThrottledLog
@@ -49,7 +49,7 @@ class Batch:
     """
 
     key: Key
-    desk: Desk
+    subscription: GroupSubscription
     receipt: str = ""
     messages: Sequence[Message] = ()
     bytes: int = 0
@@ -94,9 +94,9 @@ class Hands:
         self._number = 0
         self._log = ThrottledLog(logger)
 
-    def begin(self, key: Key, desk: Desk) -> Batch:
+    def begin(self, key: Key, subscription: GroupSubscription) -> Batch:
         """Return a new batch, with the messages of an earlier one of the key, which is replaced."""
-        batch, earlier = Batch(key, desk), self._repeatable.get(key)
+        batch, earlier = Batch(key, subscription), self._repeatable.get(key)
         if earlier is not None:
             batch.receipt, batch.messages = earlier.receipt, earlier.messages
             earlier.replaced = True
@@ -122,7 +122,7 @@ class Hands:
     async def learn(self, batch: Batch) -> None:
         """Read the time of messages that are to be renewed, before the client has any of them."""
         receipts = batch.receipts
-        times = await self._threads.run(partial(batch.desk.times, receipts))
+        times = await self._threads.run(partial(batch.subscription.times, receipts))
         batch.out = [each for each in receipts if each.id in times]
         # One statement has written the time of all of them.
         batch.due = max(times.values(), default=batch.due)
@@ -148,25 +148,25 @@ class Hands:
             await self.renew()
 
     async def renew(self) -> None:
-        """Renew what clients that live have in their hands; a statement takes many of a desk."""
+        """Renew what clients that live have in their hands; a statement takes many of a subscription."""
         alive = await self._alive({each.key.client for each in self._renewed})
-        now, by_desk = clock(), dict[Desk, list[Batch]]()
+        now, by_subscription = clock(), dict[GroupSubscription, list[Batch]]()
         for batch in [*self._renewed]:
             if batch.key.client in alive:
                 batch.heard = now
             if now >= batch.until or now - batch.heard >= ALIVE_SECONDS:
                 del self._renewed[batch]
             else:
-                by_desk.setdefault(batch.desk, []).append(batch)
-        for desk, batches in by_desk.items():
+                by_subscription.setdefault(batch.subscription, []).append(batch)
+        for subscription, batches in by_subscription.items():
             for some in _portions(batches):
-                await self._renew(desk, some)
+                await self._renew(subscription, some)
 
-    async def _renew(self, desk: Desk, batches: Sequence[Batch]) -> None:
+    async def _renew(self, subscription: GroupSubscription, batches: Sequence[Batch]) -> None:
         now = clock()
         times = {each: (batch.due, batch.due_from(now)) for batch in batches for each in batch.out}
         try:
-            good = await self._threads.run(partial(desk.renew, times))
+            good = await self._threads.run(partial(subscription.renew, times))
         except Exception as error:
             self._log.warning("front: messages were not renewed, trying again: %s", line_of(error))
             return

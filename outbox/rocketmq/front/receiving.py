@@ -9,12 +9,11 @@ from functools import partial
 
 from outbox.errors import FilterError, MQClientError
 from outbox.model.message import Message
-from outbox.model.verdict import describe
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.expressions import MessageSelector
 from outbox.rocketmq.front.calls import Call, Send, Threads, Unary
 from outbox.rocketmq.front.conversion import wire_of
-from outbox.rocketmq.front.desk import Desk, subscription_of
+from outbox.rocketmq.front.group_subscription import GroupSubscription
 from outbox.rocketmq.front.handles import Handle
 from outbox.rocketmq.front.hands import LONGEST, RENEWED, Batch, Hands, Key
 from outbox.rocketmq.front.joining import Joining
@@ -22,7 +21,7 @@ from outbox.rocketmq.front.polls import Polls, Popped
 from outbox.rocketmq.front.protocol import RPCS, Wire, duration_of, numbers, set_moment
 from outbox.rocketmq.front.routing import Routes
 from outbox.rocketmq.front.settings import LONG_POLL, MOST_RECEIVED
-from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
+from outbox.rocketmq.front.statuses import Code, RefusedError, internal, line_of, status
 from outbox.rocketmq.front.validation import checked_group, checked_invisible, checked_tags, checked_topic
 from outbox.rocketmq.hints import Hints
 from outbox.runtime.throttled_log import ThrottledLog
@@ -50,15 +49,15 @@ class Receiving:
 
     def __init__(
         self,
-        desk_of: Callable[[str, str], Desk],
+        subscription_of: Callable[[str, str], GroupSubscription],
         hints: Hints,
         routes: Routes,
         threads: Threads,
         alive: Callable[[Collection[str]], Awaitable[Collection[str]]],
         fifo_groups: Collection[str],
     ) -> None:
-        """`desk_of`: returns the desk of a group and a topic. `alive`: returns which of some clients are there."""
-        self._desk_of, self._hints = desk_of, hints
+        """`subscription_of`: returns that of a group to a topic. `alive`: returns which of some clients are there."""
+        self._subscription_of, self._hints = subscription_of, hints
         self._routes, self._threads, self._fifo = routes, threads, fifo_groups
         self.hands = Hands(threads, alive)
         self._log = ThrottledLog(logger)
@@ -104,7 +103,7 @@ class Receiving:
         if request.batch_size < 0:
             raise RefusedError(Code.INTERNAL_SERVER_ERROR, f"Illegal Capacity: {request.batch_size}")
         asked = Asked(min(request.batch_size, MOST_RECEIVED), duration)
-        batch = self.hands.begin(Key(call.client, name, topic, request.attempt_id), group.desk)
+        batch = self.hands.begin(Key(call.client, name, topic, request.attempt_id), group.subscription)
         try:
             await self._find(group, batch, choice, asked, _seconds(call, request))
             if request.auto_renew:
@@ -112,7 +111,7 @@ class Receiving:
             lasts = LONGEST if request.auto_renew else duration
             await send(_Received(status=status()))
             for each in batch.messages:
-                handle = Handle.of(each, batch.receipt, lasts, group.name)
+                handle = Handle.of(each, batch.receipt, lasts, group.subscription.name)
                 delivered = self._delivered(group, batch, each, handle, request.message_queue.topic)
                 if delivered is not None:
                     await send(_Received(message=delivered))
@@ -138,7 +137,7 @@ class Receiving:
         """Return the messages of an earlier batch that are out under its receipt, and are from now on for a time."""
         if not batch.messages:
             return []
-        good = await self._threads.run(partial(batch.desk.postpone, batch.receipts, duration))
+        good = await self._threads.run(partial(batch.subscription.postpone, batch.receipts, duration))
         return [each for each, is_good in zip(batch.messages, good, strict=True) if is_good]
 
     def _delivered(self, group: _Group, batch: Batch, message: Message, handle: Handle, topic: Wire) -> Wire | None:
@@ -152,7 +151,7 @@ class Receiving:
             return self._in_hands(message, handle, topic)
         except Exception as error:
             text = "front: message %s of topic %s cannot be read and counts as delivered, %s"
-            self._log.warning(text, message.id, topic.name, describe(error))
+            self._log.warning(text, message.id, topic.name, line_of(error))
         at = batch.messages.index(message)
         behind = [each for each in batch.messages[at + 1 :] if each.key == message.key is not None]
         batch.messages = [each for each in batch.messages if each is not message and each not in behind]
@@ -201,12 +200,12 @@ class Receiving:
         if not self._routes.has(topic):
             return dict.fromkeys(receipts, _abnormal("ack", topic))
         group = self._group(name, topic)
-        own = [each for each in handles if each.is_of(group.name)]
+        own = [each for each in handles if each.is_of(group.subscription.name)]
         good = await group.acks.call([each.receipt for each in own])
         refused = await self._not_done(group, [each for each, is_good in zip(own, good, strict=True) if not is_good])
-        others = [each for each in handles if not each.is_of(group.name)]
+        others = [each for each in handles if not each.is_of(group.subscription.name)]
         # RocketMQ does nothing either for a group that has received nothing, and says OK.
-        known = bool(others) and await self._threads.run(group.desk.is_known)
+        known = bool(others) and await self._threads.run(group.subscription.is_known)
         return refused | {each.receipt: _expired() for each in others if known}
 
     async def change(self, _call: Call, request: Wire) -> Wire:
@@ -214,7 +213,7 @@ class Receiving:
         group = self._group_of(request, "changeInvisibleDuration")
         duration = checked_invisible(_duration(request.invisible_duration), least=timedelta(0))
         handle = group.handle(request.receipt_handle)
-        (good,) = await self._threads.run(partial(group.desk.postpone, [handle.receipt], duration))
+        (good,) = await self._threads.run(partial(group.subscription.postpone, [handle.receipt], duration))
         if not good:
             raise _expired()
         return _Changed(status=status(), receipt_handle=request.receipt_handle)
@@ -224,7 +223,7 @@ class Receiving:
         group = self._group_of(request, "forwardMessageToDeadLetterQueue")
         handle = group.handle(request.receipt_handle)
         error = f"given up by its consumer after {max(1, request.delivery_attempt)} deliveries"
-        (good,) = await self._threads.run(partial(group.desk.dead_letter, [handle.receipt], error))
+        (good,) = await self._threads.run(partial(group.subscription.dead_letter, [handle.receipt], error))
         if not good:
             for refused in (await self._not_done(group, [handle])).values():
                 raise refused
@@ -236,7 +235,7 @@ class Receiving:
         No error is for a receipt that a call before has used: the answer to that call may be lost.
         """
         ids = [each.receipt.id for each in handles if not each.is_over]
-        out = await self._threads.run(partial(group.desk.out, ids)) if ids else set[int]()
+        out = await self._threads.run(partial(group.subscription.out, ids)) if ids else set[int]()
         return {each.receipt: _expired() for each in handles if each.is_over or each.receipt.id in out}
 
     def _group_of(self, request: Wire, call: str) -> _Group:
@@ -248,9 +247,7 @@ class Receiving:
 
     def _group(self, name: str, topic: str) -> _Group:
         key = (checked_group(name), topic)
-        found = self._groups.pop(key, None) or _Group(
-            subscription_of(*key), self._desk_of(*key), self._threads, self._hints
-        )
+        found = self._groups.pop(key, None) or _Group(self._subscription_of(*key), self._threads, self._hints)
         self._groups[key] = found
         if len(self._groups) > _MOST_GROUPS:
             idle = next((each for each, group in self._groups.items() if not group.busy and group is not found), None)
@@ -262,10 +259,9 @@ class Receiving:
 class _Group:
     """The calls of one group and topic."""
 
-    def __init__(self, name: str, desk: Desk, threads: Threads, hints: Hints) -> None:
-        """`name`: of the subscription."""
-        self.name, self.desk = name, desk
-        self.acks: Joining[Receipt, bool] = Joining(threads, desk.ack)
+    def __init__(self, subscription: GroupSubscription, threads: Threads, hints: Hints) -> None:
+        self.subscription = subscription
+        self.acks: Joining[Receipt, bool] = Joining(threads, subscription.ack)
         self._threads, self._hints = threads, hints
         self._polls: dict[MessageSelector, Polls] = {}
 
@@ -281,7 +277,7 @@ class _Group:
             RefusedError: the text is no handle, or one of another group or topic.
         """
         handle = Handle.read(text)
-        if not handle.is_of(self.name):
+        if not handle.is_of(self.subscription.name):
             raise _expired()
         return handle
 
@@ -302,10 +298,10 @@ class _Group:
 
     def give_back(self, popped: Popped) -> None:
         """Let others have messages that nobody gets."""
-        self._threads.soon(partial(self.desk.give_back, popped))
+        self._threads.soon(partial(self.subscription.give_back, popped))
 
     def _made(self, choice: MessageSelector) -> Polls:
-        pops, threads, give_back = self.desk.pops(choice), self._threads, self.desk.give_back
+        pops, threads, give_back = self.subscription.pops(choice), self._threads, self.subscription.give_back
 
         async def pop(asked: Sequence[Asked]) -> Popped:
             return await threads.run(partial(pops, asked), unwanted=give_back)

@@ -1,4 +1,4 @@
-"""The roster: rows of the clients of all fronts, by which a front knows the clients of another front.
+"""The registry: rows of the clients of all fronts, by which a front knows the clients of another front.
 
 A front that asks whether a client is there makes its row as old as one that is due, and a front with the client writes
 the row anew. So nothing is written for a client whose calls and stream are at one front.
@@ -33,7 +33,7 @@ _NAMES = {number: name for name, number in _KINDS.items()}
 _LONGEST_ID = 255
 
 
-class Roster:
+class Registry:
     """Writes new clients of a front, all by one statement, and reads unknown clients."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A desk: where the messages of one consumer group of one topic are handed out, and come back."""
+"""The subscription of a consumer group to a topic: messages are handed out, and come back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outbox.rocketmq.front.polls import Popped
 from outbox.store.subscriptions.receipts import Receipt
 
 
-def subscription_of(group: str, topic: str) -> str:
+def subscription_name(group: str, topic: str) -> str:
     """Return the name of the subscription of a consumer group to a topic; each has a position of its own.
 
     Groups and topics may have a `|`, so that of a group is written as in a URL: no two pairs have one name.
@@ -21,8 +21,13 @@ def subscription_of(group: str, topic: str) -> str:
     return f"{quote(group, safe='')}|{topic}"
 
 
-class Desk(Protocol):
-    """Each call waits for the database. Of many receipts a verb says for each whether it is worth something."""
+class GroupSubscription(Protocol):
+    """The subscription of a group to a topic.
+
+    Each call waits for the database. Of many receipts a verb says for each whether it is worth something.
+    """
+
+    name: str
 
     def pops(self, choice: MessageSelector) -> Callable[[Sequence[Asked]], Popped]:
         """Return the function that hands out the messages of a choice; what it passes over is passed for all."""

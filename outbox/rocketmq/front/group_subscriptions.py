@@ -1,4 +1,4 @@
-"""Desks: the messages of a consumer group of one topic, which are handed out and come back. All of it is SQL."""
+"""The subscriptions of consumer groups to topics, in the tables of an outbox. All of it is SQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import MessageSelector
 from outbox.rocketmq.front.calls import THREADS
-from outbox.rocketmq.front.desk import Desk, subscription_of
+from outbox.rocketmq.front.group_subscription import GroupSubscription, subscription_name
 from outbox.rocketmq.front.polls import Popped
 from outbox.rocketmq.front.settings import CONSUME_ATTEMPTS
 from outbox.rocketmq.front.statuses import line_of
@@ -30,8 +30,8 @@ from outbox.writing.bare import BareOutbox
 logger = logging.getLogger("outbox")
 
 
-class Desks:
-    """The desks of a front, and their connections."""
+class GroupSubscriptions:
+    """The subscriptions of groups, as a front has them, and their connections."""
 
     def __init__(self, outbox: BareOutbox) -> None:
         self.outbox = outbox
@@ -41,9 +41,9 @@ class Desks:
         self.closed = False
         self.hints = Hints(outbox, opening(outbox))
 
-    def of(self, group: str, topic: str) -> Desk:
-        """Return a desk of a group and a topic."""
-        return _GroupDesk(self, group, topic)
+    def of(self, group: str, topic: str) -> GroupSubscription:
+        """Return the subscription of a group to a topic."""
+        return _Stored(self, group, topic)
 
     def close(self, seconds: float) -> None:
         """Close the connections, within so many seconds."""
@@ -52,16 +52,16 @@ class Desks:
         self.hints.close(seconds)
 
 
-class _GroupDesk:
-    """See `Desk`. Any number of fronts may have one of the same group and topic."""
+class _Stored:
+    """See `GroupSubscription`. Any number of fronts may have one of the same group and topic."""
 
-    def __init__(self, desks: Desks, group: str, topic: str) -> None:
-        self._desks, self._outbox, self._connections = desks, desks.outbox, desks.connections
-        self._group, self._topic, self._name = group, topic, subscription_of(group, topic)
+    def __init__(self, all: GroupSubscriptions, group: str, topic: str) -> None:
+        self._all, self._outbox, self._connections = all, all.outbox, all.connections
+        self.name, self._group, self._topic = subscription_name(group, topic), group, topic
         self._log = ThrottledLog(logger)
 
     def pops(self, choice: MessageSelector) -> Callable[[Sequence[Asked]], Popped]:
-        """Do as `Desk.pops`. None is handed out while the database is away, or a worker has the lease."""
+        """Do as `GroupSubscription.pops`. None is handed out while the database is away, or a worker has the lease."""
         popping: Popping | None = None
 
         def pop(asked: Sequence[Asked]) -> Popped:
@@ -86,7 +86,7 @@ class _GroupDesk:
         """Return what declares the subscription, and pops, by the row that the group has now."""
         group = GroupRows(channel).find(self._group) or ConsumerGroup(self._group, False, CONSUME_ATTEMPTS)
         declared = Declaration(
-            name=self._name,
+            name=self.name,
             destination=None,
             kind="consumer",
             topics=(self._topic,),
@@ -99,53 +99,53 @@ class _GroupDesk:
             start="earliest",
             max_attempts=group.attempts,
             selection=Selection(topics=(self._topic,), tags=choice.tags, filter=choice.filter),
-            kept=self._desks.kept,
+            kept=self._all.kept,
         )
 
     def ack(self, receipts: Sequence[Receipt]) -> list[bool]:
-        """Do as `Desk.ack`."""
+        """Do as `GroupSubscription.ack`."""
         return self._use(receipts, lambda of_group: of_group.ack(receipts))
 
     def postpone(self, receipts: Sequence[Receipt], wait: timedelta) -> list[bool]:
-        """Do as `Desk.postpone`."""
+        """Do as `GroupSubscription.postpone`."""
         return self._use(receipts, lambda of_group: of_group.postpone(receipts, wait))
 
     def times(self, receipts: Sequence[Receipt]) -> Mapping[int, datetime]:
-        """Do as `Desk.times`."""
-        return self._connections.call(lambda channel: Receipts(channel, self._name).times(receipts))
+        """Do as `GroupSubscription.times`."""
+        return self._connections.call(lambda channel: Receipts(channel, self.name).times(receipts))
 
     def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]]) -> list[bool]:
-        """Do as `Desk.renew`."""
+        """Do as `GroupSubscription.renew`."""
         return self._use([*times], lambda of_group: of_group.renew(times))
 
     def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:
-        """Do as `Desk.dead_letter`."""
+        """Do as `GroupSubscription.dead_letter`."""
         return self._use(receipts, lambda of_group: of_group.dead_letter(receipts, error))
 
     def is_known(self) -> bool:
-        """Do as `Desk.is_known`."""
-        return self._connections.call(lambda channel: Subscriptions(channel).find(self._name) is not None)
+        """Do as `GroupSubscription.is_known`."""
+        return self._connections.call(lambda channel: Subscriptions(channel).find(self.name) is not None)
 
     def out(self, ids: Collection[int]) -> set[int]:
-        """Do as `Desk.out`."""
-        return self._connections.call(lambda channel: Receipts(channel, self._name).out(ids))
+        """Do as `GroupSubscription.out`."""
+        return self._connections.call(lambda channel: Receipts(channel, self.name).out(ids))
 
     def give_back(self, popped: Popped) -> None:
-        """Do as `Desk.give_back`."""
+        """Do as `GroupSubscription.give_back`."""
         receipts = [Receipt(each.id or 0, each.key, popped.receipt) for some in popped.messages for each in some]
         try:
             self._use(receipts, lambda of_group: of_group.give_back(receipts))
         except Exception as error:
             # They come again when their time is over.
             self._log.warning("front: messages of a call that has ended were not given back: %s", line_of(error))
-        if self._desks.closed:  # the pop had not ended when the front did
+        if self._all.closed:  # the pop had not ended when the front did
             self._connections.close()
         else:
             self._outbox.notifier.hint()
 
     def _use(self, receipts: Sequence[Receipt], use: Callable[[Receipts], set[int]]) -> list[bool]:
         def used(channel: Channel) -> set[int]:
-            return use(Receipts(channel, self._name))
+            return use(Receipts(channel, self.name))
 
         valid = self._connections.call(used) if receipts else set[int]()
         return [each.id in valid for each in receipts]
