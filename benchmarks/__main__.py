@@ -26,6 +26,7 @@ from benchmarks.destinations import kafka_vs_raw, nats_vs_raw, rabbitmq_vs_raw, 
 from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fetch
 from benchmarks.flat import flat_backlog, flat_pinned
 from benchmarks.flat_writer import flat_writer
+from benchmarks.fronts import front_vs_broker
 from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
 from benchmarks.keep import keep_vs_drain
@@ -91,6 +92,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("webhook_vs_raw",): webhook_vs_raw,
     ("latency_nats",): latency_nats,
     ("latency_kafka",): latency_kafka,
+    ("front_send_vs_broker", "front_transactions_vs_broker", "front_push_latency_p50"): front_vs_broker,
     ("spark_noop_vs_jdbc",): spark_noop_vs_jdbc,
     ("spark_extract_vs_jdbc", "spark_extract_vs_arrow", "spark_worker_memory"): spark_extract,
 }

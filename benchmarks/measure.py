@@ -108,6 +108,9 @@ class Scale:
     sent_quickly: int = 200_000
     #: To a webhook, whose client needs a request for each.
     posted: int = 6_000
+    #: By RocketMQ's client in Python, which needs a call for each, and two for a transaction.
+    sent_by_client: int = 3_000
+    ended_by_client: int = 1_500
 
 
 FULL = Scale()
@@ -146,6 +149,8 @@ QUICK = Scale(
     sent=600,
     sent_quickly=600,
     posted=600,
+    sent_by_client=200,
+    ended_by_client=100,
 )
 
 

@@ -78,13 +78,16 @@ GOALS = {
     "webhook_vs_raw": ">= 0.80",
     "latency_nats": "<= 5.00",
     "latency_kafka": "<= 5.00",
+    "front_send_vs_broker": ">= 0.30",
+    "front_transactions_vs_broker": ">= 0.30",
+    "front_push_latency_p50": "<= 3.00",
     "spark_noop_vs_jdbc": ">= 1.40",
     "spark_extract_vs_jdbc": ">= 1.40",
     "spark_extract_vs_arrow": ">= 0.50",
     "spark_worker_memory": "<= 1.00",
 }
 #: These start a Spark or a broker of their own, which takes more of the processor than all others together.
-_SLOW = re.compile("spark|kafka|nats|rabbitmq|redis|webhook")
+_SLOW = re.compile("spark|kafka|nats|rabbitmq|redis|webhook|front")
 
 
 @pytest.mark.alone

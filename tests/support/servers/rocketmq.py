@@ -17,7 +17,8 @@ from tests.support.servers.maven import class_path
 _ROCKETMQ = "5.5.0"
 #: The dependency of RocketMQ names a range of versions, for which Maven would ask another repository, too.
 _GRPC = "io.grpc:grpc-core:1.53.0"
-_JAVA = ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dtls.server.mode=disabled"]
+#: For a Java machine that ends before a good compiler has paid for itself.
+_SHORT = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _CLUSTER = "DefaultCluster"
 #: Producers are asked about an open transaction after four to seven seconds, and each three seconds from then on.
 _SOON = {"transactionTimeOut": 4000, "transactionCheckInterval": 3000, "transactionOpBatchInterval": 100}
@@ -26,8 +27,8 @@ _SOON = {"transactionTimeOut": 4000, "transactionCheckInterval": 3000, "transact
 class RocketServer(LocalServer):
     """A RocketMQ of this process alone: a name server, a broker, and a proxy that speaks gRPC at `port`.
 
-    `topics` are types by name, `groups` settings of consumer groups by name, `settings` those of the broker. The proxy
-    listens on all interfaces, because RocketMQ has no setting for this.
+    `topics` are types by name, `groups` settings of consumer groups by name, `settings` those of the broker, and `java`
+    options of the Java machines. The proxy listens on all interfaces, because RocketMQ has no setting for this.
     """
 
     #: RocketMQ takes 12 seconds to end in an orderly way.
@@ -39,13 +40,14 @@ class RocketServer(LocalServer):
         topics: Mapping[str, str],
         groups: Mapping[str, Mapping[str, Any]],
         settings: Mapping[str, Any] = _SOON,
+        java: Sequence[str] = _SHORT,
         directory: Path | None = None,
     ) -> None:
         artifacts = (f"org.apache.rocketmq:rocketmq-{name}:{_ROCKETMQ}" for name in ("proxy", "namesrv"))
         self._class_path = class_path("rocketmq", *artifacts, _GRPC)
         super().__init__("rocketmq", directory, None)
         self._names, self._broker, self._replicas, self._remoting = (free_port() for _ in range(4))
-        self._topics, self._groups, self._settings = topics, groups, settings
+        self._topics, self._groups, self._settings, self._options = topics, groups, settings, java
 
     @property
     def place(self) -> str:
@@ -104,10 +106,9 @@ class RocketServer(LocalServer):
 
     def _java(self, main: str, heap: str, *arguments: str) -> str:
         """Return a command line. RocketMQ writes its log below the home folder."""
-        home = f"-Duser.home={self.folder}"
-        return shlex.join(
-            [*_JAVA, home, f"-Xmx{heap}", "-cp", self._class_path, f"org.apache.rocketmq.{main}", *arguments]
-        )
+        properties = ["-Dtls.server.mode=disabled", f"-Duser.home={self.folder}", f"-Xmx{heap}"]
+        program = f"org.apache.rocketmq.{main}"
+        return shlex.join(["java", *self._options, *properties, "-cp", self._class_path, program, *arguments])
 
     def _write(self, path: Path, content: Mapping[str, Any]) -> None:
         path.write_text(json.dumps(content))
