@@ -229,7 +229,7 @@ def half(visit: Visit) -> Page:
     group, given_up = filters.text(visit.query, "group"), "given_up" in visit.query
     found, following = visit.seen.half_transactions(group, given_up=given_up, after=filters.text(visit.query, "after"))
     values = {"found": found, "group": group, "given_up": given_up, "next": following, "size": PAGE}
-    return Page("half.html", values)
+    return Page("half.html", values | {"counts": visit.seen.half_counts(group)})
 
 
 def transaction(visit: Visit) -> Page:

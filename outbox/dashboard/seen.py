@@ -18,6 +18,8 @@ from outbox.dashboard.redaction import Keys, Redact, clean
 from outbox.dashboard.tokens import Tokens
 from outbox.model.decision import Decision
 from outbox.model.message import Message
+from outbox.model.parking import States
+from outbox.model.status import Count
 from outbox.model.subscription import check_of
 
 #: One more than a page tells whether there is another page.
@@ -192,6 +194,12 @@ class Seen:
             # Others may have a page full of transactions.
             after = asked[-1].transaction_id
         return found, after
+
+    def half_counts(self, group: str | None) -> tuple[Count, Count]:
+        """Return how many messages of the visitor's groups, or of one, have no verdict, and how many were given up."""
+        checks = [each for each in self.admin.statuses() if each.kind == "check" and self.access.sees(each.name)]
+        meant = [each for each in checks if group is None or each.name == check_of(group)]
+        return Count.total(each.unsettled for each in meant), Count.total(each.count(States.DEAD) for each in meant)
 
     def half_transaction(self, id: str) -> Any:
         """Return a transaction without bodies; without a group left, for visitors of all subscriptions."""

@@ -221,6 +221,24 @@ def test_no_page_offers_a_pause_that_is_refused(sqlite_engine, outbox):
     assert [each for each in buttons if "ause" in each or "Slow" in each] == ["Pause the key for relay"]
 
 
+def test_transactions_are_counted_above_their_list(sqlite_engine, outbox):
+    begun(sqlite_engine)
+    ask(sqlite_engine)
+    begun(sqlite_engine, "orders", "mail", group="other")
+
+    pages = [
+        read(visitor(outbox, subscriptions=seen).get(f"/half{query}").text).text
+        for seen, query in ((None, ""), (None, "?group=shop"), (["check:other"], ""))
+    ]
+
+    counts = [re.search(r"(\d+ messages?) without a verdict, (\d+) transactions? given up", page) for page in pages]
+    assert [each and each.groups() for each in counts] == [
+        ("2 messages", "1"),
+        ("0 messages", "1"),
+        ("2 messages", "0"),
+    ]
+
+
 def test_a_transaction_that_was_given_up_is_not_selected_for_a_replay(sqlite_engine, outbox):
     """It waits for a verdict, on the page of transactions."""
     begun(sqlite_engine)
