@@ -4,6 +4,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from typing import NamedTuple
 
 from outbox.rocketmq.front.protocol import SERVICE
@@ -58,9 +59,12 @@ def headers_of(name: str, client: str = "raw", **more: str) -> Mapping[str, str]
     } | more  # fmt: skip
 
 
-def call(stream: int, name: str, *, flags: int = 0, client: str = "raw", **more: str) -> bytes:
-    """The begin of a call on the wire."""
-    return encoded(Frame(HEADERS, END_HEADERS | flags, stream, fields(headers_of(name, client, **more))))
+def call(
+    stream: int, name: str, *, flags: int = 0, client: str = "raw", encoding: str = "identity", **more: str
+) -> bytes:
+    """The begin of a call on the wire. `encoding`: of messages with that flag."""
+    headers = headers_of(name, client, **more, **{"grpc-encoding": encoding})
+    return encoded(Frame(HEADERS, END_HEADERS | flags, stream, fields(headers)))
 
 
 def message(stream: int, body: bytes, *, flags: int = END_STREAM, size: int | None = None) -> bytes:
@@ -69,6 +73,15 @@ def message(stream: int, body: bytes, *, flags: int = END_STREAM, size: int | No
     parts = [raw[at : at + MOST] for at in range(0, len(raw), MOST)]
     ends = [0] * (len(parts) - 1) + [flags]
     return b"".join(encoded(Frame(DATA, end, stream, part)) for end, part in zip(ends, parts, strict=True))
+
+
+def payloads(raw: bytes) -> Iterator[bytes]:
+    """The payloads of frames on the wire."""
+    at = 0
+    while at < len(raw):
+        length = int.from_bytes(raw[at : at + 3])
+        yield raw[at + 9 : at + 9 + length]
+        at += 9 + length
 
 
 class Peer:
@@ -99,6 +112,10 @@ class Peer:
     def first(self, wanted: Callable[[Frame], bool]) -> Frame | None:
         """Return the first frame of this kind; None: the server has closed the connection before."""
         return next(filter(wanted, self.frames()), None)
+
+    def until(self, wanted: Callable[[Frame], bool]) -> Iterator[Frame]:
+        """Yield the frames before the first one of this kind."""
+        return takewhile(lambda frame: not wanted(frame), self.frames())
 
     def pour(self, calls: Mapping[int, bytes], seconds: float = 2.0) -> int:
         """Send the bytes of calls as far as the server allows; return how many it has allowed.

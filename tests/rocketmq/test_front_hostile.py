@@ -1,5 +1,6 @@
 """Hostile HTTP/2 at a front: what breaks the rules, sends too much, or takes nothing; other clients are served."""
 
+import gzip
 import random
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from sqlalchemy import Engine
 
-from outbox.rocketmq.front.protocol import RPCS, SERVICE
+from outbox.rocketmq.front.protocol import RPCS, SERVICE, numbers
 from outbox.rocketmq.front.routing import Place
 from tests.rocketmq.front_probes import message as sent
 from tests.rocketmq.raw_http2 import (
@@ -33,6 +34,7 @@ from tests.rocketmq.raw_http2 import (
     encoded,
     fields,
     message,
+    payloads,
 )  # fmt: skip
 
 pytestmark = pytest.mark.storm
@@ -133,29 +135,45 @@ def huge(place: Place, open: ExitStack) -> None:
             peer.send(raw)
 
 
-def unfinished(place: Place, open: ExitStack) -> None:
-    """Calls of which each lacks the last byte of a large message."""
-    peer = open.enter_context(connected(place))
-    calls = range(1, 200, 2)
-    peer.send(*(call(stream, "SendMessage") for stream in calls))
-    body = message(1, bytes(8 * MIB - 1), size=8 * MIB)
-    raw = b"".join(body[at + 9 : at + 9 + int.from_bytes(body[at : at + 3])] for at in starts(body))
-    peer.pour(dict.fromkeys(calls, raw))
+def unfinished(place: Place, open: ExitStack, name: str, *, connections: int = 1, size: int = 8 * MIB) -> None:
+    """Calls of which each lacks the last byte of a message, or all behind so many bytes."""
+    calls, body = range(1, 200, 2), b"".join(payloads(message(1, bytes(size - 1), size=8 * MIB)))
+    for _ in range(connections):
+        peer = open.enter_context(connected(place))
+        with suppress(OSError):
+            peer.send(*(call(stream, name) for stream in calls))
+            peer.pour(dict.fromkeys(calls, body), 0.5)
 
 
-def starts(raw: bytes) -> Iterator[int]:
-    """Where frames begin."""
-    at = 0
-    while at < len(raw):
-        yield at
-        at += 9 + int.from_bytes(raw[at : at + 3])
+def settled(place: Place, open: ExitStack) -> None:
+    """Settings of many topics, whose answers nobody reads."""
+    request = RPCS["Telemetry"].request()
+    request.settings.client_type = numbers("ClientType")["PRODUCER"]
+    for number in range(5000):
+        request.settings.publishing.topics.add(name=f"{number:0100}")
+    calls, body = range(1, 200, 2), b"".join(payloads(message(1, request.SerializeToString())))
+    for number in range(10):
+        peer = open.enter_context(connected(place, {INITIAL_WINDOW: 0}))
+        with suppress(OSError):
+            peer.send(*(call(stream, "Telemetry", client=f"{number}-{stream}") for stream in calls))
+            peer.pour(dict.fromkeys(calls, body), 0.5)
 
 
-def many(place: Place, open: ExitStack, name: str) -> None:
-    """10 000 calls that send nothing, a hundred on each connection."""
+def bombs(place: Place, open: ExitStack) -> None:
+    """Small messages that become large ones."""
+    body = b"\1" + b"".join(payloads(message(1, gzip.compress(bytes(100 * MIB)))))[1:]
+    for _ in range(5):
+        peer = open.enter_context(connected(place))
+        with suppress(OSError):
+            peer.send(*(call(stream, "SendMessage", encoding="gzip") for stream in range(1, 40, 2)))
+            peer.pour(dict.fromkeys(range(1, 40, 2), body), 0.5)
+
+
+def many(place: Place, open: ExitStack, name: str, more: str = "") -> None:
+    """10 000 calls that send nothing, a hundred on each connection. `more`: metadata of each call."""
     for number in range(100):
         peer = open.enter_context(connected(place))
-        peer.send(*(call(stream, name, client=f"{number}-{stream}") for stream in range(1, 200, 2)))
+        peer.send(*(call(stream, name, client=f"{number}-{stream}", more=more) for stream in range(1, 200, 2)))
 
 
 def slow(place: Place, open: ExitStack) -> None:
@@ -190,7 +208,12 @@ def floods(place: Place, open: ExitStack) -> None:
 ATTACKS: dict[str, Attack] = {
     "broken": broken,
     "huge": huge,
-    "unfinished": unfinished,
+    "unfinished messages": partial(unfinished, name="SendMessage"),
+    "unfinished commands": partial(unfinished, name="Telemetry"),
+    "unread messages": partial(unfinished, name="SendMessage", connections=30, size=70_000),
+    "settings": settled,
+    "bombs": bombs,
+    "metadata": partial(many, name="SendMessage", more="m" * 15_000),
     "streams": partial(many, name="Telemetry"),
     "half-open calls": partial(many, name="SendMessage"),
     "slow readers": slow,

@@ -1,6 +1,7 @@
 """Limits of a front: of a message, of metadata, of a connection, and of calls that send nothing or take nothing."""
 
 import asyncio
+import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from outbox.model.filter.sql92 import MAX_DEPTH, MAX_LENGTH
 from outbox.model.limits import MAX_KEY_BYTES, MAX_TAGS
 from outbox.rocketmq.front.calls import MOST_WAITING, THREADS, Call, Handlers, Send, Streaming, Threads
 from outbox.rocketmq.front.clients import MOST_CLIENTS, Clients
-from outbox.rocketmq.front.limits import Limits
+from outbox.rocketmq.front.limits import MORE_CONNECTIONS, Limits
 from outbox.rocketmq.front.protocol import RPCS, SERVICE, numbers
 from outbox.rocketmq.front.receiving import LONGEST_POLL, MOST_ENTRIES
 from outbox.rocketmq.front.routing import Place
@@ -55,11 +56,13 @@ from tests.rocketmq.raw_http2 import (
     call,
     connected,
     message,
+    payloads,
 )  # fmt: skip
 from tests.support.pages import TOP
 from tests.support.waiting import eventually
 
 SOON = timedelta(milliseconds=100)
+MIB = 1024**2
 _Beat, _Received = RPCS["Heartbeat"].response, RPCS["ReceiveMessage"].response
 
 
@@ -147,7 +150,11 @@ def ends(stream: int) -> Any:
 def test_the_limits_are_those_of_the_page():
     limits = Limits()
     said = {
-        f"a request | {limits.message_bytes // 1024**2} MiB",
+        f"a request of messages | {limits.message_bytes // 1024**2} MiB",
+        f"a request of acknowledgements, the settings of a client | {limits.list_bytes // 1024**2} MiB",
+        f"any other request | {limits.call_bytes // 1024} KiB",
+        f"unfinished requests of all connections | {limits.unfinished_bytes // 1024**2} MiB",
+        f"connections at a port | `--max-clients`, and {MORE_CONNECTIONS:,} more",
         f"the metadata of a call | {limits.metadata_bytes // 1024} KiB",
         f"a request that does not come | {limits.read_within.seconds} s",
         f"a response that the client does not take | {limits.take_within.seconds} s",
@@ -219,7 +226,7 @@ def rows(heading: str) -> set[str]:
 
 
 def test_a_message_or_metadata_above_the_limit_are_refused_and_the_connection_serves_on():
-    with serving(message_bytes=100_000, metadata_bytes=20_000) as place:
+    with serving(message_bytes=100_000, call_bytes=100_000, metadata_bytes=20_000) as place:
         client = Asking(place)
         codes = [
             client.code(of_group(100_000)), client.code(of_group(100_001)),
@@ -228,6 +235,43 @@ def test_a_message_or_metadata_above_the_limit_are_refused_and_the_connection_se
         client.close()
 
     assert codes == ["OK", "RESOURCE_EXHAUSTED", "OK", "RESOURCE_EXHAUSTED", "OK"]
+
+
+def test_a_request_without_messages_has_a_limit_of_its_own():
+    with serving(call_bytes=100) as place:
+        client = Asking(place)
+        codes = [client.code(of_group(100)), client.code(of_group(101))]
+        client.close()
+
+    assert codes == ["OK", "PAYLOAD_TOO_LARGE"]
+
+
+def test_unfinished_requests_of_the_connection_with_the_most_bytes_are_ended_and_others_go_on(caplog):
+    """Of 1 MiB that is announced each stream sends half."""
+    half = message(1, bytes(MIB // 2 - 5), size=MIB)
+    with serving(unfinished_bytes=MIB) as place, connected(place) as large, connected(place) as small:
+        small.send(call(1, "Telemetry"))
+        small.pour({1: b"".join(payloads(half))[: MIB // 4]}, 0.2)
+        large.send(*(call(stream, "Telemetry") for stream in (1, 3, 5)))
+        large.pour(dict.fromkeys((1, 3, 5), b"".join(payloads(half))), 0.2)
+        ended = large.first(ends(5))
+        small.send(call(3, "Heartbeat"), message(3, b""))
+        others = [frame.stream for frame in small.until(ends(3))]
+
+    assert (ended is not None, 1 in others) == (True, False)
+    assert caplog.messages == [f"front: unfinished requests have more than {MIB} bytes; those of 127.0.0.1 are ended"]
+
+
+def test_a_connection_above_the_limit_is_closed_before_it_says_anything_and_makes_place_when_it_ends():
+    with serving(connections=1) as place:
+        with connected(place) as first:
+            first.send(call(1, "Heartbeat"), message(1, b""))
+            served = first.first(ends(1))
+            with socket.create_connection((place.host, place.port), 60) as second:
+                closed = second.recv(1)
+        assert eventually(lambda: Asking(place).code() == "OK")
+
+    assert (served is not None, closed) == (True, b"")
 
 
 def test_a_message_that_cannot_be_read_is_refused_and_the_log_has_no_line(caplog):

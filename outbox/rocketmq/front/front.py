@@ -19,6 +19,7 @@ from outbox.rocketmq.front.clients import ClientPolicy, Clients
 from outbox.rocketmq.front.declaring import Declarations, require_group, require_topic
 from outbox.rocketmq.front.group_subscriptions import GroupSubscriptions
 from outbox.rocketmq.front.hands import Hands
+from outbox.rocketmq.front.limits import MORE_CONNECTIONS, Limits
 from outbox.rocketmq.front.receiving import Receiving
 from outbox.rocketmq.front.registry import Registry
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
@@ -193,7 +194,14 @@ class Front(LifeCycle):
         )
         try:
             asking.start()
-            server = Server(self._ports, handlers, telemetry, authentication=self._authentication, teller=self._teller)
+            server = Server(
+                self._ports,
+                handlers,
+                telemetry,
+                authentication=self._authentication,
+                limits=Limits(connections=self._clients.most + MORE_CONNECTIONS),
+                teller=self._teller,
+            )
             server.serve(self._stop, bound=self._bound, beat=lambda: self._beat(clients, receiving.hands))
         finally:
             self._places = ()

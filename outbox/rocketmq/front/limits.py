@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+#: At a port, beside one for each client.
+MORE_CONNECTIONS = 1000
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -15,7 +17,11 @@ class Limits:
 
     Args:
         message_bytes: of a request on the wire; a larger one is refused with RESOURCE_EXHAUSTED.
+        list_bytes: of acknowledgements, and of a command of a client on its stream, which ends then.
+        call_bytes: of the request of a call that sends no messages and has no list.
+        unfinished_bytes: of all requests on their way; beyond, those of the connection with the most are ended.
         metadata_bytes: of the metadata of a call, as HTTP/2 counts; larger ones are refused in the same way.
+        connections: at a port; a further one is closed.
         streams: calls at once on a connection; a client's next one waits.
         reads: requests of a connection that are read at once; of each other one at most 64 KiB are taken meanwhile.
         idle: until a connection without calls is closed.
@@ -25,13 +31,22 @@ class Limits:
     """
 
     message_bytes: int = 8 * 1024 * 1024
-    metadata_bytes: int = 64 * 1024
+    list_bytes: int = 2 * 1024 * 1024
+    call_bytes: int = 64 * 1024
+    unfinished_bytes: int = 64 * 1024 * 1024
+    metadata_bytes: int = 16 * 1024
+    connections: int = 5000 + MORE_CONNECTIONS
     streams: int = 100
-    reads: int = 16
+    reads: int = 4
     idle: timedelta = timedelta(minutes=10)
     keepalive: timedelta = timedelta(seconds=30)
     read_within: timedelta = timedelta(seconds=30)
     take_within: timedelta = timedelta(seconds=60)
+
+    def most_bytes(self, rpc: str) -> int:
+        """Return how many bytes a request may have, by the name of the call."""
+        lists = {"AckMessage": self.list_bytes, "Telemetry": self.list_bytes}
+        return self.message_bytes if rpc == "SendMessage" else lists.get(rpc, self.call_bytes)
 
     def options(self) -> Sequence[tuple[str, int]]:
         """Return the limits as options of gRPC's server."""
@@ -43,6 +58,8 @@ class Limits:
             # Between the two, gRPC would refuse metadata by chance.
             ("grpc.max_metadata_size", self.metadata_bytes),
             ("grpc.absolute_max_metadata_size", self.metadata_bytes),
+            # Also of connections that have not said anything yet.
+            ("grpc.max_allowed_incoming_connections", self.connections),
             ("grpc.max_concurrent_streams", self.streams),
             # With probes of the line's speed, more than 64 KiB of a request would be taken before it is read.
             ("grpc.http2.bdp_probe", 0),

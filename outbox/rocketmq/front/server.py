@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from outbox.rocketmq.front.settings import UnknownSettingsError
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, line_of, status
 from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.tls import Certificate, Pair
+from outbox.rocketmq.front.unfinished import Unfinished
 from outbox.runtime.clock import clock
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
@@ -73,6 +74,7 @@ class Server:
         self._log = ThrottledLog(logger)
         #: The tasks of open streams, which a stop ends.
         self._talks: set[asyncio.Task[Any]] = set()
+        self._unfinished = Unfinished(self._limits.unfinished_bytes)
         #: The turns of calls to be read, by the connection; forgotten after the last call.
         self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
         self._ending = False
@@ -109,7 +111,8 @@ class Server:
                 "without" if port.certificate is None else "with",
                 "without" if self._authentication is None else "with",
             )
-        beside = asyncio.create_task(self._beside())
+        looks = self._unfinished.run({place.port for place in places})
+        beside = [asyncio.create_task(self._beside()), asyncio.create_task(looks)]
         try:
             while not stop.asked:
                 beat()
@@ -118,7 +121,8 @@ class Server:
                         await stopped.wait()
         finally:
             self._ending = True
-            beside.cancel()
+            for task in beside:
+                task.cancel()
             self._end()
             ended = asyncio.ensure_future(server.stop(_DRAIN_SECONDS))
             for talk in self._talks:
@@ -155,13 +159,16 @@ class Server:
                     elif response.HasField("status"):
                         told.answered(response.status)
 
+                refusal = None
                 try:
                     call, request = await self._read(rpc, context)
                     await handler(call, request, send)
                 except grpc.aio.BaseError:
                     raise
                 except Exception as error:
-                    await send(rpc.response(status=self._refusal(rpc, error)))
+                    refusal = self._refusal(rpc, error)
+                if refusal is not None:
+                    await send(rpc.response(status=refusal))
 
         return grpc.stream_stream_rpc_method_handler(answer, None, rpc.response.SerializeToString)
 
@@ -194,15 +201,32 @@ class Server:
         caller = self._call(context)
         # Before the request: a stranger's takes no memory.
         self._admitted(caller)
-        turn = self._turns.setdefault(context.peer(), asyncio.Semaphore(self._limits.reads))
-        raw = grpc.aio.EOF
+        peer, raw = context.peer(), grpc.aio.EOF
+        self._unfinished.began(peer)
+        turn = self._turns.setdefault(peer, asyncio.Semaphore(self._limits.reads))
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.read_within.total_seconds()), turn:
-                raw = await context.read()
+            async with asyncio.timeout(self._limits.read_within.total_seconds()) as limit:
+                with self._unfinished.reading(peer, limit):
+                    async with turn:
+                        raw = await context.read()
         if raw is grpc.aio.EOF:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
-        request = _read(rpc, raw)
+        self._unfinished.finished(peer, len(raw))
+        request = self._parsed(rpc, raw)
         return self._admitted(caller, request), request
+
+    def _parsed(self, rpc: Rpc, raw: bytes) -> Wire:
+        """Return a request.
+
+        Raises:
+            RefusedError: the bytes are none, or too many.
+        """
+        if len(raw) > (most := self._limits.most_bytes(rpc.name)):
+            raise RefusedError(Code.PAYLOAD_TOO_LARGE, f"the request has {len(raw)} bytes, max is {most}")
+        try:
+            return rpc.request.FromString(raw)
+        except Exception as error:
+            raise RefusedError(Code.BAD_REQUEST, "the request cannot be read") from error
 
     def _refusal(self, rpc: Rpc, error: Exception) -> Wire:
         """Return the status for an error; log an error that is none of the client's."""
@@ -232,44 +256,57 @@ class Server:
 
     # Streams
 
-    async def _talk(self, commands: AsyncIterator[bytes], context: Any) -> None:
+    async def _talk(self, _commands: object, context: Any) -> None:
         """Hear a client's stream until the client closes its half: a client's `close` waits for our end."""
         task = asyncio.current_task()
         assert task is not None, "a handler runs in a task"
         self._talks.add(task)
         try:
             with self._told(_TELEMETRY) as told:
-                await self._answer(commands, context, told)
+                await self._answer(context, told)
         except asyncio.CancelledError:
             if not self._ending:
                 raise
         finally:
             self._talks.discard(task)
 
-    async def _answer(self, commands: AsyncIterator[bytes], context: Any, told: _Told) -> None:
+    async def _answer(self, context: Any, told: _Told) -> None:
         try:
-            await self._hear(self._call(context), commands, _OpenStream(context))
-            told.answered(status())
+            await self._hear(self._call(context), context, _OpenStream(context))
+            end = status()
         except RefusedError as error:
-            refusal = status(error.code, error.text)
-            told.answered(refusal)
-            await context.write(_TELEMETRY.response(status=refusal))
+            end = status(error.code, error.text)
         except UnknownSettingsError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        told.answered(end)
+        # Not before: while an error is handled it holds the request, and the client may take nothing.
+        if end.code != Code.OK:
+            await context.write(_TELEMETRY.response(status=end))
 
-    async def _hear(self, call: Call, commands: AsyncIterator[bytes], stream: _OpenStream) -> None:
-        clients, client = self._telemetry.clients, self._admitted(call).client
+    async def _hear(self, call: Call, context: Any, stream: _OpenStream) -> None:
+        clients, client, peer = self._telemetry.clients, self._admitted(call).client, context.peer()
         clients.opened(client, stream)
+        self._unfinished.began(peer)
         try:
-            async for raw in commands:
-                command = _read(_TELEMETRY, raw)
-                # Again for each command: the access key may be gone meanwhile.
-                answer = await self._telemetry.hear(self._admitted(call, command), command)
-                if answer is not None:
-                    await stream.send(answer)
+            async with asyncio.timeout(None) as limit:
+                with self._unfinished.reading(peer, limit):
+                    while (raw := await context.read()) is not grpc.aio.EOF:
+                        size, answer = len(raw), await self._heard(call, raw)
+                        del raw
+                        self._unfinished.finished(peer, size)
+                        if answer is not None:
+                            await stream.send(answer)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the front has too many unfinished requests")
         finally:
             stream.is_open = False
             clients.closed(client, stream)
+
+    async def _heard(self, call: Call, raw: bytes) -> Wire | None:
+        """Return the answer to a command; None: it needs none."""
+        command = self._parsed(_TELEMETRY, raw)
+        # Again for each command: the access key may be gone meanwhile.
+        return await self._telemetry.hear(self._admitted(call, command), command)
 
 
 @dataclass(slots=True)
@@ -308,18 +345,6 @@ class _OpenStream:
             sending.cancel()
             return False
         return self.is_open
-
-
-def _read(rpc: Rpc, raw: bytes) -> Wire:
-    """Return a request.
-
-    Raises:
-        RefusedError: the bytes are none.
-    """
-    try:
-        return rpc.request.FromString(raw)
-    except Exception as error:
-        raise RefusedError(Code.BAD_REQUEST, "the request cannot be read") from error
 
 
 def _opened(server: grpc.aio.Server, port: Port) -> Place:

@@ -13,6 +13,9 @@ from outbox.rocketmq.front.settings import answered, topics_of
 from outbox.rocketmq.front.statuses import Code, RefusedError, status
 from outbox.store.fronts.groups import ConsumerGroup
 
+#: No client needs its own names again: settings with more bytes come back without them, because clients that take no
+#: answers would fill the memory.
+_MOST_BYTES = 4096
 _Command = RPCS["Telemetry"].response
 _Beat = RPCS["Heartbeat"].response
 _Gone = RPCS["NotifyClientTermination"].response
@@ -48,6 +51,11 @@ class Telemetry:
         # A client may send any number of names, and each of many clients the same ones.
         topics = frozenset(intern(name) for name in named if name in self._topics)
         self.clients.declared(call.client, settings.client_type, topics)
+        if command.ByteSize() > _MOST_BYTES:
+            names = (
+                settings.publishing.topics if settings.HasField("publishing") else settings.subscription.subscriptions
+            )
+            del names[:]
         return _Command(status=status(), settings=settings)
 
     async def heartbeat(self, call: Call, _request: Wire) -> Wire:
