@@ -137,21 +137,15 @@ def told(story: Callable[[Popping], Any]) -> tuple[list[Any], list[tuple[str, li
     return asyncio.run(tell())
 
 
-def test_messages_of_a_call_that_has_ended_during_the_pop_are_given_back_and_others_get_theirs():
+@pytest.mark.parametrize("moment", ["during the pop", "when the answer is there"])
+def test_messages_of_a_call_that_ends_are_given_back_and_others_get_theirs(moment):
     async def story(popping: Popping) -> Any:
         gone, stays = popping.call(), popping.call()
-        await popping.began.wait()
-        gone.cancel()
-        popping.may_end.set()
-        return gone, stays
-
-    assert told(story) == ([None, [b"1"]], [("r", [b"0"])])
-
-
-def test_messages_of_a_call_that_ends_when_its_answer_is_there_are_given_back():
-    async def story(popping: Popping) -> Any:
-        gone, stays = popping.call(), popping.call()
-        popping.gone = gone
+        if moment == "during the pop":
+            await popping.began.wait()
+            gone.cancel()
+        else:
+            popping.gone = gone
         popping.may_end.set()
         return gone, stays
 
