@@ -7,12 +7,14 @@ from contextlib import closing
 from outbox.errors import MQClientError
 from outbox.rocketmq.limits import DLQ
 from outbox.rocketmq.message_ext import MessageExt
+from outbox.rocketmq.names import subscription_name
 from outbox.store.subscriptions.parked_messages import DEAD, ParkedMessages
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.writing.bare import BareOutbox
 
 
 def dead_letters(outbox: BareOutbox, topic: str, *, limit: int = 100, after: int = -1) -> list[MessageExt]:
-    """Return the dead letters of a consumer group, in the order of the log.
+    """Return the dead letters of a consumer group, in the order of the log: of all topics, also those at a front.
 
     Args:
         outbox: where the group is.
@@ -27,7 +29,10 @@ def dead_letters(outbox: BareOutbox, topic: str, *, limit: int = 100, after: int
     if not group or group == topic:
         raise MQClientError(f"the topic of dead letters is {DLQ}<group>, not {topic!r:.60}")
     with closing(outbox.database.open()) as channel:
-        letters = ParkedMessages(channel, group)
-        found = [letters.message(each.id) for each in letters.list(DEAD, limit, after)]
+        at_fronts = subscription_name(group, "")
+        names = [each.name for each in Subscriptions(channel).all() if each.name.startswith(at_fronts)]
+        letters = {name: ParkedMessages(channel, name) for name in (group, *names)}
+        dead = sorted((each.id, name) for name, of in letters.items() for each in of.list(DEAD, limit, after))
+        found = [letters[name].message(id) for id, name in dead[:limit]]
     # A letter that a person has discarded meanwhile is left out.
     return [MessageExt.of(each) for each in found if each is not None]

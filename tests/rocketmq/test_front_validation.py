@@ -10,12 +10,12 @@ from outbox.model.encoding import MAX_BODY_BYTES
 from outbox.model.limits import MAX_HEADER_BYTES, checked_headers
 from outbox.rocketmq.front.authentication import topics_in
 from outbox.rocketmq.front.conversion import stored, wire_of
-from outbox.rocketmq.front.group_subscription import subscription_name
 from outbox.rocketmq.front.handles import Handle
 from outbox.rocketmq.front.protocol import RPCS
 from outbox.rocketmq.front.settings import MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.rocketmq.front.validation import MAX_EXPRESSION, MAX_KEYS, MAX_MESSAGES, checked_messages, checked_tags
+from outbox.rocketmq.names import subscription_name
 from outbox.store.subscriptions.receipts import Receipt
 from tests.rocketmq.front_probes import TOPICS, message
 

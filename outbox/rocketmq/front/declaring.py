@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from outbox.errors import MQClientError
-from outbox.rocketmq.front.group_subscription import subscription_name
 from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.settings import CONSUME_ATTEMPTS
 from outbox.rocketmq.front.statuses import RefusedError
 from outbox.rocketmq.front.validation import checked_group, checked_topic
+from outbox.rocketmq.names import subscription_name
 from outbox.store.database import Channel
 from outbox.store.fronts.groups import ConsumerGroup, GroupRows
 from outbox.store.fronts.topics import TopicRows

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
-from urllib.parse import quote
 
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.expressions import MessageSelector
 from outbox.rocketmq.front.polls import Popped
 from outbox.store.subscriptions.receipts import Receipt
-
-
-def subscription_name(group: str, topic: str) -> str:
-    """Return the name of the subscription of a consumer group to a topic; each has a position of its own.
-
-    Groups and topics may have a `|`, so that of a group is written as in a URL: no two pairs have one name.
-    """
-    return f"{quote(group, safe='')}|{topic}"
 
 
 class GroupSubscription(Protocol):

@@ -11,11 +11,12 @@ from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.expressions import MessageSelector
 from outbox.rocketmq.front.calls import THREADS
-from outbox.rocketmq.front.group_subscription import GroupSubscription, subscription_name
+from outbox.rocketmq.front.group_subscription import GroupSubscription
 from outbox.rocketmq.front.polls import Popped
 from outbox.rocketmq.front.settings import CONSUME_ATTEMPTS
 from outbox.rocketmq.front.statuses import line_of
 from outbox.rocketmq.hints import Hints
+from outbox.rocketmq.names import subscription_name
 from outbox.rocketmq.partition_pops import Kept
 from outbox.rocketmq.popping import Popping, new_receipt, opening
 from outbox.runtime.throttled_log import ThrottledLog
