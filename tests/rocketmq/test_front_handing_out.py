@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import closing, nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from outbox import Message, Outbox
 from outbox.rocketmq.front import Front
 from outbox.rocketmq.front.calls import Call, Threads
 from outbox.rocketmq.front.declaring import Declarations
+from outbox.rocketmq.front.polls import Popped
 from outbox.rocketmq.front.protocol import RPCS, SERVICE
 from outbox.rocketmq.front.receiving import Receiving
 from outbox.rocketmq.front.routing import Place, Routes
@@ -229,6 +230,7 @@ def test_calls_about_strange_messages_are_answered_as_by_rocketmq_and_create_not
         (handle,) = handles(receive(front))
         answers = {
             "none": acked(front),
+            "most": acked(front, *["garbage"] * 3),
             "too many": acked(front, *[handle] * 4),
             "topic": acked(front, handle, "garbage", topic="nowhere"),
             "group": acked(front, handle, group="strangers"),
@@ -240,6 +242,7 @@ def test_calls_about_strange_messages_are_answered_as_by_rocketmq_and_create_not
 
     assert answers == {
         "none": ((50001, "ack message result is empty"), []),
+        "most": ((50001, "INTERNAL_SERVER_ERROR"), [(50001, "Parse failed, dataList size 1.")] * 3),
         "too many": ((40000, "too many entries, max is 3"), []),
         "topic": (
             (50001, "INTERNAL_SERVER_ERROR"),
@@ -297,30 +300,89 @@ def test_a_handle_of_a_former_front_is_good_and_one_of_a_later_front_too(engine,
     assert (answer, states(engine)) == (((20000, "OK"), [(20000, "OK")] * 2), {"retry": 1})
 
 
-def test_of_many_groups_those_are_forgotten_that_nobody_asked_for_longest(monkeypatch):
-    monkeypatch.setattr("outbox.rocketmq.front.receiving._MOST_GROUPS", 2)
-    made, threads = list[str](), Threads(1)
+class Made:
+    """Subscriptions without messages. `made`: each group of one that was made, and each group with a tag to pop by."""
 
-    def subscription_of(group: str, _topic: str) -> Any:
-        made.append(group)
-        return SimpleNamespace(ack=lambda _receipts: [])
+    def __init__(self) -> None:
+        self.made, self._threads = list[str](), Threads(2)
+        routes = Routes(TOPICS, lambda _tls: Place("127.0.0.1", 1))
+        hints: Any = SimpleNamespace(wake=lambda _wake: nullcontext())
+        self.receiving = Receiving(self._subscription_of, hints, routes, self._threads, self._alive, ())
 
-    routes = Routes(TOPICS, lambda _safe: Place("127.0.0.1", 1))
-    hints: Any = SimpleNamespace(wake=lambda _wake: nullcontext())
+    def _subscription_of(self, group: str, _topic: str) -> Any:
+        def pops(choice: Any) -> Any:
+            self.made.append(f"{group} {choice.tags[0]}")
+            return lambda asked: Popped("r", [[] for _ in asked])
 
-    async def nobody(_clients: Collection[str]) -> Collection[str]:
+        self.made.append(group)
+        return SimpleNamespace(ack=lambda _receipts: [], pops=pops, give_back=None)
+
+    async def _alive(self, _clients: Collection[str]) -> Collection[str]:
         return ()
 
-    receiving = Receiving(subscription_of, hints, routes, threads, nobody, ())
+    async def receive(self, group: str, tag: str, *, seconds: int = 0) -> None:
+        """Receive nothing, after so many seconds."""
 
-    async def story() -> None:
-        for group in "abacab":
-            await receiving.ack(Call("raw", {}), request("AckMessage", group=group))
+        async def send(_answer: Any) -> None:
+            pass
 
-    asyncio.run(story())
-    threads.close()
+        wait: dict[str, Any] = {"long_polling_timeout": {"seconds": seconds}, "filter_expression": {"expression": tag}}
+        await self.receiving.receive(Call("raw", {}), request("ReceiveMessage", group=group, **wait), send)
+        for _ in range(9):  # the task that has answered ends
+            await asyncio.sleep(0)
 
-    assert made == ["a", "b", "c", "b"]
+    async def waiting(self, group: str, tag: str) -> asyncio.Task[None]:
+        """Begin a call that waits for a message."""
+        call = asyncio.create_task(self.receive(group, tag, seconds=60))
+        while f"{group} {tag}" not in self.made:
+            await asyncio.sleep(0)
+        return call
+
+    def of(self, story: Callable[["Made"], Awaitable[asyncio.Task[None]]]) -> list[str]:
+        """What a story makes."""
+
+        async def tell() -> None:
+            (await story(self)).cancel()
+
+        asyncio.run(tell())
+        self._threads.close()
+        return self.made
+
+
+def test_of_many_groups_those_are_forgotten_that_nobody_asked_for_longest_unless_a_call_waits(monkeypatch):
+    monkeypatch.setattr("outbox.rocketmq.front.receiving._MOST_GROUPS", 3)
+
+    async def story(made: Made) -> Any:
+        call = await made.waiting("w", "t")
+        for group in "abacabw":
+            await made.receiving.ack(Call("raw", {}), request("AckMessage", group=group))
+        return call
+
+    assert Made().of(story) == ["w", "w t", "a", "b", "c", "b"]
+
+
+def test_a_group_is_made_although_calls_wait_in_as_many_as_are_kept(monkeypatch):
+    monkeypatch.setattr("outbox.rocketmq.front.receiving._MOST_GROUPS", 1)
+
+    async def story(made: Made) -> Any:
+        call = await made.waiting("w", "t")
+        for _ in range(2):
+            await made.receive("a", "t")
+        return call
+
+    assert Made().of(story) == ["w", "w t", "a", "a t"]
+
+
+def test_of_many_choices_of_a_group_the_oldest_is_forgotten_unless_a_call_waits(monkeypatch):
+    monkeypatch.setattr("outbox.rocketmq.front.receiving._MOST_CHOICES", 3)
+
+    async def story(made: Made) -> Any:
+        call = await made.waiting("g", "w")
+        for tag in "abcbaw":
+            await made.receive("g", tag)
+        return call
+
+    assert Made().of(story) == ["g", "g w", "g a", "g b", "g c", "g a"]
 
 
 # A stop

@@ -446,52 +446,6 @@ def test_all_partitions_are_asked_also_while_their_number_changes(engine, outbox
     assert texts([*found, *consumer.receive(32, HOUR)]) == [*sorted(keys, key=keys.index), "last"]
 
 
-# Receipts of many
-
-
-def test_one_statement_takes_receipts_of_many_and_says_which_were_valid(engine, outbox):
-    consumer = begun(outbox, fifo=True)
-    for key in "abcd":
-        send(outbox, f"{key}1", f"{key}2", key=key)
-    held = {each.body[:1].decode(): each for _ in "abcd" for each in consumer.receive(1, HOUR)}
-    receipts = {key: Receipt(each.queue_offset, each.message.key, each.receipt_handle) for key, each in held.items()}
-    stale = receipts["a"]._replace(error="handed out under receipt 1")
-
-    with closing(outbox.database.open()) as channel:
-        group = Receipts(channel, "billing")
-        found = [
-            group.postpone([receipts["a"], stale], HOUR),
-            group.ack([stale, receipts["a"], receipts["b"]]),
-            group.ack([receipts["a"]]),
-            group.dead_letter([receipts["c"], receipts["a"]], "too hot"),
-        ]
-
-    ids = {key: each.id for key, each in receipts.items()}
-    assert found == [{ids["a"]}, {ids["a"], ids["b"]}, set(), {ids["c"]}]
-    (dead,) = outbox.admin.parked(name="billing", state="dead")
-    assert (dead.error, states(engine)) == ("too hot", {"retry": 4, "dead": 1})
-    assert texts(consumer.receive(32, HOUR)) == ["a2", "b2", "c2"]
-
-
-@pytest.mark.every_database
-def test_messages_that_are_given_back_come_again_as_if_nobody_had_received_them(outbox):
-    consumer = begun(outbox, fifo=True, max_attempts=1)
-    for key in "ab":
-        send(outbox, f"{key}1", f"{key}2", key=key)
-    found = consumer.receive(4, HOUR)
-    receipts = [Receipt(each.queue_offset, each.message.key, each.receipt_handle) for each in found]
-    stale = receipts[0]._replace(error="handed out under receipt 1")
-
-    with closing(outbox.database.open()) as channel:
-        group = Receipts(channel, "billing")
-        given = [group.give_back([*receipts, stale]), group.give_back(receipts), group.ack(receipts)]
-
-    again = consumer.receive(4, HOUR)
-    assert given == [{each.id for each in receipts}, set(), set()]
-    assert [(each.body, each.reconsume_times) for each in again] == [(each.body, 0) for each in found]
-    assert texts(again) == ["a1", "a2", "b1", "b2"]
-
-
 # Processes that are killed
 
 

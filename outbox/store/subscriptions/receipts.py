@@ -25,12 +25,11 @@ _FIND = f"SELECT id, key FROM {{parked}} WHERE {_VALID}"
 _ACK = f"DELETE FROM {{parked}} WHERE {_VALID}"
 _POSTPONE = f"UPDATE {{parked}} SET due_at = {{later}} WHERE {_VALID}"
 _TIMES = f"SELECT id, due_at FROM {{parked}} WHERE {_VALID}"
-#: By primary key. Whoever has given a message another time decides on it from then on. A second call of the same finds
-#: its own times.
+#: By primary key. Whoever has given a message another time decides on it from then on.
 _RENEW = {
     "changes": "due_at = r.its_next",
     "joined": "subscription = :subscription AND {id_in_ids} AND id = r.its_id AND error = r.its_error"
-    " AND coalesce(state, 'retry') = 'retry' AND due_at > {now} AND due_at IN (r.its_due, r.its_next)",
+    " AND coalesce(state, 'retry') = 'retry' AND due_at > {now} AND due_at = r.its_due",
 }
 _RENEWS = {**_ROWS, "its_due": "moment", "its_next": "moment"}
 #: Nobody got it, so the delivery does not count.
@@ -84,6 +83,7 @@ class Receipts:
         bound = {**self._bound(times), **database.bind_records("rows", rows, **_RENEWS)}
         if self._channel.run(update, **bound) == len(rows):
             return {each.id for each in times}
+        # A call that is made again, because its answer was lost, has written already.
         found, then = self.times(times), {each.id: then for each, (_, then) in times.items()}
         return {id for id, due in found.items() if due == then[id]}
 
