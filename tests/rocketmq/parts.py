@@ -165,3 +165,10 @@ def halves(engine: Engine) -> int:
     with engine.connect() as connection:
         counted = connection.execute(text(f"SELECT count(*) FROM outbox_message WHERE topic = '{HALF_TOPIC}'"))
         return int(counted.scalar_one())
+
+
+def one(producer: TransactionMQProducer, body: str = "1"):
+    """A transaction with a message."""
+    transaction = producer.begin_transaction()
+    transaction.send("orders", body)
+    return transaction
