@@ -20,6 +20,7 @@ from outbox.rocketmq.front.clients import ClientPolicy, Clients
 from outbox.rocketmq.front.group_subscriptions import GroupSubscriptions
 from outbox.rocketmq.front.joining import Joining
 from outbox.rocketmq.front.polls import Polls, Popped
+from outbox.rocketmq.front.protocol import RPCS
 from outbox.rocketmq.front.registry import Registry
 from outbox.rocketmq.front.statuses import RefusedError, line_of
 from outbox.store.subscriptions.receipts import Receipts
@@ -217,6 +218,22 @@ def test_what_a_front_logs_of_an_error_of_the_database_is_one_line_without_the_m
         "clients were not noted, trying again",
         "messages of a call that has ended were not given back",
     )]  # fmt: skip
+
+
+def test_each_call_that_waits_for_the_rows_of_topics_fails_if_they_cannot_be_read():
+    """Else the client would be told that there is no such topic."""
+    rows: Any = type("Failing", (), {"call": failing})()
+
+    async def story() -> list[object]:
+        catalog = Catalog(rows, threads, ClientPolicy())
+        asked = RPCS["QueryRoute"].request(topic={"name": "new"})
+        return await asyncio.gather(*(catalog.look(asked) for _ in range(3)), return_exceptions=True)
+
+    threads = Threads(1)
+    found = asyncio.run(story())
+    threads.close()
+
+    assert [type(each) for each in found] == [IntegrityError] * 3
 
 
 def test_an_error_that_was_not_foreseen_is_one_line_too():

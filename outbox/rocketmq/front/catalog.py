@@ -51,7 +51,8 @@ class Catalog:
         self.on_topics: Callable[[], None] = lambda: None
         self.on_groups: Callable[[set[str]], None] = lambda _names: None
         self._one = asyncio.Lock()
-        self._reads = 0
+        #: The read that has not begun.
+        self._next: asyncio.Task[None] | None = None
         self._log = ThrottledLog(logger)
         self._missing = Throttle()
 
@@ -131,12 +132,16 @@ class Catalog:
         await self._read()
 
     async def _read(self) -> None:
-        """Read the rows once for all calls before the read."""
-        begun = self._reads
+        """Read the rows, once for all calls that come before the read begins; they fail with it."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._read_next())
+            # Also where all who wait have been cancelled.
+            self._next.add_done_callback(lambda read: read.cancelled() or read.exception())
+        await asyncio.shield(self._next)
+
+    async def _read_next(self) -> None:
         async with self._one:
-            if self._reads > begun:
-                return
-            self._reads += 1
+            self._next = None
             self._take(*await self._threads.run(partial(self._rows.call, _declared)))
 
     def _take(self, topics: Mapping[str, TopicType], groups: Mapping[str, ConsumerGroup]) -> None:
