@@ -203,7 +203,7 @@ class Subscription:
         """Do as a subscription."""
         return {each.id: BEGIN for each in receipts}
 
-    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]]) -> list[bool]:
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], _wait: timedelta) -> list[bool]:
         """Do as a subscription."""
         if self.fails:
             raise ConnectionError("away")

@@ -81,9 +81,9 @@ def test_a_time_is_moved_from_the_moment_that_was_written_and_from_no_other(outb
     receipts.postpone([second], 2 * HOUR)
     later = due + SECOND
 
-    moved = [receipts.renew({first: (due, later), second: (due, later)}) for _ in range(2)]
-    moved.append(receipts.renew({first: (due, later + SECOND)}))
-    moved.append(receipts.renew({first._replace(error="strange"): (later, due)}))
+    moved = [receipts.renew({first: (due, later), second: (due, later)}, HOUR) for _ in range(2)]
+    moved.append(receipts.renew({first: (due, later + SECOND)}, HOUR))
+    moved.append(receipts.renew({first._replace(error="strange"): (later, due)}, HOUR))
 
     times = receipts.times([first, second, second._replace(id=0), first._replace(error="strange")])
     assert moved == [{first.id}, {first.id}, set(), set()]
@@ -95,6 +95,17 @@ def test_a_time_that_is_over_is_not_moved(engine, outbox, receipts):
     (due,) = receipts.times([first]).values()
     step_clock(engine, 2 * HOUR, "outbox_parked.due_at")
 
-    moved = receipts.renew({first: (due - 2 * HOUR, due)})
+    moved = receipts.renew({first: (due - 2 * HOUR, due)}, HOUR)
 
     assert (moved, receipts.times([first])) == (set(), {})
+
+
+def test_a_time_that_a_clock_which_was_set_back_has_left_far_ahead_is_not_moved_further(outbox, receipts):
+    (first,) = received(outbox, "1")
+    (due,) = receipts.times([first]).values()
+
+    receipts.renew({first: (due, due + SECOND)}, 10 * SECOND)
+    (moved,) = receipts.times([first]).values()
+
+    assert (due - moved) > HOUR / 2
+    assert receipts.renew({first: (due + SECOND, due + 2 * SECOND)}, 10 * SECOND) == set()

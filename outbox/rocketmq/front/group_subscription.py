@@ -32,7 +32,7 @@ class GroupSubscription(Protocol):
     def times(self, receipts: Sequence[Receipt]) -> Mapping[int, datetime]:
         """Return until when messages are nobody else's, by id; only of receipts that are worth something."""
 
-    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]]) -> list[bool]:
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> list[bool]:
         """Move the times of messages from one moment to another, but not a time that somebody else has changed."""
 
     def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:

@@ -115,9 +115,9 @@ class _Stored:
         """Do as `GroupSubscription.times`."""
         return self._connections.call(lambda channel: Receipts(channel, self.name).times(receipts))
 
-    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]]) -> list[bool]:
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> list[bool]:
         """Do as `GroupSubscription.renew`."""
-        return self._use([*times], lambda of_group: of_group.renew(times))
+        return self._use([*times], lambda of_group: of_group.renew(times, wait))
 
     def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:
         """Do as `GroupSubscription.dead_letter`."""

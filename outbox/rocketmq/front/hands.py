@@ -166,7 +166,7 @@ class Hands:
         now = clock()
         times = {each: (batch.due, batch.due_from(now)) for batch in batches for each in batch.out}
         try:
-            good = await self._threads.run(partial(subscription.renew, times))
+            good = await self._threads.run(partial(subscription.renew, times, RENEWED))
         except Exception as error:
             self._log.warning("front: messages were not renewed, trying again: %s", line_of(error))
             return

@@ -25,12 +25,15 @@ _FIND = f"SELECT id, key FROM {{parked}} WHERE {_VALID}"
 _ACK = f"DELETE FROM {{parked}} WHERE {_VALID}"
 _POSTPONE = f"UPDATE {{parked}} SET due_at = {{later}} WHERE {_VALID}"
 _TIMES = f"SELECT id, due_at FROM {{parked}} WHERE {_VALID}"
-#: By primary key. Whoever has given a message another time decides on it from then on.
+#: By primary key. Whoever has given a message another time decides on it from then on. A clock that was set back would
+#: leave all times far ahead.
 _RENEW = {
-    "changes": "due_at = r.its_next",
+    "changes": "due_at = CASE WHEN r.its_next > {far} THEN {later} ELSE r.its_next END",
     "joined": "subscription = :subscription AND {id_in_ids} AND id = r.its_id AND error = r.its_error"
     " AND coalesce(state, 'retry') = 'retry' AND due_at > {now} AND due_at = r.its_due",
 }
+#: So many times the time that a message gets are far ahead.
+_FAR = 10
 _RENEWS = {**_ROWS, "its_due": "moment", "its_next": "moment"}
 #: Nobody got it, so the delivery does not count.
 _GIVE_BACK = f"UPDATE {{parked}} SET due_at = {{now}}, attempts = attempts - 1 WHERE {_VALID}"
@@ -73,14 +76,18 @@ class Receipts:
         statement = database.sql(_TIMES, rows=database.records("rows", **_ROWS))
         return {id: database.moment(due) for id, due in self._channel.rows(statement, **self._bound(receipts))}
 
-    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]]) -> set[int]:
-        """Move the time of messages from one moment to another, but not if the time is a third one by now."""
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> set[int]:
+        """Move the time of messages from one moment to another, but not if the time is a third one by now.
+
+        A moment that is far beyond `wait` from now becomes `wait` from now, the last time.
+        """
         database, bind = self._channel.database, self._channel.database.dialect.clock.bind
         rows = [(each.id, each.error or "", bind(due), bind(then)) for each, (due, then) in times.items()]
         parts = {"table": database.names["parked"], "source": f"{database.records('rows', **_RENEWS)} AS r"}
-        joined = _RENEW["joined"].format(**database.names)
-        update = database.sql(database.dialect.writes.update_from, **parts, changes=_RENEW["changes"], joined=joined)
+        parts |= {name: part.format(**database.names, far=database.later(":far")) for name, part in _RENEW.items()}
+        update = database.sql(database.dialect.writes.update_from, **parts)
         bound = {**self._bound(times), **database.bind_records("rows", rows, **_RENEWS)}
+        bound |= {"seconds": wait.total_seconds(), "far": _FAR * wait.total_seconds()}
         if self._channel.run(update, **bound) == len(rows):
             return {each.id for each in times}
         # A call that is made again, because its answer was lost, has written already.
