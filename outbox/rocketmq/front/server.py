@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -41,6 +41,7 @@ _TELEMETRY = RPCS["Telemetry"]
 #: Seconds for calls under way after a stop, and for a stream to take a command.
 _DRAIN_SECONDS, _WRITE_SECONDS = 8.0, 2.0
 BEAT_SECONDS = 5.0
+_LARGE_AT_ONCE = 4
 
 
 class Server:
@@ -71,6 +72,8 @@ class Server:
                 self._talk, None, _TELEMETRY.response.SerializeToString
             ),
         }
+        #: Commands with long lists are heard a few at a time.
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._log = ThrottledLog(logger)
         #: The tasks of open streams, which a stop ends.
         self._talks: set[asyncio.Task[Any]] = set()
@@ -304,9 +307,11 @@ class Server:
 
     async def _heard(self, call: Call, raw: bytes) -> Wire | None:
         """Return the answer to a command; None: it needs none."""
-        command = self._parsed(_TELEMETRY, raw)
-        # Again for each command: the access key may be gone meanwhile.
-        return await self._telemetry.hear(self._admitted(call, command), command)
+        # A command is several times as large when it has been read, and then it waits for the database.
+        async with self._large if len(raw) > self._limits.call_bytes else nullcontext():
+            command = self._parsed(_TELEMETRY, raw)
+            # Again for each command: the access key may be gone meanwhile.
+            return await self._telemetry.hear(self._admitted(call, command), command)
 
 
 @dataclass(slots=True)
