@@ -350,7 +350,7 @@ class Made:
 
 
 def test_of_many_groups_those_are_forgotten_that_nobody_asked_for_longest_unless_a_call_waits(monkeypatch):
-    monkeypatch.setattr("outbox.rocketmq.front.receiving._MOST_GROUPS", 3)
+    monkeypatch.setattr("outbox.rocketmq.front.group_calls._MOST_GROUPS", 3)
 
     async def story(made: Made) -> Any:
         call = await made.waiting("w", "t")
@@ -362,7 +362,7 @@ def test_of_many_groups_those_are_forgotten_that_nobody_asked_for_longest_unless
 
 
 def test_a_group_is_made_although_calls_wait_in_as_many_as_are_kept(monkeypatch):
-    monkeypatch.setattr("outbox.rocketmq.front.receiving._MOST_GROUPS", 1)
+    monkeypatch.setattr("outbox.rocketmq.front.group_calls._MOST_GROUPS", 1)
 
     async def story(made: Made) -> Any:
         call = await made.waiting("w", "t")
@@ -374,7 +374,7 @@ def test_a_group_is_made_although_calls_wait_in_as_many_as_are_kept(monkeypatch)
 
 
 def test_of_many_choices_of_a_group_the_oldest_is_forgotten_unless_a_call_waits(monkeypatch):
-    monkeypatch.setattr("outbox.rocketmq.front.receiving._MOST_CHOICES", 3)
+    monkeypatch.setattr("outbox.rocketmq.front.group_calls._MOST_CHOICES", 3)
 
     async def story(made: Made) -> Any:
         call = await made.waiting("g", "w")

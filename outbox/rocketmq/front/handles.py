@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from outbox.errors import InvalidMessageError
 from outbox.model.limits import MAX_NUMBER, checked_key
 from outbox.model.message import Message
-from outbox.rocketmq.front.statuses import Code, RefusedError
+from outbox.rocketmq.front.statuses import Code, RefusedError, internal
 from outbox.store.subscriptions.receipts import Receipt
 
 #: Characters of a receipt; each has fewer.
@@ -71,6 +71,11 @@ class Handle(NamedTuple):
     def __str__(self) -> str:
         fields = [*self.receipt, self.until, *([self.owner] if self.owner else [])]
         return base64.urlsafe_b64encode(json.dumps(fields, separators=(",", ":")).encode()).decode()
+
+
+def expired() -> RefusedError:
+    """Return the error for a handle that is worth nothing."""
+    return RefusedError(Code.INVALID_RECEIPT_HANDLE, internal("receipt handle is expired").text)
 
 
 def _digest(subscription: str) -> str:

@@ -13,11 +13,11 @@ from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.expressions import MessageSelector
 from outbox.rocketmq.front.calls import Call, Send, Threads, Unary
 from outbox.rocketmq.front.conversion import wire_of
+from outbox.rocketmq.front.group_calls import GroupCalls, Groups
 from outbox.rocketmq.front.group_subscription import GroupSubscription
-from outbox.rocketmq.front.handles import Handle
+from outbox.rocketmq.front.handles import Handle, expired
 from outbox.rocketmq.front.hands import LONGEST, RENEWED, Batch, Hands, Key
-from outbox.rocketmq.front.joining import Joining
-from outbox.rocketmq.front.polls import Polls, Popped
+from outbox.rocketmq.front.polls import Popped
 from outbox.rocketmq.front.protocol import RPCS, Wire, duration_of, numbers, set_moment
 from outbox.rocketmq.front.routing import Routes
 from outbox.rocketmq.front.settings import LONG_POLL, MOST_RECEIVED
@@ -35,9 +35,6 @@ _Forwarded = RPCS["ForwardMessageToDeadLetterQueue"].response
 _FILTERS = numbers("FilterType")
 #: A long poll ends so many seconds before its deadline.
 _BEFORE_DEADLINE = 0.5
-_EXPIRED = "receipt handle is expired"
-#: So many choices of a group and topic are kept, and so many groups, each choice with messages that it has read.
-_MOST_CHOICES, _MOST_GROUPS = 4, 256
 #: A call acknowledges at most so many messages.
 MOST_ENTRIES = 1000
 #: A receive waits for so long at most, whatever it asks for.
@@ -57,12 +54,10 @@ class Receiving:
         fifo_groups: Collection[str],
     ) -> None:
         """`subscription_of`: returns that of a group to a topic. `alive`: returns which of some clients are there."""
-        self._subscription_of, self._hints = subscription_of, hints
+        self._groups = Groups(subscription_of, hints, threads)
         self._routes, self._threads, self._fifo = routes, threads, fifo_groups
         self.hands = Hands(threads, alive)
         self._log = ThrottledLog(logger)
-        #: By group and topic, those first that were not asked for longest.
-        self._groups: dict[tuple[str, str], _Group] = {}
         self._ended = False
 
     @property
@@ -78,13 +73,11 @@ class Receiving:
     def end(self) -> None:
         """Answer the calls that wait for messages, and all later ones, with nothing: the front stops."""
         self._ended = True
-        for group in self._groups.values():
-            group.end()
+        self._groups.end()
 
     def changed(self, groups: Collection[str]) -> None:
         """Begin anew with groups of other properties."""
-        for key in [each for each in self._groups if each[0] in groups]:
-            self._groups.pop(key).end()
+        self._groups.forget(groups)
 
     async def receive(self, call: Call, request: Wire, send: Send) -> None:
         """Send a status, messages, and the moment of the delivery, also after a refusal, as RocketMQ does."""
@@ -99,7 +92,7 @@ class Receiving:
         name, topic = checked_group(request.group.name), checked_topic(request.message_queue.topic.name)
         duration = RENEWED if request.auto_renew else checked_invisible(_duration(request.invisible_duration))
         choice = _choice(request.filter_expression)
-        group = self._group(name, self._routes.known(topic))
+        group = self._groups.of(name, self._routes.known(topic))
         if request.batch_size < 0:
             raise RefusedError(Code.INTERNAL_SERVER_ERROR, f"Illegal Capacity: {request.batch_size}")
         asked = Asked(min(request.batch_size, MOST_RECEIVED), duration)
@@ -122,7 +115,9 @@ class Receiving:
                 group.give_back(Popped(batch.receipt, [batch.messages]))
             raise
 
-    async def _find(self, group: _Group, batch: Batch, choice: MessageSelector, asked: Asked, seconds: float) -> None:
+    async def _find(
+        self, group: GroupCalls, batch: Batch, choice: MessageSelector, asked: Asked, seconds: float
+    ) -> None:
         """Find the messages of a batch: those that an earlier one had and nobody else has had since, or others."""
         receipt, messages = batch.receipt, await self._still_out(batch, asked.time)
         if not messages and asked.most and not self._ended:
@@ -140,7 +135,7 @@ class Receiving:
         good = await self._threads.run(partial(batch.subscription.postpone, batch.receipts, duration))
         return [each for each, is_good in zip(batch.messages, good, strict=True) if is_good]
 
-    def _delivered(self, group: _Group, batch: Batch, message: Message, handle: Handle, topic: Wire) -> Wire | None:
+    def _delivered(self, group: GroupCalls, batch: Batch, message: Message, handle: Handle, topic: Wire) -> Wire | None:
         """Return a message of a batch in a client's hands; None: it cannot be read, or is behind such a message.
 
         What cannot be read stays out for its time, as if the client had it, and so comes to its end.
@@ -199,14 +194,14 @@ class Receiving:
         receipts = [each.receipt for each in handles]
         if not self._routes.has(topic):
             return dict.fromkeys(receipts, _abnormal("ack", topic))
-        group = self._group(name, topic)
+        group = self._groups.of(name, topic)
         own = [each for each in handles if each.is_of(group.subscription.name)]
         good = await group.acks.call([each.receipt for each in own])
         refused = await self._not_done(group, [each for each, is_good in zip(own, good, strict=True) if not is_good])
         others = [each for each in handles if not each.is_of(group.subscription.name)]
         # RocketMQ does nothing either for a group that has received nothing, and says OK.
         known = bool(others) and await self._threads.run(group.subscription.is_known)
-        return refused | {each.receipt: _expired() for each in others if known}
+        return refused | {each.receipt: expired() for each in others if known}
 
     async def change(self, _call: Call, request: Wire) -> Wire:
         """Let a message be nobody else's for another time from now on; its handle stays."""
@@ -215,7 +210,7 @@ class Receiving:
         handle = group.handle(request.receipt_handle)
         (good,) = await self._threads.run(partial(group.subscription.postpone, [handle.receipt], duration))
         if not good:
-            raise _expired()
+            raise expired()
         return _Changed(status=status(), receipt_handle=request.receipt_handle)
 
     async def forward(self, _call: Call, request: Wire) -> Wire:
@@ -229,84 +224,21 @@ class Receiving:
                 raise refused
         return _Forwarded(status=status())
 
-    async def _not_done(self, group: _Group, handles: Sequence[Handle]) -> dict[Receipt, RefusedError]:
+    async def _not_done(self, group: GroupCalls, handles: Sequence[Handle]) -> dict[Receipt, RefusedError]:
         """Return the errors of receipts that are worth nothing.
 
         No error is for a receipt that a call before has used: the answer to that call may be lost.
         """
         ids = [each.receipt.id for each in handles if not each.is_over]
         out = await self._threads.run(partial(group.subscription.out, ids)) if ids else set[int]()
-        return {each.receipt: _expired() for each in handles if each.is_over or each.receipt.id in out}
+        return {each.receipt: expired() for each in handles if each.is_over or each.receipt.id in out}
 
-    def _group_of(self, request: Wire, call: str) -> _Group:
+    def _group_of(self, request: Wire, call: str) -> GroupCalls:
         """Return the group and topic of a call about a message that was received."""
         group, topic = checked_group(request.group.name), checked_topic(request.topic.name)
         if not self._routes.has(topic):
             raise _abnormal(call, topic)
-        return self._group(group, topic)
-
-    def _group(self, name: str, topic: str) -> _Group:
-        key = (checked_group(name), topic)
-        found = self._groups.pop(key, None) or _Group(self._subscription_of(*key), self._threads, self._hints)
-        self._groups[key] = found
-        if len(self._groups) > _MOST_GROUPS:
-            idle = next((each for each, group in self._groups.items() if not group.busy and group is not found), None)
-            if idle is not None:
-                del self._groups[idle]
-        return found
-
-
-class _Group:
-    """The calls of one group and topic."""
-
-    def __init__(self, subscription: GroupSubscription, threads: Threads, hints: Hints) -> None:
-        self.subscription = subscription
-        self.acks: Joining[Receipt, bool] = Joining(threads, subscription.ack)
-        self._threads, self._hints = threads, hints
-        self._polls: dict[MessageSelector, Polls] = {}
-
-    @property
-    def busy(self) -> bool:
-        """True while a call waits for messages, or for what becomes of its acknowledgements."""
-        return self.acks.busy or any(each.waits for each in self._polls.values())
-
-    def handle(self, text: str) -> Handle:
-        """Return the handle in a text.
-
-        Raises:
-            RefusedError: the text is no handle, or one of another group or topic.
-        """
-        handle = Handle.read(text)
-        if not handle.is_of(self.subscription.name):
-            raise _expired()
-        return handle
-
-    def polls(self, choice: MessageSelector) -> Polls:
-        """Return the calls that wait for what a choice selects."""
-        found = self._polls.get(choice)
-        if found is None:
-            idle = [each for each, polls in self._polls.items() if not polls.waits]
-            for each in idle[: len(self._polls) - _MOST_CHOICES + 1]:
-                del self._polls[each]
-            found = self._polls[choice] = self._made(choice)
-        return found
-
-    def end(self) -> None:
-        """Answer the calls that wait."""
-        for each in self._polls.values():
-            each.end()
-
-    def give_back(self, popped: Popped) -> None:
-        """Let others have messages that nobody gets."""
-        self._threads.soon(partial(self.subscription.give_back, popped))
-
-    def _made(self, choice: MessageSelector) -> Polls:
-        pops, threads, give_back = self.subscription.pops(choice), self._threads, self.subscription.give_back
-
-        async def pop(asked: Sequence[Asked]) -> Popped:
-            return await threads.run(partial(pops, asked), unwanted=give_back)
-
-        return Polls(pop, self.give_back, self._hints.wake)
+        return self._groups.of(group, topic)
 
 
 def _delivered_now() -> Wire:
@@ -364,10 +296,6 @@ def _choice(expression: Wire) -> MessageSelector:
 def _abnormal(call: str, topic: str) -> RefusedError:
     text = f"{call} failed: status is abnormal [there is no topic {topic}]"
     return RefusedError(Code.INTERNAL_SERVER_ERROR, text)
-
-
-def _expired() -> RefusedError:
-    return RefusedError(Code.INVALID_RECEIPT_HANDLE, internal(_EXPIRED).text)
 
 
 def _overall(codes: Sequence[Code]) -> Wire:
