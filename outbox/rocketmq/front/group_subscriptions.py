@@ -104,35 +104,27 @@ class _Stored:
         )
 
     def ack(self, receipts: Sequence[Receipt]) -> list[bool]:
-        """Do as `GroupSubscription.ack`."""
         return self._use(receipts, lambda of_group: of_group.ack(receipts))
 
     def postpone(self, receipts: Sequence[Receipt], wait: timedelta) -> list[bool]:
-        """Do as `GroupSubscription.postpone`."""
         return self._use(receipts, lambda of_group: of_group.postpone(receipts, wait))
 
     def times(self, receipts: Sequence[Receipt]) -> Mapping[int, datetime]:
-        """Do as `GroupSubscription.times`."""
         return self._connections.call(lambda channel: Receipts(channel, self.name).times(receipts))
 
     def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> list[bool]:
-        """Do as `GroupSubscription.renew`."""
         return self._use([*times], lambda of_group: of_group.renew(times, wait))
 
     def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:
-        """Do as `GroupSubscription.dead_letter`."""
         return self._use(receipts, lambda of_group: of_group.dead_letter(receipts, error))
 
     def is_known(self) -> bool:
-        """Do as `GroupSubscription.is_known`."""
         return self._connections.call(lambda channel: Subscriptions(channel).find(self.name) is not None)
 
     def out(self, ids: Collection[int]) -> set[int]:
-        """Do as `GroupSubscription.out`."""
         return self._connections.call(lambda channel: Receipts(channel, self.name).out(ids))
 
     def give_back(self, popped: Popped) -> None:
-        """Do as `GroupSubscription.give_back`."""
         receipts = [Receipt(each.id or 0, each.key, popped.receipt) for some in popped.messages for each in some]
         try:
             self._use(receipts, lambda of_group: of_group.give_back(receipts))
