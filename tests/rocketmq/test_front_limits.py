@@ -28,6 +28,7 @@ from outbox.rocketmq.front.server import Server
 from outbox.rocketmq.front.settings import MOST_RECEIVED, MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError, status
 from outbox.rocketmq.front.telemetry import Telemetry
+from outbox.rocketmq.front.unfinished import received
 from outbox.rocketmq.front.validation import (
     LEAST_INVISIBLE,
     MAX_DELAY,
@@ -260,6 +261,18 @@ def test_unfinished_requests_of_the_connection_with_the_most_bytes_are_ended_and
 
     assert (ended is not None, 1 in others) == (True, False)
     assert caplog.messages == [f"front: unfinished requests have more than {MIB} bytes; those of 127.0.0.1 are ended"]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the machine has no IPv6")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_kernel_says_how_many_bytes_a_connection_to_a_port_has_received(host):
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection((host, port)) as client, server.accept()[0] as accepted:
+            client.sendall(b"x" * 1000)
+            accepted.recv(1000, socket.MSG_WAITALL)
+
+            assert received({port}) == {(host, client.getsockname()[1]): 1000}
 
 
 def test_a_connection_above_the_limit_is_closed_before_it_says_anything_and_makes_place_when_it_ends():
