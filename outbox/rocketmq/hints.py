@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from outbox.model.verdict import describe
 from outbox.runtime.fork import in_child
 from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel
+from outbox.store.failure import in_one_line
 from outbox.writing.bare import BareOutbox
 
 logger = logging.getLogger("outbox")
@@ -87,7 +87,7 @@ class Hints:
                     wake()
 
     def _failed(self, error: Exception) -> None:
-        logger.debug("hints of other processes are not heard: %s", describe(error))
+        logger.debug("hints of other processes are not heard: %s", in_one_line(error)[0])
         self._stop.wait(_RECONNECT_SECONDS)
 
     def _ends(self) -> bool:

@@ -206,7 +206,7 @@ class Subscription:
     def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], _wait: timedelta) -> list[bool]:
         """Do as a subscription."""
         if self.fails:
-            raise ConnectionError("away")
+            raise ConnectionError("away\nfor long")
         self.calls.append({each.id: then - due for each, (due, then) in times.items()})
         return [each.id not in self.gone for each in times]
 
@@ -290,7 +290,7 @@ def test_messages_that_could_not_be_renewed_are_renewed_the_next_time(clock, cap
     told(story)
 
     assert subscription.calls == [{1: timedelta(seconds=40)}]
-    assert caplog.messages == ["front: messages were not renewed, trying again: ConnectionError: away"]
+    assert caplog.messages == ["front: messages were not renewed, trying again: ConnectionError: away for long"]
 
 
 def test_batches_are_forgotten_the_oldest_first_when_they_are_too_many_or_too_large():
