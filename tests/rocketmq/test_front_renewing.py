@@ -158,6 +158,19 @@ def test_a_front_that_stood_still_leaves_alone_what_others_have_by_then(engine, 
         assert asyncio.run(story(*sides)) == (0, True)
 
 
+def test_a_message_that_came_again_from_the_same_front_is_renewed_once(engine, outbox, clock):
+    async def story(mine: Side, _others: Side) -> int:
+        mine.clients.opened("push", Stream())
+        await mine.receive()
+        step_clock(engine, timedelta(minutes=2), "outbox_parked.due_at")
+        await mine.receive()
+        clock.now = 20.0
+        return await mine.renewed()
+
+    with two(outbox, clock) as sides:
+        assert asyncio.run(story(*sides)) == 1
+
+
 @pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
 @pytest.mark.parametrize(("sign", "numbers"), [("stream", [1, 1, 1, 1, 0]), ("heartbeat", [1, 1, 1, 1, 1, 0])])
 def test_a_message_is_renewed_while_another_front_has_a_stream_or_heartbeats_of_its_client(
@@ -199,16 +212,16 @@ class Subscription:
         self.gone, self.calls = {*gone}, list[dict[int, timedelta]]()
         self.fails = False
 
-    def times(self, receipts: Sequence[Receipt]) -> dict[int, datetime]:
+    def times(self, receipts: Sequence[Receipt]) -> dict[Receipt, datetime]:
         """Do as a subscription."""
-        return {each.id: BEGIN for each in receipts}
+        return dict.fromkeys(receipts, BEGIN)
 
-    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], _wait: timedelta) -> list[bool]:
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], _wait: timedelta) -> list[Receipt]:
         """Do as a subscription."""
         if self.fails:
             raise ConnectionError("away\nfor long")
         self.calls.append({each.id: then - due for each, (due, then) in times.items()})
-        return [each.id not in self.gone for each in times]
+        return [each for each in times if each.id not in self.gone]
 
 
 def message(id: int) -> Any:

@@ -77,7 +77,7 @@ def test_messages_that_are_given_back_come_again_as_if_nobody_had_received_them(
 def test_a_time_is_moved_from_the_moment_that_was_written_and_from_no_other(outbox, receipts):
     first, second = received(outbox, "1", "2")
     begin = receipts.times([first, second])
-    due = begin[first.id]
+    due = begin[first]
     receipts.postpone([second], 2 * HOUR)
     later = due + SECOND
 
@@ -86,8 +86,8 @@ def test_a_time_is_moved_from_the_moment_that_was_written_and_from_no_other(outb
     moved.append(receipts.renew({first._replace(error="strange"): (later, due)}, HOUR))
 
     times = receipts.times([first, second, second._replace(id=0), first._replace(error="strange")])
-    assert moved == [{first.id}, {first.id}, set(), set()]
-    assert (times[first.id], times[second.id] > due + HOUR / 2, len(times)) == (later, True, 2)
+    assert moved == [{first}, {first}, set(), set()]
+    assert (times[first], times[second] > due + HOUR / 2, len(times)) == (later, True, 2)
 
 
 def test_a_time_that_is_over_is_not_moved(engine, outbox, receipts):

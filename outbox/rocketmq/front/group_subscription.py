@@ -29,11 +29,14 @@ class GroupSubscription(Protocol):
     def postpone(self, receipts: Sequence[Receipt], wait: timedelta) -> list[bool]:
         """Let messages be nobody else's for a time from now on."""
 
-    def times(self, receipts: Sequence[Receipt]) -> Mapping[int, datetime]:
-        """Return until when messages are nobody else's, by id; only of receipts that are worth something."""
+    def times(self, receipts: Sequence[Receipt]) -> Mapping[Receipt, datetime]:
+        """Return until when messages are nobody else's, by the receipts that are worth something."""
 
-    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> list[bool]:
-        """Move the times of messages from one moment to another, but not a time that somebody else has changed."""
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> Collection[Receipt]:
+        """Move the times of messages from one moment to another, but not a time that somebody else has changed.
+
+        Return the receipts of those that were moved.
+        """
 
     def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:
         """Make messages dead letters."""

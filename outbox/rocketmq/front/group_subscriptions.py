@@ -109,11 +109,11 @@ class _Stored:
     def postpone(self, receipts: Sequence[Receipt], wait: timedelta) -> list[bool]:
         return self._use(receipts, lambda of_group: of_group.postpone(receipts, wait))
 
-    def times(self, receipts: Sequence[Receipt]) -> Mapping[int, datetime]:
+    def times(self, receipts: Sequence[Receipt]) -> Mapping[Receipt, datetime]:
         return self._connections.call(lambda channel: Receipts(channel, self.name).times(receipts))
 
-    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> list[bool]:
-        return self._use([*times], lambda of_group: of_group.renew(times, wait))
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> Collection[Receipt]:
+        return self._connections.call(lambda channel: Receipts(channel, self.name).renew(times, wait))
 
     def dead_letter(self, receipts: Sequence[Receipt], error: str) -> list[bool]:
         return self._use(receipts, lambda of_group: of_group.dead_letter(receipts, error))

@@ -121,9 +121,8 @@ class Hands:
 
     async def learn(self, batch: Batch) -> None:
         """Read the time of messages that are to be renewed, before the client has any of them."""
-        receipts = batch.receipts
-        times = await self._threads.run(partial(batch.subscription.times, receipts))
-        batch.out = [each for each in receipts if each.id in times]
+        times = await self._threads.run(partial(batch.subscription.times, batch.receipts))
+        batch.out = [*times]
         # One statement has written the time of all of them.
         batch.due = max(times.values(), default=batch.due)
         batch.since = batch.heard = clock()
@@ -166,11 +165,10 @@ class Hands:
         now = clock()
         times = {each: (batch.due, batch.due_from(now)) for batch in batches for each in batch.out}
         try:
-            good = await self._threads.run(partial(subscription.renew, times, RENEWED))
+            renewed = {*await self._threads.run(partial(subscription.renew, times, RENEWED))}
         except Exception as error:
             self._log.warning("front: messages were not renewed, trying again: %s", line_of(error))
             return
-        renewed = {receipt for receipt, is_good in zip(times, good, strict=True) if is_good}
         self._number += len(renewed)
         for batch in batches:
             batch.out, batch.due, batch.since = renewed.intersection(batch.out), batch.due_from(now), now

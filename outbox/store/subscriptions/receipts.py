@@ -24,7 +24,7 @@ _OUT = """
 _FIND = f"SELECT id, key FROM {{parked}} WHERE {_VALID}"
 _ACK = f"DELETE FROM {{parked}} WHERE {_VALID}"
 _POSTPONE = f"UPDATE {{parked}} SET due_at = {{later}} WHERE {_VALID}"
-_TIMES = f"SELECT id, due_at FROM {{parked}} WHERE {_VALID}"
+_TIMES = f"SELECT id, error, due_at FROM {{parked}} WHERE {_VALID}"
 #: By primary key. Whoever has given a message another time decides on it from then on. A clock that was set back would
 #: leave all times far ahead.
 _RENEW = {
@@ -54,8 +54,9 @@ class Receipt(NamedTuple):
 class Receipts:
     """The receipts of one subscription.
 
-    Each verb takes any number of receipts, as one statement, and returns the log ids of those that were valid. Parked
-    messages that nobody has received, and those whose time is over, are changed by lease holders and by pops alone.
+    Each verb takes any number of receipts, as one statement, and most return the log ids of those that were valid.
+    Parked messages that nobody has received, and those whose time is over, are changed by lease holders and by pops
+    alone.
     """
 
     def __init__(self, channel: Channel, subscription: str) -> None:
@@ -70,16 +71,19 @@ class Receipts:
         """Let messages be due after `wait` from now; the receipts stay valid until then."""
         return self._use(_POSTPONE, receipts, seconds=wait.total_seconds())
 
-    def times(self, receipts: Collection[Receipt]) -> dict[int, datetime]:
-        """Return until when messages are in hands, by log id; only of receipts that are valid."""
+    def times(self, receipts: Collection[Receipt]) -> dict[Receipt, datetime]:
+        """Return until when messages are in hands, by the receipts that are valid."""
         database = self._channel.database
         statement = database.sql(_TIMES, rows=database.records("rows", **_ROWS))
-        return {id: database.moment(due) for id, due in self._channel.rows(statement, **self._bound(receipts))}
+        rows = self._channel.rows(statement, **self._bound(receipts))
+        found = {(id, error): database.moment(due) for id, error, due in rows}
+        return {each: found[each.id, each.error] for each in receipts if (each.id, each.error) in found}
 
-    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> set[int]:
+    def renew(self, times: Mapping[Receipt, tuple[datetime, datetime]], wait: timedelta) -> set[Receipt]:
         """Move the time of messages from one moment to another, but not if the time is a third one by now.
 
-        A moment that is far beyond `wait` from now becomes `wait` from now, the last time.
+        Return the receipts of those that were moved. A moment that is far beyond `wait` from now becomes `wait` from
+        now, for the last time.
         """
         database, bind = self._channel.database, self._channel.database.dialect.clock.bind
         rows = [(each.id, each.error or "", bind(due), bind(then)) for each, (due, then) in times.items()]
@@ -89,10 +93,9 @@ class Receipts:
         bound = {**self._bound(times), **database.bind_records("rows", rows, **_RENEWS)}
         bound |= {"seconds": wait.total_seconds(), "far": _FAR * wait.total_seconds()}
         if self._channel.run(update, **bound) == len(rows):
-            return {each.id for each in times}
+            return {*times}
         # A call that is made again, because its answer was lost, has written already.
-        found, then = self.times(times), {each.id: then for each, (_, then) in times.items()}
-        return {id for id, due in found.items() if due == then[id]}
+        return {each for each, due in self.times(times).items() if due == times[each][1]}
 
     def give_back(self, receipts: Collection[Receipt]) -> set[int]:
         """Hand messages out again at once, as if they had not been: nobody got them."""
