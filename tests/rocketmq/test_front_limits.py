@@ -54,8 +54,11 @@ from tests.rocketmq.raw_http2 import (
     PING,
     RST_STREAM,
     SETTINGS,
+    WINDOW_UPDATE,
+    Frame,
     call,
     connected,
+    encoded,
     message,
     payloads,
 )  # fmt: skip
@@ -323,7 +326,7 @@ def test_a_call_without_a_request_is_ended_and_the_connection_serves_on(sent):
     assert (ended is not None, served is not None) == (True, True)
 
 
-def test_a_call_whose_client_takes_no_response_is_left_as_if_the_client_had_given_it_up():
+def test_a_call_whose_client_takes_no_response_is_left_and_ends_as_soon_as_the_client_takes_again():
     left = threading.Event()
 
     async def receive(call: Call, request: Any, send: Send) -> None:
@@ -339,6 +342,8 @@ def test_a_call_whose_client_takes_no_response_is_left_as_if_the_client_had_give
         assert left.wait(60)
         peer.send(call(3, "Heartbeat"), message(3, b""))
         assert peer.first(ends(3)) is not None
+        peer.send(*(encoded(Frame(WINDOW_UPDATE, 0, stream, MIB.to_bytes(4))) for stream in (0, 1)))
+        assert peer.first(ends(1)) is not None
 
 
 def test_a_connection_without_calls_is_closed():

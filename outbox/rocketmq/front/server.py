@@ -164,25 +164,32 @@ class Server:
 
                 refusal = None
                 try:
-                    call, request = await self._read(rpc, context)
-                    await handler(call, request, send)
-                except grpc.aio.BaseError:
-                    raise
-                except Exception as error:
-                    refusal = self._refusal(rpc, error)
-                if refusal is not None:
-                    await send(rpc.response(status=refusal))
+                    try:
+                        call, request = await self._read(rpc, context)
+                        await handler(call, request, send)
+                    except grpc.aio.BaseError:
+                        raise
+                    except Exception as error:
+                        refusal = self._refusal(rpc, error)
+                    if refusal is not None:
+                        await send(rpc.response(status=refusal))
+                except _NotTakenError as left:
+                    # gRPC ends no call while a response waits, and without an end the client would wait for ever.
+                    await left.writing
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client has taken no response for long")
 
         return grpc.stream_stream_rpc_method_handler(answer, None, rpc.response.SerializeToString)
 
     async def _write(self, context: Any, response: Wire) -> None:
         """Write a response; leave the call if its client takes none, as if the client had given it up."""
+        writing = asyncio.ensure_future(context.write(response))
+        # A client that gives the call up is no error.
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             async with asyncio.timeout(self._limits.take_within.total_seconds()):
-                await context.write(response)
+                await asyncio.shield(writing)
         except TimeoutError:
-            # No status would reach the client either.
-            raise asyncio.CancelledError from None
+            raise _NotTakenError(writing) from None
 
     @contextmanager
     def _told(self, rpc: Rpc) -> Iterator[_Told]:
@@ -312,6 +319,14 @@ class Server:
             command = self._parsed(_TELEMETRY, raw)
             # Again for each command: the access key may be gone meanwhile.
             return await self._telemetry.hear(self._admitted(call, command), command)
+
+
+class _NotTakenError(asyncio.CancelledError):
+    """A client has taken no response in time; for a handler that is as if the client had given the call up."""
+
+    def __init__(self, writing: asyncio.Future[None]) -> None:
+        super().__init__()
+        self.writing = writing
 
 
 @dataclass(slots=True)
