@@ -15,11 +15,13 @@ from outbox.dashboard.numbers import Answer
 from outbox.dashboard.pictures import sparkline, timeline
 from outbox.dashboard.visit import Page, Visit
 from outbox.model.parking import STATES, States
-from outbox.model.status import History, TroubleStatus
+from outbox.model.status import INFLIGHT, History, TroubleStatus
 from outbox.model.subscription import Reader, check_of
 
 #: The live sections of the overview.
 SECTIONS = ("findings", "subscriptions", "log", "workers")
+#: What parked messages are counted by.
+_COUNTED = (*STATES, INFLIGHT)
 #: So many held keys of a subscription are shown.
 _TOP = 10
 #: The page about a finding: the words that lead there, the path, and parameters beside the subscription.
@@ -57,6 +59,7 @@ def numbers(visit: Visit, given: Answer) -> dict[str, Any]:
         "findings": [(each, _offers(visit, each), _place_of(each)) for each in answer.look.findings],
         "workers": answer.workers,
         "states": STATES,
+        "counted": _COUNTED,
         "purge": visit.seen.admin.commands.line("purge", "--older-than", "7d"),
     }
 
@@ -101,6 +104,7 @@ def subscription(visit: Visit) -> Page:
         "held": [] if is_check else admin.held(top=_TOP, name=name),
         "seen": visit.seen,
         "states": STATES,
+        "counted": _COUNTED,
         "can_pause": _can_pause(statuses[0]),
         "commands": _commands_of(visit, name, statuses[0].kind),
     }

@@ -27,6 +27,8 @@ from outbox.model.subscription import Declaration
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.rocketmq.halves import ask, begun, producer
+from tests.rocketmq.test_simple_consumer import HOUR, consumer_of
+from tests.rocketmq.test_simple_consumer import send as of_receipts
 from tests.support.dashboards import EVERYTHING, Refusing, form, form_of, headline, read, send, visitor
 
 HOSTILE = "<script>alert(1)</script>\u202e\"'&javascript:"
@@ -190,6 +192,20 @@ def test_paused_keys_are_counted_on_the_overview_and_lead_to_their_pages(outbox)
 
     assert "2 keys paused" in read(section(overview, "subscriptions")).text
     assert "../k?key=order-7&name=relay" in links
+
+
+def test_what_clients_have_in_their_hands_is_counted_beside_the_states(sqlite_engine):
+    outbox = Outbox(sqlite_engine)
+    consumer = consumer_of(outbox)
+    of_receipts(outbox, "1", "2")
+    assert len(consumer.receive(2, HOUR)) == 2
+    browser = visitor(outbox)
+
+    overview, page = browser.get("/").text, browser.get("/s/billing").text
+
+    assert ">Inflight</th>" in overview
+    assert '<a href="./parked?name=billing">2</a>' in overview
+    assert "inflight 2" in read(page).text
 
 
 def test_orders_without_a_button_are_named_as_commands_where_a_person_looks_for_them(outbox):
