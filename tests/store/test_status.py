@@ -211,7 +211,7 @@ def test_it_tells_what_is_set_aside_and_who_works(engine):
     running = status_of(engine)
     outbox.stop()
 
-    assert idle.parked == {"delayed": 1, "waiting": 0, "retry": 0, "behind": 1, "dead": 1}
+    assert idle.parked == {"delayed": 1, "waiting": 0, "retry": 0, "behind": 1, "dead": 1, "inflight": 0}
     assert (idle.live, running.live, running.worker) == (False, True, relay._worker.owner)
 
 
