@@ -84,13 +84,16 @@ def front(engine: Engine) -> Iterator[str]:
 
 
 def printed(program: list[str], places: Sequence[str], home: Path) -> list[list[str]]:
-    """What a program prints at places, in runs at the same time. The client writes its log below the home folder."""
+    """What a program prints at places, in runs side by side. The client writes its log below the home folder."""
     environment = os.environ | {"HOME": str(home)}
-    running = [
-        subprocess.Popen([*program, place], stdout=subprocess.PIPE, text=True, env=environment, cwd=TOP)
-        for place in places
-    ]
-    lines = [each.communicate()[0].splitlines() for each in running]
+    running, first = list[subprocess.Popen[str]](), list[str]()
+    for place in places:
+        run = subprocess.Popen([*program, place], stdout=subprocess.PIPE, text=True, env=environment, cwd=TOP)
+        running.append(run)
+        # A client in Java waits 3 s for its first answers: so one begins when the one before has begun.
+        assert run.stdout is not None
+        first.append(run.stdout.readline())
+    lines = [(begin + run.communicate()[0]).splitlines() for begin, run in zip(first, running, strict=True)]
     assert [each.returncode for each in running] == [0] * len(places)
     return lines
 
