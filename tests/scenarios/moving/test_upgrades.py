@@ -246,7 +246,7 @@ def say(workers: Iterable[Supervised], reason: str) -> None:
 
 
 @pytest.mark.storm
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 def test_an_upgrade_and_the_way_back_under_load_lose_nothing_and_keep_the_order_of_keys(earlier, empty, tmp_path, full):
     """Writers of both versions go on all the time. Workers stop with an error where the tables are not theirs."""
     newest = str(migrate.head_revision())
