@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Self
+from typing import NamedTuple, Self
 
 from outbox.errors import MQClientError, SubscriptionError
 from outbox.model.message import Message
@@ -21,10 +18,12 @@ from outbox.rocketmq.hints import Hints
 from outbox.rocketmq.limits import checked_consumer_group
 from outbox.rocketmq.message_ext import MessageExt
 from outbox.rocketmq.popping import Popping, new_receipt, opening
+from outbox.rocketmq.together import Together
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.runtime.wakeup import Wake
+from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.subscriptions.receipts import Receipt, Receipts
 from outbox.worker.failures import log_away, passes
@@ -48,7 +47,8 @@ class SimpleConsumer:
     """Hands messages out, each for a time; a message that is not acknowledged by then is handed out again.
 
     Any number of consumers may share a group, in any process; `receive` may be called by several threads. A call is one
-    short transaction, which serves all calls that wait in this consumer. No worker has the name of the group meanwhile.
+    short transaction, which serves all calls that wait in this consumer; acknowledgements go together likewise. No
+    worker has the name of the group meanwhile.
 
     Args:
         group: the consumer group, which has a position of its own in the log.
@@ -104,8 +104,7 @@ class SimpleConsumer:
         in_child(self._reset)
 
     def _reset(self) -> None:
-        #: The right to pop, and the calls that wait for it.
-        self._turn, self._calls = threading.Lock(), deque[_Call]()
+        self._pops, self._acks = Together(self._pop), Together(self._ack)
 
     def receive(
         self, max_message_num: int, invisible_duration: timedelta, wait: timedelta | None = None
@@ -130,51 +129,42 @@ class SimpleConsumer:
         require_duration("invisible_duration", invisible_duration, timedelta(milliseconds=1))
         wait = self._await_duration if wait is None else wait
         require_duration("wait", wait, timedelta(0))
-        call, began = _Call(Asked(max_message_num, invisible_duration)), clock()
+        asked, began = Asked(max_message_num, invisible_duration), clock()
         until, at_last = began + wait.total_seconds(), began + max(_SHORTEST_SECONDS, wait.total_seconds())
-        self._pop(call)
-        if not call.messages and (call.hindered or until > began):
-            self._wait(call, until, at_last)
-        return [MessageExt.of(message, call.receipt) for message in call.messages]
+        popped = self._pops.call(asked)
+        if not popped.messages and (popped.hindered or until > began):
+            popped = self._wait(asked, until, at_last)
+        return [MessageExt.of(message, popped.receipt) for message in popped.messages]
 
-    def _wait(self, call: _Call, until: float, at_last: float) -> None:
-        """Pop again and again, until a call has messages or its time is over."""
+    def _wait(self, asked: Asked, until: float, at_last: float) -> _Popped:
+        """Pop again and again, until there are messages or the time is over."""
         polling, wake = Polling(*POLL_SECONDS), Wake()
         with closing(wake), self._hints.wake(wake.set):
-            self._pop(call)
-            while not call.messages and (left := (at_last if call.hindered else until) - clock()) > 0:
+            popped = self._pops.call(asked)
+            while not popped.messages and (left := (at_last if popped.hindered else until) - clock()) > 0:
                 wake.wait(min(left, polling.pause()))
-                self._pop(call)
-        holders = [] if call.messages else self._popping.holders
-        if call.hindered and holders:
+                popped = self._pops.call(asked)
+        holders = [] if popped.messages else self._popping.holders
+        if popped.hindered and holders:
             raise SubscriptionError(
                 f"{self.group}: {holders[0].owner} has the lease of the group; its messages go to a worker, or to calls"
                 " of receive, and not to both: stop the worker, or give one of the two another group"
             )
+        return popped
 
-    def _pop(self, call: _Call) -> None:
-        """Pop for all calls that wait for that, unless another call has done so for this one."""
-        call.served = False
-        self._calls.append(call)
-        with self._turn:
-            if call.served:
-                return
-            # Calls that come meanwhile stay. This call is not among them if the pop of another call has failed.
-            waiting = list(dict.fromkeys([*(self._calls.popleft() for _ in range(len(self._calls))), call]))
-            receipt = new_receipt()
-            try:
-                with self._connections.one() as channel, channel.database.explained():
-                    found = self._popping.pop(channel, receipt, [each.asked for each in waiting])
-            except Exception as error:
-                if not passes(self._outbox.database, error, known=self._popping.known):
-                    raise
-                call.hindered = True
-                log_away(self._log, in_one_line(error, self._outbox.database.commands)[0])
-                return
-            hindered = bool(self._popping.holders)
-            for each, messages in zip(waiting, found, strict=True):
-                each.messages = messages
-                each.receipt, each.hindered, each.served = receipt, hindered, True
+    def _pop(self, asked: Sequence[Asked]) -> list[_Popped]:
+        """Pop once for calls that wait."""
+        receipt = new_receipt()
+        try:
+            with self._connections.one() as channel, channel.database.explained():
+                found = self._popping.pop(channel, receipt, asked)
+        except Exception as error:
+            if not passes(self._outbox.database, error, known=self._popping.known):
+                raise
+            log_away(self._log, in_one_line(error, self._outbox.database.commands)[0])
+            return [_Popped(receipt, [], hindered=True)] * len(asked)
+        hindered = bool(self._popping.holders)
+        return [_Popped(receipt, messages, hindered) for messages in found]
 
     def ack(self, message: MessageExt) -> None:
         """Acknowledge a message, which is done then.
@@ -182,7 +172,8 @@ class SimpleConsumer:
         Raises:
             MQClientError: "receipt handle is expired": the time is over, and the message is handed out again.
         """
-        self._use(message, Receipts.ack)
+        if not self._acks.call(_receipt_of(message)):
+            raise MQClientError("receipt handle is expired")
 
     def change_invisible_duration(self, message: MessageExt, invisible_duration: timedelta) -> None:
         """Have a message for `invisible_duration` from now on; 0: hand it out again at once.
@@ -191,7 +182,13 @@ class SimpleConsumer:
             MQClientError: "receipt handle is expired": the time is over, and the message is handed out again.
         """
         require_duration("invisible_duration", invisible_duration, timedelta(0))
-        self._use(message, Receipts.postpone, invisible_duration)
+        receipts = [_receipt_of(message)]
+
+        def postpone(channel: Channel) -> set[int]:
+            return Receipts(channel, self.group).postpone(receipts, invisible_duration)
+
+        if not self._connections.call(postpone):
+            raise MQClientError("receipt handle is expired")
 
     def close(self) -> None:
         """Close the connections; messages that were not acknowledged are handed out again when their time is over."""
@@ -204,24 +201,22 @@ class SimpleConsumer:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _use(self, message: MessageExt, use: Callable[..., set[int]], *more: timedelta) -> None:
-        receipt = Receipt(message.queue_offset, message.message.key, message.receipt_handle)
-        if not self._connections.call(lambda channel: use(Receipts(channel, self.group), [receipt], *more)):
-            raise MQClientError("receipt handle is expired")
+    def _ack(self, receipts: Sequence[Receipt]) -> list[bool]:
+        """Acknowledge the messages of calls that wait; return whether each receipt was worth something."""
+        done = self._connections.call(lambda channel: Receipts(channel, self.group).ack(receipts))
+        return [each.id in done for each in receipts]
 
 
-@dataclass(eq=False, slots=True)
-class _Call:
-    """A call of `receive`: what it asks for, the messages that it got, and their receipt.
+def _receipt_of(message: MessageExt) -> Receipt:
+    return Receipt(message.queue_offset, message.message.key, message.receipt_handle)
 
-    `hindered`: a lease, or a database that is away, has kept messages from it. `served`: by the last pop.
-    """
 
-    asked: Asked
-    messages: list[Message] = field(default_factory=list)
-    receipt: str | None = None
-    hindered: bool = False
-    served: bool = False
+class _Popped(NamedTuple):
+    """What a call gets, under a receipt. `hindered`: a lease, or a database that is away, has kept messages from it."""
+
+    receipt: str
+    messages: list[Message]
+    hindered: bool
 
 
 def require_duration(name: str, duration: timedelta, least: timedelta) -> None:

@@ -58,7 +58,7 @@ class Judge:
         """Note for which topics the destination gave no answer, but let the call wait."""
         refused = [message for message, verdict in call.answers if isinstance(verdict, Unavailable)]
         if call.seconds >= PATIENCE_SECONDS:
-            self._silences.unanswered(refused, alone=True)
+            self._silences.unanswered(refused, of=len(call.messages), alone=True)
         else:
             self._silences.answered(refused)
 
@@ -87,9 +87,10 @@ class Judge:
 
     def _note_late(self, batch: Pending, call: Call, error: str) -> bool:
         """Note a call past its deadline; return whether one of its topics is silent, while others go on as before."""
-        topics = {message.topic for message in call.messages}
+        messages = call.messages
+        topics = {message.topic for message in messages}
         if not self._policy.in_portions:
-            self._silences.unanswered(call.messages, alone=len(topics) == 1)
+            self._silences.unanswered(messages, of=len(messages), alone=len(topics) == 1)
         if any(map(self._silences.is_silent, topics)):
             batch.findings.refused |= dict.fromkeys(topics, error)
             batch.note_refused(batch.findings.refused, accepted=())

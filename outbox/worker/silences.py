@@ -54,12 +54,12 @@ class Silences:
         """Return whether a topic is silent, while others were accepted."""
         return self.is_silent(topic) and self._blame.count > self._suspected[topic].accepted
 
-    def unanswered(self, messages: Sequence[Message], *, alone: bool) -> None:
-        """Note that no answer came in time. `alone`: the call had no message of another topic."""
+    def unanswered(self, messages: Sequence[Message], *, of: int, alone: bool) -> None:
+        """Note that no answer came in time. `of`: so many messages the call had. `alone`: none of another topic."""
         for message in messages:
             silence = self._suspected.pop(message.topic, None) or _Silence(self._blame.count)
             silence.ids.update((message.id,) if alone else ())
-            silence.singly |= len(messages) == 1
+            silence.singly |= of == 1
             self._suspected[message.topic] = silence
 
     def answered(self, messages: Sequence[Message]) -> None:

@@ -14,14 +14,13 @@ from sqlalchemy.exc import IntegrityError
 
 from outbox import Message
 from outbox.rocketmq.asked import Asked
-from outbox.rocketmq.front.calls import Threads
+from outbox.rocketmq.front.calls import Threads, regularly
 from outbox.rocketmq.front.catalog import Catalog
-from outbox.rocketmq.front.clients import ClientPolicy, Clients
+from outbox.rocketmq.front.clients import ClientPolicy
 from outbox.rocketmq.front.group_subscriptions import GroupSubscriptions
 from outbox.rocketmq.front.joining import Joining
 from outbox.rocketmq.front.polls import Polls, Popped
 from outbox.rocketmq.front.protocol import RPCS
-from outbox.rocketmq.front.registry import Registry
 from outbox.rocketmq.front.statuses import RefusedError, line_of
 from outbox.store.subscriptions.receipts import Receipts
 
@@ -153,6 +152,15 @@ def test_messages_of_a_call_that_ends_are_given_back_and_others_get_theirs(momen
     assert told(story) == ([None, [b"1"]], [("r", [b"0"])])
 
 
+def test_a_call_that_may_have_no_messages_now_waits_and_ends_with_nothing_while_others_get_theirs():
+    async def story(popping: Popping) -> Any:
+        popping.may_end.set()
+        barred = popping.polls.messages(Asked(1, SECOND), 0.1, may=lambda: False)
+        return asyncio.create_task(barred), popping.call()
+
+    assert told(story) == ([[], [b"0"]], [])
+
+
 def test_at_an_end_all_calls_are_answered_and_what_a_pop_hands_out_meanwhile_is_given_back():
     async def story(popping: Popping) -> Any:
         waits = popping.call()
@@ -184,6 +192,56 @@ def test_the_items_of_a_call_and_of_those_that_wait_beside_it_go_together():
     assert ([*results], runs) == ([[10, 20, 30], [40], []], [[1, 2, 3, 4]])
 
 
+def test_what_is_large_goes_alone_and_an_error_is_that_of_its_item():
+    runs, threads = list[list[int]](), Threads(1)
+
+    def run(items: Sequence[int]) -> list[int | Exception]:
+        runs.append(list(items))
+        return [ValueError(each) if each == 3 else each for each in items]
+
+    async def story() -> Sequence[object]:
+        joining = Joining(threads, run, size=lambda item: item, most=10)
+        return await asyncio.gather(*(joining.call([each]) for each in (2, 3, 5, 1, 100, 4)), return_exceptions=True)
+
+    results = asyncio.run(story())
+    threads.close()
+
+    assert runs == [[2, 3, 5], [1], [100], [4]]
+    assert list(map(str, results)) == ["[2]", "3", "[5]", "[1]", "[100]", "[4]"]
+
+
+def test_items_of_a_call_that_is_given_up_do_not_wait_and_more_calls_than_may_wait_are_refused(monkeypatch):
+    monkeypatch.setattr("outbox.rocketmq.front.joining.MOST_WAITING", 2)
+    runs, threads, may_end = list[list[int]](), Threads(1), threading.Event()
+
+    def run(items: Sequence[int]) -> list[int]:
+        runs.append(list(items))
+        may_end.wait(60)
+        return [*items]
+
+    async def story() -> str:
+        joining = Joining(threads, run)
+        runs_now = asyncio.create_task(joining.call([1]))
+        while not runs:
+            await asyncio.sleep(0)
+        waits = asyncio.create_task(joining.call([2]))
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError) as refused:
+            await joining.call([3])
+        waits.cancel()
+        await asyncio.wait({waits})
+        last = asyncio.create_task(joining.call([4]))
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.gather(runs_now, last)
+        return refused.value.text
+
+    text = asyncio.run(story())
+    threads.close()
+
+    assert (text, runs) == ("too many calls wait for the database", [[1], [4]])
+
+
 # Errors of the database
 
 
@@ -194,19 +252,17 @@ def failing(*_: object) -> Any:
 
 
 def test_what_a_front_logs_of_an_error_of_the_database_is_one_line_without_the_message(outbox, monkeypatch, caplog):
-    monkeypatch.setattr("outbox.rocketmq.front.catalog._READ_SECONDS", 0)
-    monkeypatch.setattr("outbox.rocketmq.front.registry._EVERY_SECONDS", 0)
     threads, subscriptions = Threads(1), GroupSubscriptions(outbox)
     monkeypatch.setattr(Receipts, "give_back", failing)
 
-    rows: Any = type("Failing", (), {"call": failing})()
-
     async def story() -> None:
-        for each in (Catalog(rows, threads, ClientPolicy()), Registry(Clients(), {}, rows, threads)):
-            before, running = len(caplog.messages), asyncio.create_task(each.run())
-            while len(caplog.messages) == before:
-                await asyncio.sleep(0)
-            running.cancel()
+        async def fails() -> None:
+            failing()
+
+        running = asyncio.create_task(regularly(0, fails, "clients were not noted"))
+        while not caplog.messages:
+            await asyncio.sleep(0)
+        running.cancel()
 
     asyncio.run(story())
     subscriptions.of("billing", "orders").give_back(Popped("r", [[Message("orders", "1")]]))
@@ -214,7 +270,6 @@ def test_what_a_front_logs_of_an_error_of_the_database_is_one_line_without_the_m
     threads.close()
 
     assert caplog.messages == [f"front: {what}: IntegrityError: no more room" for what in (
-        "topics and groups were not read, trying again",
         "clients were not noted, trying again",
         "messages of a call that has ended were not given back",
     )]  # fmt: skip

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
@@ -76,23 +76,31 @@ def front_of(url: str) -> Iterator[tuple[Place, psutil.Process]]:
         program.stdin.close()
 
 
-def serve_another(place: Place) -> None:
-    """Send a message as a client that keeps the rules, and that tries again while the front is overrun; raise in time.
+def received(group: str) -> bytes:
+    """The request of a receive."""
+    request = RPCS["ReceiveMessage"].request(group={"name": group}, batch_size=32, invisible_duration={"seconds": 600})
+    request.message_queue.topic.name = "orders"
+    return bytes(request.SerializeToString())
+
+
+def serve_another(place: Place, bodies: Sequence[bytes] = (b"x",)) -> None:
+    """Send messages as a client that keeps the rules, and that tries again while the front is overrun; raise in time.
 
     gRPC cancels calls while more than a thousand wait to begin.
     """
-    rpc, until = RPCS["SendMessage"], time.monotonic() + SOON
-    request = rpc.request(messages=[sent("=orders")])
+    rpc = RPCS["SendMessage"]
     with grpc.insecure_channel(str(place), [("grpc.use_local_subchannel_pool", 1)]) as channel:
         ask = channel.unary_unary(f"/{SERVICE}/SendMessage", rpc.request.SerializeToString, rpc.response.FromString)
-        while True:
-            try:
-                answer = ask(request, metadata=[("x-mq-client-id", "good")], timeout=until - time.monotonic())
-                break
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.CANCELLED:
-                    raise
-    assert answer.status.code == 20000
+        for body in bodies:
+            request, until = rpc.request(messages=[sent("=orders", body)]), time.monotonic() + SOON
+            while True:
+                try:
+                    answer = ask(request, metadata=[("x-mq-client-id", "good")], timeout=until - time.monotonic())
+                    break
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.CANCELLED:
+                        raise
+            assert answer.status.code == 20000
 
 
 def broken(place: Place, open: ExitStack) -> None:
@@ -153,7 +161,7 @@ def settled(place: Place, open: ExitStack) -> None:
     """Settings of many topics, whose answers nobody reads."""
     request = RPCS["Telemetry"].request()
     request.settings.client_type = numbers("ClientType")["PRODUCER"]
-    for number in range(5000):
+    for number in range(2400):
         request.settings.publishing.topics.add(name=f"{number:0100}")
     calls, body = range(1, 200, 2), b"".join(payloads(message(1, request.SerializeToString())))
     for number in range(10):
@@ -189,6 +197,26 @@ def slow(place: Place, open: ExitStack) -> None:
             peer.send(*(call(n, "QueryRoute") + message(n, request) for n in range(1, 200, 2)))
 
 
+def untaken(place: Place, open: ExitStack) -> None:
+    """Receives of large messages, which nobody reads."""
+    serve_another(place, [bytes(4 * MIB)] * 60)
+    for _ in range(2):
+        peer = open.enter_context(connected(place, {INITIAL_WINDOW: 0}))
+        with suppress(OSError):
+            peer.send(*(call(n, "ReceiveMessage") + message(n, received("billing")) for n in range(1, 200, 2)))
+
+
+def strange(place: Place, open: ExitStack) -> None:
+    """Receives of groups of which nobody has heard."""
+    for number in range(20):
+        peer = open.enter_context(connected(place))
+        peer.send(*(
+            call(stream, "ReceiveMessage", client=f"{number}-{stream}")
+            + message(stream, received(f"group-{number}-{stream}"))
+            for stream in range(1, 200, 2)
+        ))  # fmt: skip
+
+
 def resets(place: Place, open: ExitStack) -> None:
     """Calls that are reset at once, for as long as the server takes them."""
     for _ in range(10):
@@ -217,10 +245,12 @@ ATTACKS: dict[str, Attack] = {
     "unread messages": partial(unfinished, name="SendMessage", connections=30, size=70_000),
     "settings": settled,
     "bombs": bombs,
-    "metadata": partial(many, name="SendMessage", more="m" * 15_000),
+    "metadata": partial(many, name="SendMessage", more="m" * 7_000),
     "streams": partial(many, name="Telemetry"),
     "half-open calls": partial(many, name="SendMessage"),
     "slow readers": slow,
+    "receives that nobody reads": untaken,
+    "strange groups": strange,
     "resets": resets,
     "floods": floods,
 }

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from outbox import Outbox
+from outbox import Message, Outbox
 from outbox.model.encoding import MAX_BODY_BYTES
 from outbox.model.filter.sql92 import MAX_DEPTH, MAX_LENGTH
 from outbox.model.limits import MAX_KEY_BYTES, MAX_TAGS
@@ -29,6 +29,7 @@ from outbox.rocketmq.front.settings import MOST_RECEIVED, MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError, status
 from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.unfinished import received
+from outbox.rocketmq.front.untaken import OF_ALL, OF_CONNECTION, Untaken
 from outbox.rocketmq.front.validation import (
     LEAST_INVISIBLE,
     MAX_DELAY,
@@ -43,6 +44,7 @@ from outbox.rocketmq.front.validation import (
 )
 from outbox.rocketmq.limits import MAX_GROUP, MAX_TOPIC
 from outbox.runtime.stop import Stop
+from outbox.store.subscriptions.pops import MOST_BYTES as POPPED
 from tests.rocketmq.front_probes import message as sent
 from tests.rocketmq.fronts import called, listening
 from tests.rocketmq.raw_http2 import (
@@ -155,7 +157,8 @@ def test_the_limits_are_those_of_the_page():
     limits = Limits()
     said = {
         f"a request of messages | {limits.message_bytes // 1024**2} MiB",
-        f"a request of acknowledgements, the settings of a client | {limits.list_bytes // 1024**2} MiB",
+        f"a request of acknowledgements | {limits.list_bytes // 1024**2} MiB",
+        f"the settings of a client | {limits.command_bytes // 1024} KiB",
         f"any other request | {limits.call_bytes // 1024} KiB",
         f"unfinished requests of all connections | {limits.unfinished_bytes // 1024**2} MiB",
         f"connections at a port | `--max-clients`, and {MORE_CONNECTIONS:,} more",
@@ -168,9 +171,23 @@ def test_the_limits_are_those_of_the_page():
         f"clients of a front | `--max-clients`, {MOST_CLIENTS:,}",
         f"calls of the database | {THREADS}, and {MOST_WAITING:,} that wait",
         f"messages that wait for the database | {MOST_BYTES // 1024**2} MiB together",
+        f"messages on the way to clients | {OF_CONNECTION // MIB} MiB of a connection, {OF_ALL // MIB} MiB together",
+        f"messages of one receive | {POPPED // MIB} MiB of bodies, or one message",
     }
 
     assert {row.rpartition(" | ")[0] for row in rows("of")} == said
+
+
+def test_a_connection_that_takes_no_messages_gets_no_more_and_then_nobody_does():
+    untaken, large = Untaken(of_connection=10, of_all=15), [Message("orders", b"1234567890")]
+
+    with untaken.sending("a", large):
+        one = [untaken.allows(each) for each in "ab"]
+        with untaken.sending("b", large):
+            both = [untaken.allows(each) for each in "abc"]
+    none = [untaken.allows(each) for each in "abc"]
+
+    assert (one, both, none) == ([False, True], [False] * 3, [True] * 3)
 
 
 def test_the_limits_of_what_clients_send_are_those_of_the_page():

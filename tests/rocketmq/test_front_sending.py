@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.event import listen
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox import Outbox
 from outbox.rocketmq.front.calls import Call, Threads
@@ -47,7 +49,7 @@ class Calls:
         """The calls at a front with the topics of the probes."""
         threads = Threads()
         transactions = Transactions(outbox, Clients(), timedelta(seconds=6), threads)
-        return cls(Sending(outbox, TOPICS, transactions, threads), transactions)  # type: ignore[arg-type]
+        return cls(Sending(outbox, TOPICS, transactions, threads, threads), transactions)  # type: ignore[arg-type]
 
     def send(self, *messages: Any) -> Any:
         """The answer to a call that sends messages."""
@@ -247,8 +249,10 @@ def test_messages_of_more_bytes_than_may_wait_are_refused_until_others_are_store
 
         async def run(self, *_function: Any) -> Any:
             await self.gate.wait()
+            return [None]
 
-    sending = Sending(Outbox(create_engine("sqlite://")), TOPICS, None, AtGate(), most_bytes=900)  # type: ignore[arg-type]
+    engine, threads = create_engine("sqlite://"), AtGate()
+    sending = Sending(Outbox(engine), TOPICS, None, threads, threads, most_bytes=900)  # type: ignore[arg-type]
 
     async def sent(each: Any) -> tuple[int, str]:
         try:
@@ -264,6 +268,59 @@ def test_messages_of_more_bytes_than_may_wait_are_refused_until_others_are_store
         return [*await asyncio.gather(*both), await sent(small)]
 
     assert asyncio.run(all_sent()) == [OK, (42900, "too many bytes wait for the database"), OK]
+
+
+def sent_at_once(calls: Calls, *messages: Any) -> list[int | str]:
+    """The codes of the answers to calls of a message each, which come together, or the names of other errors."""
+
+    async def sent(each: Any) -> int | str:
+        try:
+            answer = await calls.sending.send(Call("by-hand", {}), RPCS["SendMessage"].request(messages=[each]))
+        except RefusedError as error:
+            return int(error.code)
+        except Exception as error:
+            return type(error).__name__
+        return int(answer.status.code)
+
+    async def all_sent() -> list[int | str]:
+        return await asyncio.gather(*map(sent, messages))
+
+    return asyncio.run(all_sent())
+
+
+@pytest.mark.every_database
+def test_calls_that_come_together_are_stored_by_one_transaction(engine, calls):
+    calls.send(message("normal", b"first"))
+    begun: list[object] = []
+    listen(engine, "begin", begun.append)
+
+    answers = sent_at_once(calls, *(message("normal", b"%d" % each) for each in range(3)))
+
+    assert (answers, len(begun)) == ([20000] * 3, 1)
+    assert log(engine) == [b"first", b"0", b"1", b"2"]
+
+
+@pytest.mark.every_database
+def test_a_call_that_cannot_be_stored_is_refused_alone_and_the_calls_beside_it_are_stored(engine, calls):
+    too_long = message("normal", b"1", tag="t" * 256)
+
+    answers = sent_at_once(calls, message("normal", b"0"), too_long, message("normal", b"2"))
+
+    assert (answers, log(engine)) == ([20000, 40004, 20000], [b"0", b"2"])
+
+
+def test_calls_that_come_together_while_the_database_is_away_are_not_tried_one_by_one(calls, monkeypatch):
+    tries: list[list[bytes]] = []
+
+    def away(_sending: Sending, messages: Sequence[Any]) -> None:
+        tries.append([each.body for each in messages])
+        raise PoolTimeout("no connection")
+
+    monkeypatch.setattr(Sending, "_append", away)
+
+    answers = sent_at_once(calls, message("normal", b"0"), message("normal", b"1"))
+
+    assert (answers, tries) == (["TimeoutError"] * 2, [[b"0", b"1"]])
 
 
 # Verdicts

@@ -119,7 +119,7 @@ def test_calls_that_come_during_a_pop_are_served_together_by_the_next(outbox):
     def let_the_others_come() -> None:
         for each in threads[1:]:
             each.start()
-        assert eventually(lambda: len(consumer._calls) == 3)
+        assert eventually(lambda: len(consumer._pops._waiting) == 3)
 
     def at(point: str) -> None:
         pops.append(point) if point == "pop.after_commit" else None

@@ -9,7 +9,7 @@ HOLE, GOOD = (messages(None, None, topic=topic, first=first) for topic, first in
 
 def test_topics_of_one_call_without_an_answer_are_suspected_until_they_are_answered():
     silences = Silences(Blame())
-    silences.unanswered([*HOLE, *GOOD], alone=False)
+    silences.unanswered([*HOLE, *GOOD], of=4, alone=False)
     suspected = list(silences.suspected)
     silences.answered(GOOD)
 
@@ -19,12 +19,12 @@ def test_topics_of_one_call_without_an_answer_are_suspected_until_they_are_answe
 def test_a_topic_is_silent_when_two_of_its_messages_had_no_answer_and_others_were_accepted():
     blame = Blame()
     silences = Silences(blame)
-    silences.unanswered(HOLE[:1], alone=True)
+    silences.unanswered(HOLE[:1], of=1, alone=True)
     blame.accepted(1)
     of_one = silences.is_silent("hole")
-    silences.unanswered(HOLE[:1], alone=True)
+    silences.unanswered(HOLE[:1], of=1, alone=True)
     of_one_again = silences.is_silent("hole")
-    silences.unanswered(HOLE[1:], alone=True)
+    silences.unanswered(HOLE[1:], of=1, alone=True)
     of_two = silences.is_silent_alone("hole")
     silences.answered(HOLE[:1])
 
@@ -33,16 +33,16 @@ def test_a_topic_is_silent_when_two_of_its_messages_had_no_answer_and_others_wer
 
 def test_calls_without_an_answer_may_have_too_many_messages_and_one_with_a_single_message_shows_a_silent_topic():
     silences, found = Silences(Blame()), []
-    for given in (HOLE, HOLE, HOLE[:1]):
-        silences.unanswered(given, alone=True)
+    for given, of in ((HOLE, 2), (HOLE, 2), (HOLE[:1], 2), (HOLE[:1], 1)):
+        silences.unanswered(given, of=of, alone=True)
         found.append((silences.is_silent("hole"), silences.is_silent_alone("hole")))
 
-    assert found == [(False, False), (False, False), (True, False)]
+    assert found == [(False, False)] * 3 + [(True, False)]
 
 
 def test_a_message_that_has_no_answer_again_and_again_is_no_silent_topic():
     silences = Silences(Blame())
     for _ in range(3):
-        silences.unanswered(HOLE[:1], alone=True)
+        silences.unanswered(HOLE[:1], of=1, alone=True)
 
     assert not silences.is_silent("hole")

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from outbox.rocketmq.front.protocol import Wire
-from outbox.rocketmq.front.statuses import Code, RefusedError
+from outbox.rocketmq.front.statuses import Code, RefusedError, line_of
+from outbox.runtime.throttled_log import ThrottledLog
 
 logger = logging.getLogger("outbox")
 
@@ -28,12 +29,14 @@ class Call:
     """A caller: the id of the client, and the call's metadata with names in lower case.
 
     `seconds`: until the client gives the call up; None: it waits for ever. `tls`: whether the call came by TLS.
+    `connection`: the other end of it, in gRPC's words.
     """
 
     client: str
     metadata: Mapping[str, str]
     seconds: float | None = None
     tls: bool = False
+    connection: str = ""
 
 
 #: Sends a response of a call with several; raises when the client is gone.
@@ -55,6 +58,17 @@ class Handlers:
     streaming: Mapping[str, Streaming]
     beside: Callable[[], Coroutine[Any, Any, None]]
     end: Callable[[], None]
+
+
+async def regularly(seconds: float, do: Callable[[], Awaitable[object]], failure: str) -> None:
+    """Do something after every so many seconds, until cancelled. `failure`: what the log says after an error."""
+    log = ThrottledLog(logger)
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await do()
+        except Exception as error:
+            log.warning("front: %s, trying again: %s", failure, line_of(error))
 
 
 class Threads:

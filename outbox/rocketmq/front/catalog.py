@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple, cast
 
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.front.authentication import topics_in
 from outbox.rocketmq.front.calls import Call, Threads
 from outbox.rocketmq.front.clients import ClientPolicy
-from outbox.rocketmq.front.declaring import Declarations
+from outbox.rocketmq.front.joining import Joining
 from outbox.rocketmq.front.protocol import Wire
 from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.settings import MOST_TOPICS
-from outbox.rocketmq.front.statuses import Code, RefusedError, line_of
+from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.rocketmq.front.validation import checked_group, checked_topic
-from outbox.runtime.throttled_log import Throttle, ThrottledLog
+from outbox.runtime.throttled_log import Throttle
 from outbox.store.database import Channel
-from outbox.store.fronts.groups import ConsumerGroup
+from outbox.store.fronts.groups import ConsumerGroup, GroupRows
 from outbox.store.fronts.topics import TopicRows
 
 logger = logging.getLogger("outbox")
@@ -29,17 +28,14 @@ logger = logging.getLogger("outbox")
 More = TypeVarTuple("More")
 R = TypeVar("R")
 
-#: Seconds between two looks at the rows, besides those for a name that is not known.
-_READ_SECONDS = 5.0
+#: Seconds between two reads of all rows.
+READ_SECONDS = 5.0
 #: A call with one of these fields is about messages that were received, and makes no topic.
 _OF_RECEIVED = {"entries", "receipt_handle"}
 
 
 class Catalog:
-    """Topics and groups, read again every few seconds, and at once for an unknown name.
-
-    `look` and `run` are for one event loop.
-    """
+    """Topics and groups: all are read now and then, and those of an unknown name at once; in one event loop only."""
 
     def __init__(self, rows: Connections, threads: Threads, policy: ClientPolicy) -> None:
         self._rows, self._threads, self._policy = rows, threads, policy
@@ -50,34 +46,30 @@ class Catalog:
         #: Called after a read with other topics, and with the names of groups that have changed.
         self.on_topics: Callable[[], None] = lambda: None
         self.on_groups: Callable[[set[str]], None] = lambda _names: None
-        self._one = asyncio.Lock()
-        #: The read that has not begun.
-        self._next: asyncio.Task[None] | None = None
-        self._log = ThrottledLog(logger)
+        self._types = self._joining(_types)
+        self._rows_of_groups = self._joining(_groups)
         self._missing = Throttle()
 
     def read(self) -> None:
-        """Read the rows before there is an event loop."""
-        self._take(*self._rows.call(_declared))
+        """Read all rows, before there is an event loop."""
+        self._take(*self._rows.call(_all))
 
-    async def run(self) -> None:
-        """Read again and again, until cancelled."""
-        while True:
-            await asyncio.sleep(_READ_SECONDS)
-            try:
-                await self._read()
-            except Exception as error:
-                self._log.warning("front: topics and groups were not read, trying again: %s", line_of(error))
+    async def read_again(self) -> None:
+        """Read all rows."""
+        self._take(*await self._threads.run(partial(self._rows.call, _all)))
 
     async def look(self, request: Wire) -> None:
-        """Read the rows if a request names an unknown topic, or a group whose row may be there and matters.
+        """Look for the topics of a request that are not known, and for its group if its row may be there and matters.
 
         Without a row a group is as most groups are, so only settings and strictness want to know for certain.
         """
         is_settings = "settings" in request.DESCRIPTOR.fields_by_name
         group = group_in(request) if is_settings or self._policy.strict_groups else ""
-        if topics_in(request) - self.topics.keys() or (group and group not in self.groups):
-            await self._read()
+        topics = [name for name in topics_in(request) - self.topics.keys() if _passes(checked_topic, name)]
+        groups = [group] if group and group not in self.groups and _passes(checked_group, group) else []
+        found, known = await _found(self._types, topics), await _found(self._rows_of_groups, groups)
+        if found or known:
+            self._take(self.topics | found, self.groups | known)
 
     def before(
         self, handler: Callable[[Call, Wire, *More], Awaitable[R]]
@@ -128,21 +120,17 @@ class Catalog:
                 f"there are {len(self.topics)} topics, and clients make no more"
                 f" [add it by: outbox rocketmq topics add {topic}]",
             )
-        await self._threads.run(partial(self._rows.call, partial(_add, topic)))
-        await self._read()
+        type_ = await self._threads.run(partial(self._rows.call, partial(_add, topic)))
+        self._take(self.topics | {topic: type_}, self.groups)
 
-    async def _read(self) -> None:
-        """Read the rows, once for all calls that come before the read begins; they fail with it."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._read_next())
-            # Also where all who wait have been cancelled.
-            self._next.add_done_callback(lambda read: read.cancelled() or read.exception())
-        await asyncio.shield(self._next)
+    def _joining(self, read: Callable[[Channel, Collection[str]], Mapping[str, R]]) -> Joining[str, R | None]:
+        """Return what looks for the rows of names; names that wait are looked for together."""
 
-    async def _read_next(self) -> None:
-        async with self._one:
-            self._next = None
-            self._take(*await self._threads.run(partial(self._rows.call, _declared)))
+        def found(names: Sequence[str]) -> list[R | None]:
+            rows = self._rows.call(lambda channel: read(channel, names))
+            return [rows.get(name) for name in names]
+
+        return Joining(self._threads, found)
 
     def _take(self, topics: Mapping[str, TopicType], groups: Mapping[str, ConsumerGroup]) -> None:
         changed = {name for name, _ in {*groups.items()} ^ {*self.groups.items()}}
@@ -165,13 +153,33 @@ def group_in(request: Wire) -> str:
     return str(request.settings.subscription.group.name) if "settings" in fields else ""
 
 
-def _declared(channel: Channel) -> tuple[Mapping[str, TopicType], Mapping[str, ConsumerGroup]]:
-    declarations = Declarations(channel)
-    return declarations.topics(), declarations.groups()
+async def _found(rows: Joining[str, R | None], names: Sequence[str]) -> dict[str, R]:
+    """Return what is there, by name."""
+    return {name: row for name, row in zip(names, await rows.call(names), strict=True) if row is not None}
 
 
-def _add(topic: str, channel: Channel) -> None:
-    TopicRows(channel).add(topic, "NORMAL")
+def _all(channel: Channel) -> tuple[Mapping[str, TopicType], Mapping[str, ConsumerGroup]]:
+    return cast("dict[str, TopicType]", TopicRows(channel).all()), GroupRows(channel).all()
+
+
+def _types(channel: Channel, names: Collection[str]) -> Mapping[str, TopicType]:
+    return cast("dict[str, TopicType]", TopicRows(channel).named(names))
+
+
+def _groups(channel: Channel, names: Collection[str]) -> Mapping[str, ConsumerGroup]:
+    return GroupRows(channel).named(names)
+
+
+def _add(topic: str, channel: Channel) -> TopicType:
+    return cast("TopicType", TopicRows(channel).add(topic, "NORMAL"))
+
+
+def _passes(check: Callable[[str], object], name: str) -> bool:
+    try:
+        check(name)
+    except RefusedError:
+        return False
+    return True
 
 
 def _replace(old: dict[str, R], new: Mapping[str, R]) -> None:

@@ -13,18 +13,18 @@ from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.default_producer import Writes
-from outbox.rocketmq.front.calls import Handlers, Threads
-from outbox.rocketmq.front.catalog import Catalog
+from outbox.rocketmq.front.calls import Handlers, Threads, regularly
+from outbox.rocketmq.front.catalog import READ_SECONDS, Catalog
 from outbox.rocketmq.front.clients import ClientPolicy, Clients
 from outbox.rocketmq.front.declaring import Declarations, require_group, require_topic
 from outbox.rocketmq.front.group_subscriptions import GroupSubscriptions
-from outbox.rocketmq.front.hands import Hands
+from outbox.rocketmq.front.hands import RENEW_SECONDS, Hands
 from outbox.rocketmq.front.limits import MORE_CONNECTIONS, Limits
 from outbox.rocketmq.front.receiving import Receiving
-from outbox.rocketmq.front.registry import Registry
+from outbox.rocketmq.front.registry import EXCHANGE_SECONDS, Registry
 from outbox.rocketmq.front.routing import Place, Routes, TopicType
 from outbox.rocketmq.front.security import Security
-from outbox.rocketmq.front.sending import Sending
+from outbox.rocketmq.front.sending import AT_ONCE, Sending
 from outbox.rocketmq.front.server import BEAT_SECONDS, Server
 from outbox.rocketmq.front.telemetry import Telemetry
 from outbox.rocketmq.front.transactions import Transactions
@@ -155,7 +155,8 @@ class Front(LifeCycle):
 
     def serve(self) -> None:
         """Serve until a stop is asked, and ask about open transactions meanwhile."""
-        threads, rows = Threads(), Connections(opening(self.outbox), _ROW_CONNECTIONS)
+        threads, senders = Threads(), Threads(AT_ONCE)
+        rows = Connections(opening(self.outbox), _ROW_CONNECTIONS)
         catalog = Catalog(rows, threads, self._clients)
         rows.call(self._declare)
         catalog.read()
@@ -165,13 +166,17 @@ class Front(LifeCycle):
         subscriptions = GroupSubscriptions(self.outbox)
         receiving = Receiving(subscriptions.of, subscriptions.hints, routes, threads, registry.alive, catalog.fifo)
         transactions = Transactions(self.outbox, clients, self._policy.transaction_timeout, threads)
-        sending = Sending(self._writes, catalog.topics, transactions, threads)
+        sending = Sending(self._writes, catalog.topics, transactions, threads, senders)
         checks = _Checks(transactions, catalog.topics, self._policy)
         catalog.on_topics, catalog.on_groups = checks.changed, receiving.changed
         asking, ending = Supervisor([checks]), _Ending()
 
         async def beside() -> None:
-            await asyncio.gather(receiving.hands.run(), catalog.run(), registry.run())
+            await asyncio.gather(
+                regularly(RENEW_SECONDS, receiving.hands.renew, "messages were not renewed"),
+                regularly(READ_SECONDS, catalog.read_again, "topics and groups were not read"),
+                regularly(EXCHANGE_SECONDS, registry.exchange, "clients were not noted"),
+            )
 
         def end() -> None:
             ending.begin()
@@ -209,6 +214,7 @@ class Front(LifeCycle):
             asking.stop()
             asking.join(ending.left)
             threads.close(ending.left)
+            senders.close(ending.left)
             transactions.close()
             subscriptions.close(ending.left)
             rows.close()

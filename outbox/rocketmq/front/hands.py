@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ logger = logging.getLogger("outbox")
 
 #: The time of messages that are renewed so often, and for so long at most.
 RENEWED = timedelta(seconds=60)
-EVERY_SECONDS, LONGEST = 20.0, timedelta(minutes=30)
+RENEW_SECONDS, LONGEST = 20.0, timedelta(minutes=30)
 #: About so many messages are renewed by one statement.
 _MOST = 1000
 #: So many receives may be repeated, with so many bytes of ids and messages.
@@ -139,12 +138,6 @@ class Hands:
         """Return how many messages were renewed since the last call."""
         number, self._number = self._number, 0
         return number
-
-    async def run(self) -> None:
-        """Renew again and again, until cancelled."""
-        while True:
-            await asyncio.sleep(EVERY_SECONDS)
-            await self.renew()
 
     async def renew(self) -> None:
         """Renew what clients that live have in their hands; a statement takes many of a subscription."""

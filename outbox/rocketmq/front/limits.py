@@ -17,7 +17,8 @@ class Limits:
 
     Args:
         message_bytes: of a request on the wire; a larger one is refused with RESOURCE_EXHAUSTED.
-        list_bytes: of acknowledgements, and of a command of a client on its stream, which ends then.
+        list_bytes: of acknowledgements.
+        command_bytes: of a command of a client on its stream, which ends then.
         call_bytes: of the request of a call that sends no messages and has no list.
         unfinished_bytes: of all requests on their way; beyond, those of the connection with the most are ended.
         metadata_bytes: of the metadata of a call, as HTTP/2 counts; larger ones are refused in the same way.
@@ -32,9 +33,10 @@ class Limits:
 
     message_bytes: int = 8 * 1024 * 1024
     list_bytes: int = 2 * 1024 * 1024
+    command_bytes: int = 256 * 1024
     call_bytes: int = 64 * 1024
     unfinished_bytes: int = 64 * 1024 * 1024
-    metadata_bytes: int = 16 * 1024
+    metadata_bytes: int = 8 * 1024
     connections: int = 5000 + MORE_CONNECTIONS
     streams: int = 100
     reads: int = 4
@@ -45,7 +47,7 @@ class Limits:
 
     def most_bytes(self, rpc: str) -> int:
         """Return how many bytes a request may have, by the name of the call."""
-        lists = {"AckMessage": self.list_bytes, "Telemetry": self.list_bytes}
+        lists = {"AckMessage": self.list_bytes, "Telemetry": self.command_bytes}
         return self.message_bytes if rpc == "SendMessage" else lists.get(rpc, self.call_bytes)
 
     def options(self) -> Sequence[tuple[str, int]]:

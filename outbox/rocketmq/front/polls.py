@@ -26,10 +26,11 @@ class Popped(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Poll:
-    """A call that waits until a moment by `clock`."""
+    """A call that waits until a moment by `clock`, and takes nothing while it may not."""
 
     asked: Asked
     until: float
+    may: Callable[[], bool]
     answer: asyncio.Future[tuple[str, Sequence[Message]]]
 
 
@@ -53,9 +54,11 @@ class Polls:
         """True while a call waits."""
         return self._task is not None
 
-    async def messages(self, asked: Asked, seconds: float) -> tuple[str, Sequence[Message]]:
-        """Return messages with their receipt, after at most so many seconds."""
-        poll = _Poll(asked, clock() + seconds, asyncio.get_running_loop().create_future())
+    async def messages(
+        self, asked: Asked, seconds: float, may: Callable[[], bool] = lambda: True
+    ) -> tuple[str, Sequence[Message]]:
+        """Return messages with their receipt, after at most so many seconds. `may`: whether there may be any now."""
+        poll = _Poll(asked, clock() + seconds, may, asyncio.get_running_loop().create_future())
         self._waiting.append(poll)
         self._wake.set()
         if self._task is None:
@@ -98,8 +101,7 @@ class Polls:
 
     async def _look(self) -> bool:
         """Pop once for all calls that wait, and answer; return whether messages came."""
-        polls = [each for each in self._waiting if not each.answer.done()]
-        self._waiting = [*polls]
+        polls = self._ready()
         if not polls:
             return False
         try:
@@ -120,3 +122,14 @@ class Polls:
         if any(left):
             self._give_back(Popped(popped.receipt, left))
         return any(popped.messages)
+
+    def _ready(self) -> list[_Poll]:
+        """Return the calls that may have messages now; answer those that may not, and whose time is over."""
+        self._waiting = [each for each in self._waiting if not each.answer.done()]
+        ready = list[_Poll]()
+        for each in self._waiting:
+            if each.may():
+                ready.append(each)
+            elif clock() >= each.until:
+                each.answer.set_result(("", []))
+        return ready

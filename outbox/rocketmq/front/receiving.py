@@ -22,6 +22,7 @@ from outbox.rocketmq.front.protocol import RPCS, Wire, duration_of, numbers, set
 from outbox.rocketmq.front.routing import Routes
 from outbox.rocketmq.front.settings import LONG_POLL, MOST_RECEIVED
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, line_of, status
+from outbox.rocketmq.front.untaken import Untaken
 from outbox.rocketmq.front.validation import checked_group, checked_invisible, checked_tags, checked_topic
 from outbox.rocketmq.hints import Hints
 from outbox.runtime.throttled_log import ThrottledLog
@@ -57,6 +58,7 @@ class Receiving:
         self._groups = Groups(subscription_of, hints, threads)
         self._routes, self._threads, self._fifo = routes, threads, fifo_groups
         self.hands = Hands(threads, alive)
+        self._untaken = Untaken()
         self._log = ThrottledLog(logger)
         self._ended = False
 
@@ -98,17 +100,18 @@ class Receiving:
         asked = Asked(min(request.batch_size, MOST_RECEIVED), duration)
         batch = self.hands.begin(Key(call.client, name, topic, request.attempt_id), group.subscription)
         try:
-            await self._find(group, batch, choice, asked, _seconds(call, request))
-            if request.auto_renew:
-                await self.hands.learn(batch)
-            lasts = LONGEST if request.auto_renew else duration
-            await send(_Received(status=status()))
-            for each in batch.messages:
-                handle = Handle.of(each, batch.receipt, lasts, group.subscription.name)
-                delivered = self._delivered(group, batch, each, handle, request.message_queue.topic)
-                if delivered is not None:
-                    await send(_Received(message=delivered))
-            await send(_delivered_now())
+            await self._find(group, batch, choice, asked, call, _seconds(call, request))
+            with self._untaken.sending(call.connection, batch.messages):
+                if request.auto_renew:
+                    await self.hands.learn(batch)
+                lasts = LONGEST if request.auto_renew else duration
+                await send(_Received(status=status()))
+                for each in batch.messages:
+                    handle = Handle.of(each, batch.receipt, lasts, group.subscription.name)
+                    delivered = self._delivered(group, batch, each, handle, request.message_queue.topic)
+                    if delivered is not None:
+                        await send(_Received(message=delivered))
+                await send(_delivered_now())
             self.hands.hold(batch)
         except BaseException:
             if self.hands.end(batch) and batch.messages:
@@ -116,13 +119,15 @@ class Receiving:
             raise
 
     async def _find(
-        self, group: GroupCalls, batch: Batch, choice: MessageSelector, asked: Asked, seconds: float
+        self, group: GroupCalls, batch: Batch, choice: MessageSelector, asked: Asked, call: Call, seconds: float
     ) -> None:
         """Find the messages of a batch: those that an earlier one had and nobody else has had since, or others."""
         receipt, messages = batch.receipt, await self._still_out(batch, asked.time)
         if not messages and asked.most and not self._ended:
             batch.messages = ()
-            receipt, messages = await group.polls(choice).messages(asked, seconds)
+            receipt, messages = await group.polls(choice).messages(
+                asked, seconds, partial(self._untaken.allows, call.connection)
+            )
             if batch.replaced:
                 group.give_back(Popped(receipt, [messages]))
         if not self.hands.got(batch, receipt, messages) or not messages:
@@ -148,7 +153,7 @@ class Receiving:
             text = "front: message %s of topic %s cannot be read and counts as delivered, %s"
             self._log.warning(text, message.id, topic.name, line_of(error))
         at = batch.messages.index(message)
-        behind = [each for each in batch.messages[at + 1 :] if each.key == message.key is not None]
+        behind = [each for each in batch.messages[at + 1 :] if message.key is not None and each.key == message.key]
         batch.messages = [each for each in batch.messages if each is not message and each not in behind]
         group.give_back(Popped(batch.receipt, [behind]))
         return None

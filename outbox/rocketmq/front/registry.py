@@ -6,7 +6,6 @@ the row anew. So nothing is written for a client whose calls and stream are at o
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
@@ -26,7 +25,7 @@ from outbox.store.fronts.clients import ClientRow, ClientRows
 logger = logging.getLogger("outbox")
 
 #: Seconds between two exchanges, two looks for questions of other fronts, and two prunings.
-_EVERY_SECONDS, _LOOK_SECONDS, _PRUNE_SECONDS = 1.0, 5.0, 600.0
+EXCHANGE_SECONDS, _LOOK_SECONDS, _PRUNE_SECONDS = 1.0, 5.0, 600.0
 _KINDS = numbers("ClientType")
 _NAMES = {number: name for name, number in _KINDS.items()}
 #: Longer ids are not stored, because a primary key has little room.
@@ -51,15 +50,6 @@ class Registry:
         self._clock = clock
         self._look_at = self._prune_at = 0.0
         self._log = ThrottledLog(logger)
-
-    async def run(self) -> None:
-        """Write and read every second, until cancelled."""
-        while True:
-            await asyncio.sleep(_EVERY_SECONDS)
-            try:
-                await self.exchange()
-            except Exception as error:
-                self._log.warning("front: clients were not noted, trying again: %s", line_of(error))
 
     async def alive(self, ids: Collection[str]) -> set[str]:
         """Return which clients are there, at this front or at another one, which answers until the next call."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from outbox.errors import InvalidMessageError
 from outbox.rocketmq.default_producer import Writes
 from outbox.rocketmq.front.calls import Call, Threads
 from outbox.rocketmq.front.conversion import KEYS, stored
+from outbox.rocketmq.front.joining import Joining
 from outbox.rocketmq.front.protocol import RPCS, Wire
 from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
 from outbox.rocketmq.front.transactions import Transactions
 from outbox.rocketmq.front.validation import checked_messages, checked_topic
 
-_Sent = RPCS["SendMessage"].response
+_Response = RPCS["SendMessage"].response
 #: Bytes of requests that wait for the database or are being stored: they are in memory until then.
 MOST_BYTES = 128 * 1024 * 1024
+#: So many transactions store messages at once, each with those of many calls, up to so many bytes.
+AT_ONCE, _BYTES_AT_ONCE = 2, 1024 * 1024
 #: A recall handle begins with this text.
 _HANDLE = "recall:"
 #: For a limit of the log that RocketMQ has not, by the field.
@@ -25,6 +29,14 @@ _CODES = {
     f"headers[{KEYS!r}]": Code.ILLEGAL_MESSAGE_KEY,
     "headers": Code.MESSAGE_PROPERTIES_TOO_LARGE,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """The messages of a call, all or none of which are stored."""
+
+    messages: Sequence[Wire]
+    bytes: int
 
 
 class Sending:
@@ -36,13 +48,16 @@ class Sending:
         topics: Mapping[str, TopicType],
         transactions: Transactions,
         threads: Threads,
+        own_threads: Threads,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """`most_bytes`: of the requests that are under way; one request may have more."""
+        """`own_threads`: nothing that lasts runs there. `most_bytes`: of requests under way; one may have more."""
         self._outbox = outbox
         self._topics = topics
-        self._transactions = transactions
-        self._threads = threads
+        self._transactions, self._threads = transactions, threads
+        self._stored: Joining[_Sent, None] = Joining(
+            own_threads, self._store, at_once=AT_ONCE, size=lambda sent: sent.bytes, most=_BYTES_AT_ONCE
+        )
         self._most_bytes, self._bytes = most_bytes, 0
 
     async def send(self, _call: Call, request: Wire) -> Wire:
@@ -58,13 +73,13 @@ class Sending:
             if type_ == "TRANSACTION":
                 transaction = await self._threads.run(lambda: self._transactions.prepare(messages[0]))
             else:
-                await self._threads.run(lambda: self._append(messages))
+                await self._stored.call([_Sent(messages, size)])
         except InvalidMessageError as error:
             raise RefusedError(_CODES.get(error.field, Code.BAD_REQUEST), str(error)) from error
         finally:
             self._bytes -= size
         # RocketMQ, too, has one entry for all messages of a call.
-        answer = _Sent(status=status())
+        answer = _Response(status=status())
         handle = f"{_HANDLE}{id}" if type_ == "DELAY" else ""
         answer.entries.add(status=status(), message_id=id, transaction_id=transaction, recall_handle=handle)
         return answer
@@ -74,6 +89,17 @@ class Sending:
         checked_topic(request.topic.name)
         is_ours = request.recall_handle.startswith(_HANDLE)
         raise internal("recall failed, operation is forbidden" if is_ours else "recall handle is invalid")
+
+    def _store(self, calls: Sequence[_Sent]) -> Sequence[Exception | None]:
+        """Store the messages of calls in one transaction; return the error of each call."""
+        try:
+            self._append([message for call in calls for message in call.messages])
+        except Exception as error:
+            if len(calls) == 1 or self._outbox.database.transient(error):
+                return [error] * len(calls)
+            # The fault is one call's, and the others are stored without it.
+            return [error for call in calls for error in self._store([call])]
+        return [None] * len(calls)
 
     def _append(self, messages: Sequence[Wire]) -> None:
         made = [stored(message) for message in messages]

@@ -258,7 +258,7 @@ class Server:
             raise RefusedError(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
         # The look costs some microseconds.
         tls = self._tls and context.auth_context().get("transport_security_type") == [b"ssl"]
-        return Call(client, metadata, context.time_remaining(), tls)
+        return Call(client, metadata, context.time_remaining(), tls, context.peer())
 
     def _admitted(self, call: Call, request: Wire | None = None) -> Call:
         """Return a call, if its client may make it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 
 _ALL = "SELECT name, ordered, attempts FROM {group} ORDER BY name"
-_FIND = "SELECT name, ordered, attempts FROM {group} WHERE name = :name"
+_NAMED = "SELECT name, ordered, attempts FROM {group} WHERE {chosen}"
 _ADD = """
     {insert_once} {group} (name, ordered, attempts, created_at) VALUES (:name, :ordered, :attempts, {now})
     {unless_there}
@@ -35,9 +36,15 @@ class GroupRows:
         """Return the groups by their names, sorted."""
         return {row[0]: _of(row) for row in self._channel.rows(_ALL)}
 
+    def named(self, names: Collection[str]) -> dict[str, ConsumerGroup]:
+        """Return those of some groups that are there, by name."""
+        database = self._channel.database
+        statement = database.sql(_NAMED, chosen=database.among("name", texts="names"))
+        return {row[0]: _of(row) for row in self._channel.rows(statement, names=database.bind(names))}
+
     def find(self, name: str) -> ConsumerGroup | None:
         """Return the group of a name; None: there is none."""
-        return next(map(_of, self._channel.rows(_FIND, name=name)), None)
+        return self.named([name]).get(name)
 
     def add(self, group: ConsumerGroup) -> bool:
         """Add a group; return False if a group of the name is there, which stays as it is."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from outbox.store.database import Channel
 
 _ALL = "SELECT name, type FROM {topic} ORDER BY name"
 _ADD = "{insert_once} {topic} (name, type, created_at) VALUES (:name, :type, {now}) {unless_there}"
-_TYPE = "SELECT type FROM {topic} WHERE name = :name"
+_NAMED = "SELECT name, type FROM {topic} WHERE {chosen}"
 _DROP = "DELETE FROM {topic} WHERE name = :name"
 
 
@@ -20,10 +22,15 @@ class TopicRows:
         """Return the types by the names of the topics, sorted."""
         return dict(self._channel.rows(_ALL))
 
+    def named(self, names: Collection[str]) -> dict[str, str]:
+        """Return the types of those of some topics that are there, by name."""
+        database = self._channel.database
+        statement = database.sql(_NAMED, chosen=database.among("name", texts="names"))
+        return dict(self._channel.rows(statement, names=database.bind(names)))
+
     def type_of(self, name: str) -> str | None:
         """Return the type of a topic; None: it is not there."""
-        rows = self._channel.rows(_TYPE, name=name)
-        return str(rows[0][0]) if rows else None
+        return self.named([name]).get(name)
 
     def add(self, name: str, type_: str) -> str:
         """Add a topic unless it is there; return its type."""

@@ -100,7 +100,7 @@ _STORED = """
       AND epoch = :epoch AND n = :n
 """
 #: So many bytes of bodies are handed out at once, if not one message alone has more.
-MOST_BYTES = 8 * 1024 * 1024
+MOST_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
