@@ -156,14 +156,23 @@ def _size(headers: Mapping[str, str]) -> int:
     return sum(len(name) + (len(value) if value.isascii() else len(value.encode())) for name, value in headers.items())
 
 
-def fits(headers: Mapping[str, str], name: str, value: str) -> bool:
-    """Return whether one more header, of another's making, may be stored beside these headers."""
-    try:
-        checked_headers({name: value})
-    except InvalidMessageError:
-        return False
-    more = {**headers, name: value}
-    return len(more) <= MAX_HEADERS and _size(more) <= MAX_HEADER_BYTES
+class HeaderRoom:
+    """The room that headers leave for more headers, of another's making."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._number, self._bytes = len(headers), _size(headers)
+
+    def takes(self, name: str, value: str) -> bool:
+        """Return whether one more header may be stored, which takes some of the room then."""
+        try:
+            checked_headers(more := {name: value})
+        except InvalidMessageError:
+            return False
+        size = self._bytes + _size(more)
+        if self._number >= MAX_HEADERS or size > MAX_HEADER_BYTES:
+            return False
+        self._number, self._bytes = self._number + 1, size
+        return True
 
 
 @lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ from typing import Any, Literal, Never, TypedDict, Unpack, final
 from outbox.model.encoding import TOMBSTONE_TYPE, checked_charset, decode_json, decode_text, encode_body
 from outbox.model.limits import (
     DelayLevel,
+    HeaderRoom,
     checked_content_type,
     checked_dedup,
     checked_dedup_key,
@@ -24,7 +25,6 @@ from outbox.model.limits import (
     checked_tags,
     checked_time,
     checked_topic,
-    fits,
     require_tombstone,
     stored_headers,
 )
@@ -277,12 +277,13 @@ def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, st
     merged = dict(headers)
     own = {name.lower() for name in merged}
     names = [name for name in trace if name.lower() != BAGGAGE]
+    room = HeaderRoom(merged)
     if own.isdisjoint((*TRACE_HEADERS, *(name.lower() for name in names))):
         for name in names:
-            if not fits(merged, name, trace[name]):
+            if not room.takes(name, trace[name]):
                 break
             merged[name] = trace[name]
-    if BAGGAGE not in own and BAGGAGE in trace and fits(merged, BAGGAGE, trace[BAGGAGE]):
+    if BAGGAGE not in own and BAGGAGE in trace and room.takes(BAGGAGE, trace[BAGGAGE]):
         merged[BAGGAGE] = trace[BAGGAGE]
     return merged
 

@@ -19,7 +19,7 @@ def dead_letters(outbox: BareOutbox, topic: str, *, limit: int = 100, after: int
     Args:
         outbox: where the group is.
         topic: %DLQ%<group>.
-        limit: at most so many.
+        limit: at most so many; one more where the last one is also a letter of the group at a front.
         after: only those behind this `queue_offset`.
 
     Raises:
@@ -33,6 +33,8 @@ def dead_letters(outbox: BareOutbox, topic: str, *, limit: int = 100, after: int
         names = [each.name for each in Subscriptions(channel).all() if each.name.startswith(at_fronts)]
         letters = {name: ParkedMessages(channel, name) for name in (group, *names)}
         dead = sorted((each.id, name) for name, of in letters.items() for each in of.list(DEAD, limit, after))
-        found = [letters[name].message(id) for id, name in dead[:limit]]
+        # The next page begins behind the last id.
+        last = max((id for id, _ in dead[:limit]), default=None)
+        found = [letters[name].message(id) for id, name in dead if last is not None and id <= last]
     # A letter that a person has discarded meanwhile is left out.
     return [MessageExt.of(each) for each in found if each is not None]

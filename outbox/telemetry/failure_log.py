@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from outbox.model.command import OF_ENVIRONMENT, Commands
 from outbox.model.message import Message
@@ -139,7 +140,7 @@ class FailureLog:
             "dead_letters",
             messages=len(dead),
             topic=first.topic,
-            message_id=first.message_id,
+            message_id=_id_of(first),
             attempt=parking.attempts,
             error=error,
         )
@@ -147,6 +148,14 @@ class FailureLog:
     def _warn(self, text: str, event: str, **fields: object) -> None:
         about = named(event, subscription=self._subscription, **fields)
         logger.warning("%s: %s", self._subscription, text, extra=about)
+
+
+def _id_of(message: Message) -> UUID | None:
+    """Return the id of a message; None if another writer has given the message something else."""
+    try:
+        return message.message_id
+    except ValueError:
+        return None
 
 
 def words_of(declared: Declaration, commands: Commands) -> Words:

@@ -72,6 +72,18 @@ def test_a_topic_that_is_added_while_a_front_serves_is_known_at_once_and_its_tra
     assert (before, added.code) == (40402, 0)
 
 
+@pytest.mark.every_database
+def test_a_name_that_a_front_does_not_know_is_looked_up_by_itself(outbox, monkeypatch):
+    """Another client may ask for one unknown name after the other, and there may be thousands of topics."""
+    names = ["late", "missing", "a\0b", "x" * 10_000]
+    with listening(outbox, topics={}) as front, closing(outbox.database.open()) as channel:
+        TopicRows(channel).add("late", "FIFO")
+        monkeypatch.delattr(TopicRows, "all")
+        codes = [called(front, "QueryRoute", request("QueryRoute", each)).status.code for each in names]
+
+    assert codes == [20000, 40402, 40002, 40002]
+
+
 def test_a_group_has_the_order_and_the_retries_with_which_it_was_added_before_its_first_receive(outbox):
     with outbox.begin() as session:
         outbox.send(session, "steps", b"1", key="a")

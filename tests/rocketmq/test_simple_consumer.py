@@ -269,6 +269,24 @@ def test_the_last_delivery_is_acknowledged_like_any_other(engine, outbox):
     assert states(engine) == {}
 
 
+def test_pages_of_dead_letters_are_complete_where_a_group_is_also_at_a_front(outbox):
+    """The two have positions of their own, so a message may be a letter of both."""
+    send(outbox, "1", "2")
+
+    def has_given_up(consumer: SimpleConsumer) -> bool:
+        consumer.receive(2, AT_ONCE)
+        return len(outbox.admin.parked(name=consumer.group, state="dead")) == 2
+
+    for group in ("billing", "billing|orders"):
+        with SimpleConsumer(group, outbox, {"orders": "*"}, max_attempts=1, await_duration=NOW) as consumer:
+            assert eventually(lambda: has_given_up(consumer))
+
+    pages = [dead_letters(outbox, "%DLQ%billing", limit=1)]
+    pages.append(dead_letters(outbox, "%DLQ%billing", limit=1, after=pages[0][-1].queue_offset))
+
+    assert [[each.body for each in page] for page in pages] == [[b"1", b"1"], [b"2", b"2"]]
+
+
 def test_dead_letters_are_asked_for_by_rocketmqs_name(outbox):
     with pytest.raises(MQClientError, match=r"%DLQ%<group>"):
         dead_letters(outbox, "billing")

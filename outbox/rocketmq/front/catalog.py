@@ -123,12 +123,12 @@ class Catalog:
         type_ = await self._threads.run(partial(self._rows.call, partial(_add, topic)))
         self._take(self.topics | {topic: type_}, self.groups)
 
-    def _joining(self, read: Callable[[Channel, Collection[str]], Mapping[str, R]]) -> Joining[str, R | None]:
-        """Return what looks for the rows of names; names that wait are looked for together."""
+    def _joining(self, read: Callable[[Channel, Collection[str]], Mapping[str, R]]) -> Joining[str, list[R]]:
+        """Return what finds the row of each name, if there is one; names that wait are looked for together."""
 
-        def found(names: Sequence[str]) -> list[R | None]:
+        def found(names: Sequence[str]) -> list[list[R]]:
             rows = self._rows.call(lambda channel: read(channel, names))
-            return [rows.get(name) for name in names]
+            return [[rows[name]] if name in rows else [] for name in names]
 
         return Joining(self._threads, found)
 
@@ -153,9 +153,9 @@ def group_in(request: Wire) -> str:
     return str(request.settings.subscription.group.name) if "settings" in fields else ""
 
 
-async def _found(rows: Joining[str, R | None], names: Sequence[str]) -> dict[str, R]:
+async def _found(rows: Joining[str, list[R]], names: Sequence[str]) -> dict[str, R]:
     """Return what is there, by name."""
-    return {name: row for name, row in zip(names, await rows.call(names), strict=True) if row is not None}
+    return {name: row for name, found in zip(names, await rows.call(names), strict=True) for row in found}
 
 
 def _all(channel: Channel) -> tuple[Mapping[str, TopicType], Mapping[str, ConsumerGroup]]:

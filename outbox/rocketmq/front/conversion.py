@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from outbox.model.limits import checked_headers, checked_tags, fits
+from outbox.model.limits import HeaderRoom, checked_headers, checked_tags
 from outbox.model.message import Message, stored_message
 from outbox.model.trace_context import TRACE_HEADERS
 from outbox.rocketmq.front.protocol import Wire, kind, moment_of, numbers, set_moment
@@ -87,20 +87,18 @@ def _headers(wire: Wire) -> dict[str, str]:
         headers[BORN_AT] = str(system.born_timestamp.seconds * 1000 + system.born_timestamp.nanos // 1_000_000)
     if system.body_encoding == _ENCODINGS["GZIP"]:
         headers[ENCODING] = "gzip"
-    others = {}
+    others, room = {}, HeaderRoom(headers)
     taken = {name.lower() for name in _OURS}
     for name, value in wire.user_properties.items():
-        if name.lower() not in taken and fits(headers, name, value):
+        if name.lower() not in taken and room.takes(name, value):
             headers[name] = value
             taken.add(name.lower())
         else:
             others[name] = value
     if others:
         headers[OTHERS] = json.dumps(others, ensure_ascii=False, separators=(",", ":")).translate(_SEPARATORS)
-    for name, value in ((BORN_HOST, system.born_host), (TRACE, system.trace_context)):
-        if value and fits(headers, name, value):
-            headers[name] = value
-    return headers
+    room, last = HeaderRoom(headers), ((BORN_HOST, system.born_host), (TRACE, system.trace_context))
+    return headers | {name: value for name, value in last if value and room.takes(name, value)}
 
 
 def id_of(message: Message) -> str:
