@@ -78,7 +78,9 @@ class Broker:
         return id
 
     def prepare_only(self, half: Half, message: Message, slot: int, headers: str) -> bool:
-        """Store the only half message of a transaction, once; return False if the transaction is another message's.
+        """Store the only half message of a transaction, once, by a group that is a topic of transactions at fronts.
+
+        Return False if there is no such topic, or if the transaction is another message's.
 
         Raise `VerdictStandsError` if the transaction of this message was rolled back.
         """

@@ -25,8 +25,10 @@ from outbox.store.fronts.groups import ConsumerGroup
 from outbox.store.fronts.topics import TopicRows
 from outbox.store.half_messages.pending import HalfTransactions
 from tests.rocketmq.fronts import bodies, called, listening, producing
+from tests.rocketmq.test_send_beside_verdict import Beside, stopped_inside
 from tests.support.command_line import outbox as typed
 from tests.support.guests import owner_and_guest
+from tests.support.readers import waiting
 from tests.support.waiting import eventually
 
 SOON = CheckPolicy(transaction_timeout=timedelta(milliseconds=200), check_interval=timedelta(milliseconds=200))
@@ -256,23 +258,35 @@ def test_a_half_message_for_a_topic_that_was_just_dropped_is_refused_and_leaves_
     assert (ordinary, bodies(outbox, "orders"), bodies(outbox, "paid")) == (20000, [b"1"], [])
 
 
-def test_a_topic_stays_if_a_transaction_begins_while_the_topic_is_dropped(outbox, monkeypatch):
-    drop = TopicRows.drop
-
-    def late(rows: TopicRows, name: str) -> bool:
-        monkeypatch.undo()
-        begin(outbox, name)
-        return drop(rows, name)
-
-    monkeypatch.setattr(TopicRows, "drop", late)
+def test_a_topic_stays_if_a_half_message_is_stored_that_was_begun_before_the_drop(pg_engine):
+    outbox = Outbox(pg_engine)
     with closing(outbox.database.open()) as channel:
         declarations = Declarations(channel)
         declarations.add_topic("paid", "TRANSACTION")
+        with stopped_inside(pg_engine, "="):
+            half = Beside(lambda: begin(outbox, "paid"))
+            assert eventually(lambda: waiting(pg_engine) == 1)
+            drop = Beside(lambda: declarations.drop_topic("paid"))
+            assert eventually(lambda: waiting(pg_engine) == 2)
 
-        with pytest.raises(MQClientError, match="topic paid has open transactions"):
-            declarations.drop_topic("paid")
-
+        assert (half.end(), "topic paid has open transactions" in str(drop.end())) == (None, True)
         assert declarations.topics() == {"paid": "TRANSACTION"}
+
+
+def test_a_half_message_that_comes_during_a_drop_waits_and_is_refused(pg_engine, monkeypatch):
+    outbox, halves, drop = Outbox(pg_engine), list[Beside](), TopicRows.drop
+
+    def beside_a_half(rows: TopicRows, name: str) -> bool:
+        halves.append(Beside(lambda: called(front, "SendMessage", sent(name, "TRANSACTION")).status.code))
+        assert eventually(lambda: waiting(pg_engine) == 1)
+        return drop(rows, name)
+
+    monkeypatch.setattr(TopicRows, "drop", beside_a_half)
+    with listening(outbox) as front, closing(outbox.database.open()) as channel:
+        Declarations(channel).drop_topic("paid")
+        code = halves[0].end()
+
+        assert (code, HalfTransactions(channel).pending(limit=1)) == (40014, [])
 
 
 def begin(outbox: Any, topic: str) -> None:

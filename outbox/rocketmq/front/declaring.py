@@ -57,14 +57,9 @@ class Declarations:
         known = self._topics.all()
         if name not in known:
             raise MQClientError(f"there is no topic {name!r:.300}; there are: {', '.join(known) or 'none'}")
-        self._require_settled(name)
-        self._topics.drop(name)
-        try:
-            # A transaction that began meanwhile: a front that stores a half message looks for the topic afterwards.
+        with self._topics.dropping(name):
             self._require_settled(name)
-        except MQClientError:
-            self._topics.add(name, known[name])
-            raise
+            self._topics.drop(name)
 
     def _require_settled(self, topic: str) -> None:
         if HalfTransactions(self._channel).pending(group=topic, limit=1):

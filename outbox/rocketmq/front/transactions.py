@@ -70,22 +70,17 @@ class Transactions:
             headers = stored_headers({**message.headers, TRANSACTION_ID: transaction})
             try:
                 if self.broker.prepare_only(half, message, slot_of(message.key, self._slots), headers):
-                    self._require_topic(message.topic, transaction)
                     return transaction
             except VerdictStandsError as error:
                 # The answer to an earlier try was lost, and meanwhile the transaction was ended.
                 raise internal(NO_TRANSACTION, str(error)) from error
+            self._require_topic(message.topic)
         raise internal(NO_TRANSACTION, f"the transactions {id_of(message)} and {made_id_of(message)} were ended before")
 
-    def _require_topic(self, topic: str, transaction: str) -> None:
-        """Roll a transaction back whose topic was dropped, as no producer would be asked about the transaction.
-
-        This look is after the half message is stored, and a drop looks for open transactions after it has deleted the
-        topic: so one of the two sees the other.
-        """
+    def _require_topic(self, topic: str) -> None:
+        """Refuse a message whose topic was dropped."""
         type_ = self.broker.call(lambda channel: TopicRows(channel).type_of(topic))
         if type_ != "TRANSACTION":
-            self.broker.end(transaction, "rollback", by=f"front: topic {topic} was dropped", group=topic)
             raise of_another_type(type_, "TRANSACTION")
 
     async def end(self, call: Call, request: Wire) -> Wire:

@@ -14,6 +14,7 @@ from outbox.model.message import TRANSACTION_ID, Message, stored_message
 from outbox.model.slots import slot_of
 from outbox.store.database import Database
 from outbox.store.dialects.statements import Script, Statement
+from outbox.store.fronts.topics import topic_lock
 
 #: How a checker finds out what became of a transaction: from an op row that its business transaction writes (join),
 #: from a record in another database, or by asking a listener.
@@ -42,10 +43,11 @@ _INSERT = f"""
            CAST(:headers AS {{text}}), :body, CAST(:content_type AS {{text}}), {{now}}
     WHERE NOT EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = CAST(:transaction AS {{text}}))
 """
-#: Inserts nothing beside another half message of the transaction either.
+#: Inserts nothing beside another half message of the transaction either, and nothing without the front's topic.
 _INSERT_ONLY = f"""
     {_INSERT} AND NOT EXISTS (
         SELECT 1 FROM {{message}} WHERE topic = '{HALF_TOPIC}' AND key = CAST(:transaction AS {{text}}))
+    AND EXISTS (SELECT 1 FROM {{topic}} WHERE name = CAST(:producer_group AS {{text}}) AND type = 'TRANSACTION')
 """
 _INSERTED = f"""
     SELECT max(id) FROM {{message}}
@@ -128,14 +130,16 @@ class Halves:
         locks = database.dialect.locks
         share, own = lock_by(locks.share_text), lock_by(locks.own_text)
         self._share = None if share is None else database.sql(f"SELECT {share}")
-        self._own = None if own is None else database.sql(f"SELECT {own}")
+        topic = topic_lock(locks.share_text, "producer_group")
+        self._own = None if own is None else database.sql(f"SELECT {topic}, {own}")
 
     def append(
         self, half: Half, message: Message, slot: int, headers: str, *, only: bool = False
     ) -> Script[int | None]:
         """Append a half message and return the log id; None: the transaction has a verdict already.
 
-        `slot` and `headers`: of the later message. `only`: None also if the transaction has a half message already.
+        `slot` and `headers`: of the later message. `only`: None also if the transaction has a half message already, or
+        if its group is no topic of transactions, as at a front.
         """
         bound = {
             "message_id": self._database.dialect.values.bind_uuid(message.message_id),
