@@ -102,7 +102,7 @@ def acked(front: Front, *handles: str, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
 def test_messages_of_a_push_consumer_that_gave_its_call_up_come_to_the_next_call_at_once_and_uncounted(engine, outbox):
-    send(outbox, *(b"%d" % n * 2 * MIB for n in range(3)))
+    send(outbox, *(b"%d" % n * (MIB // 3) for n in range(3)))
     rpc = RPCS["ReceiveMessage"]
     with listening(outbox) as front, grpc.insecure_channel(str(front.listening)) as channel:
         make = channel.unary_stream(f"/{SERVICE}/{rpc.name}", rpc.request.SerializeToString, rpc.response.FromString)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import islice
 
 from outbox.rocketmq.asked import Asked
 from outbox.rocketmq.expressions import MessageSelector
@@ -35,10 +36,11 @@ class Groups:
         key = name, topic
         found = self._groups.pop(key, None) or GroupCalls(self._subscription_of(*key), self._threads, self._hints)
         self._groups[key] = found
-        if len(self._groups) > _MOST_GROUPS:
-            idle = next((each for each, group in self._groups.items() if not group.busy and group is not found), None)
-            if idle is not None:
-                del self._groups[idle]
+        # A call adds one at most and looks at two, so the number does not grow for long.
+        for oldest in [*islice(self._groups, 2)] if len(self._groups) > _MOST_GROUPS else ():
+            group = self._groups.pop(oldest)
+            if group.busy or group is found:
+                self._groups[oldest] = group
         return found
 
     def forget(self, names: Collection[str]) -> None:
