@@ -341,8 +341,9 @@ def of_each_key(sent: list[tuple[str, Numbered]]) -> dict[int, list[int]]:
 
 @pytest.fixture(scope="module")
 def logical() -> Iterator[PostgresServer]:
-    """A server whose log can be read by a connector."""
-    with started(lambda: PostgresServer(in_memory=True, settings={"wal_level": "logical", "wal_writer_delay": "10s"})) as server:
+    """A server whose log can be read by a connector; what is committed asynchronously is flushed much later."""
+    settings = {"wal_level": "logical", "wal_writer_delay": "10s"}
+    with started(lambda: PostgresServer(in_memory=True, settings=settings)) as server:
         yield server
 
 

@@ -188,11 +188,11 @@ def test_dead_letters_are_told_a_line_for_all_of_a_settle(caplog, clock):
 def test_a_dead_letter_whose_id_is_none_is_told_without_it(caplog, clock):
     """Another writer may have given it anything, where a database has no type for ids."""
     (letter,) = messages(None)
-    letter._message_id = "no id"  # type: ignore[assignment]
+    letter._message_id = "no id"
     Told(clock).settled([(letter, POLICY.dead(letter, "broken"))])
 
     (record,) = caplog.records
-    about = record.outbox  # type: ignore[attr-defined]
+    about = record.outbox
     assert (about["event"], about["topic"], "message_id" in about) == ("dead_letters", "orders", False)
 
 
