@@ -208,7 +208,7 @@ class SimpleConsumer:
 
 
 def _receipt_of(message: MessageExt) -> Receipt:
-    return Receipt(message.queue_offset, message.message.key, message.receipt_handle)
+    return Receipt(message.queue_offset, message.receipt_handle or "")
 
 
 class _Popped(NamedTuple):

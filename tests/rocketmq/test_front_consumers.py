@@ -281,24 +281,8 @@ def test_a_call_that_waits_gets_what_comes_and_one_that_waits_at_a_stop_gets_not
     assert [each[-1].HasField("delivery_timestamp") for each in found] == [True, True]
 
 
-@pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
-def test_a_handle_with_a_strange_key_lets_the_next_message_of_the_real_key_go_on(engine, outbox):
-    next_one: dict[str, Any] = {"batch_size": 1, "long_polling_timeout": {"seconds": 0}}
-    send(outbox, Message("steps", "1", key="a"))
-    with listening(outbox, fifo_groups=["billing"]) as front:
-        [_, first, _] = called(front, "ReceiveMessage", request("ReceiveMessage", "steps", **next_one))
-        send(outbox, Message("steps", "2", key="a"))
-        held = called(front, "ReceiveMessage", request("ReceiveMessage", "steps", **next_one))
-        id, _key, *rest = json.loads(base64.urlsafe_b64decode(first.message.system_properties.receipt_handle))
-        strange = base64.urlsafe_b64encode(json.dumps([id, "b", *rest]).encode()).decode()
-        acked = called(front, "AckMessage", request("AckMessage", "steps", entries=[{"receipt_handle": strange}]))
-        again = called(front, "ReceiveMessage", request("ReceiveMessage", "steps", **next_one))
-
-    assert (of(held)[0], of(acked)[0], [each.message.body for each in again[1:-1]]) == (40401, 20000, [b"2"])
-
-
 def test_a_handle_with_a_time_that_no_clock_has_is_refused_by_itself(outbox):
-    handle = base64.urlsafe_b64encode(json.dumps([1, None, "r", 10**400]).encode()).decode()
+    handle = base64.urlsafe_b64encode(json.dumps([1, "r", 10**400, "o"]).encode()).decode()
     with listening(outbox) as front:
         answer = called(front, "AckMessage", request("AckMessage", entries=[{"receipt_handle": handle}]))
 

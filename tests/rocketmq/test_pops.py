@@ -54,12 +54,29 @@ def progress(engine: Engine) -> list[tuple[int, int]]:
 # The price of a call
 
 
-def test_a_receive_is_at_most_four_statements_on_a_connection_that_is_there(outbox, monkeypatch):
-    consumer = begun(outbox)
-    asked, counts = Counter[str](), list[int]()
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many statements channels run from now on, as `sql`."""
+    asked = Counter[str]()
     for name in ("rows", "run", "rows_of_last"):
         real = getattr(Channel, name)
         monkeypatch.setattr(Channel, name, lambda *given, r=real, **more: asked.update(["sql"]) or r(*given, **more))
+    return asked
+
+
+def test_an_acknowledgement_out_of_order_is_one_statement_also_of_a_message_with_a_key(pg_engine, monkeypatch):
+    outbox = Outbox(pg_engine)
+    consumer = begun(outbox)
+    send(outbox, "1", key="a")
+    (found,) = consumer.receive(1, HOUR)
+    asked = counted(monkeypatch)
+    consumer.ack(found)
+
+    assert (asked["sql"], states(pg_engine)) == (1, {})
+
+
+def test_a_receive_is_at_most_four_statements_on_a_connection_that_is_there(outbox, monkeypatch):
+    consumer = begun(outbox)
+    asked, counts = counted(monkeypatch), list[int]()
     real_open = Database.open
     monkeypatch.setattr(Database, "open", lambda self: asked.update(["open"]) or real_open(self))
 
@@ -269,7 +286,7 @@ def test_of_the_calls_of_one_pop_each_gets_messages_of_other_keys(outbox):
 
     with closing(outbox.database.open()) as channel:
         found = [popping.pop(channel, str(n), asked) for n in range(2)]
-        ids = [Receipt(each.id or 0, each.key, "0") for messages in found[0] for each in messages]
+        ids = [Receipt(each.id or 0, "0") for messages in found[0] for each in messages]
         Receipts(channel, "billing").ack(ids)
         found.append(popping.pop(channel, "2", asked))
 

@@ -125,7 +125,7 @@ class _Stored:
         return self._connections.call(lambda channel: Receipts(channel, self.name).out(ids))
 
     def give_back(self, popped: Popped) -> None:
-        receipts = [Receipt(each.id or 0, each.key, popped.receipt) for some in popped.messages for each in some]
+        receipts = [Receipt(each.id or 0, popped.receipt) for some in popped.messages for each in some]
         try:
             self._use(receipts, lambda of_group: of_group.give_back(receipts))
         except Exception as error:

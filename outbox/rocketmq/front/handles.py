@@ -6,37 +6,35 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple, Self
 
-from outbox.errors import InvalidMessageError
-from outbox.model.limits import MAX_NUMBER, checked_key
+from outbox.model.limits import MAX_NUMBER
 from outbox.model.message import Message
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal
 from outbox.store.subscriptions.receipts import Receipt
 
 #: Characters of a receipt; each has fewer.
 _MOST_OF_ERROR = 100
-#: Characters of a handle; with the longest key of a message it has fewer.
-_MOST = 12_288
+#: Characters of a handle; each has fewer.
+_MOST = 1024
 
 
 class Handle(NamedTuple):
     """The receipt of a message, and until when its time is not over, in seconds since 1970 by the front's clock.
 
-    `owner`: a digest of the subscription; empty in a handle of a former front.
+    `owner`: a digest of the subscription.
     """
 
     receipt: Receipt
     until: float
-    owner: str = ""
+    owner: str
 
     @classmethod
     def of(cls, message: Message, receipt: str, duration: timedelta, subscription: str) -> Self:
         """Return the handle of a message that was handed out just now."""
         until = round(time.time() + duration.total_seconds(), 3)
-        return cls(Receipt(message.id or 0, message.key, receipt), until, _digest(subscription))
+        return cls(Receipt(message.id or 0, receipt), until, _digest(subscription))
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -48,20 +46,16 @@ class Handle(NamedTuple):
         try:
             found = None if len(text) > _MOST else json.loads(base64.urlsafe_b64decode(text.encode()))
             match found:
-                # A former front wrote no owner, and a later one may write more texts.
-                case [int(id), str() | None as key, str(error), int() | float() as until, *more] if _fit(id, more):
-                    # Other keys and errors are in no row, and not every database takes them.
-                    if key is not None:
-                        checked_key(key)
-                    if error.isascii() and error.isprintable() and len(error) <= _MOST_OF_ERROR:
-                        return cls(Receipt(id, key, error), float(until), *more[:1])
-        except (ValueError, OverflowError, RecursionError, InvalidMessageError):
+                # A later front may write more.
+                case [int(id), str(error), int() | float() as until, str(owner), *_] if _fit(id, error):
+                    return cls(Receipt(id, error), float(until), owner)
+        except (ValueError, OverflowError, RecursionError):
             pass
         raise RefusedError(Code.INTERNAL_SERVER_ERROR, "Parse failed, dataList size 1. [no receipt handle of a front]")
 
     def is_of(self, subscription: str) -> bool:
-        """Return whether the message was handed out to a subscription, as far as the handle tells."""
-        return self.owner in ("", _digest(subscription))
+        """Return whether the message was handed out to a subscription."""
+        return self.owner == _digest(subscription)
 
     @property
     def is_over(self) -> bool:
@@ -69,7 +63,7 @@ class Handle(NamedTuple):
         return time.time() >= self.until
 
     def __str__(self) -> str:
-        fields = [*self.receipt, self.until, *([self.owner] if self.owner else [])]
+        fields = [*self.receipt, self.until, self.owner]
         return base64.urlsafe_b64encode(json.dumps(fields, separators=(",", ":")).encode()).decode()
 
 
@@ -82,6 +76,7 @@ def _digest(subscription: str) -> str:
     return hashlib.blake2b(subscription.encode(), digest_size=6).hexdigest()
 
 
-def _fit(id: int, more: Sequence[object]) -> bool:
-    # JSON's `true` is a number of Python.
-    return not isinstance(id, bool) and 0 <= id <= MAX_NUMBER and all(isinstance(each, str) for each in more)
+def _fit(id: int, error: str) -> bool:
+    """Return whether a row may have these. Not every database takes all texts, and JSON's `true` is a number."""
+    is_id = not isinstance(id, bool) and 0 <= id <= MAX_NUMBER
+    return is_id and error.isascii() and error.isprintable() and len(error) <= _MOST_OF_ERROR

@@ -62,7 +62,7 @@ class Batch:
     @property
     def receipts(self) -> list[Receipt]:
         """The receipts of the messages."""
-        return [Receipt(each.id or 0, each.key, self.receipt) for each in self.messages]
+        return [Receipt(each.id or 0, self.receipt) for each in self.messages]
 
     def due_from(self, now: float) -> datetime:
         """Return `due` of a renewal at a moment. Not every database keeps more than milliseconds."""

@@ -15,8 +15,10 @@ _ROWS = {"its_id": "bigint", "its_error": "text"}
 #: was handed out behind the head of its key has no state.
 _VALID = """
     subscription = :subscription AND {id_in_ids} AND coalesce(state, 'retry') = 'retry' AND due_at > {now}
-    AND EXISTS (SELECT 1 FROM {rows} AS r WHERE r.its_id = id AND r.its_error = error)
+    AND EXISTS (SELECT 1 FROM {rows} AS r WHERE r.its_id = id AND r.its_error = error) {which}
 """
+#: Messages that hold nothing back.
+_ALONE = "AND unit IS NULL"
 _OUT = """
     SELECT id FROM {parked}
     WHERE subscription = :subscription AND {id_in_ids} AND coalesce(state, 'behind') <> 'dead'
@@ -44,11 +46,10 @@ _DEAD = f"""
 
 
 class Receipt(NamedTuple):
-    """The receipt of a message: its log id and its key, and the error with which it was handed out this one time."""
+    """The receipt of a message: its log id, and the error with which it was handed out this one time."""
 
     id: int
-    key: str | None
-    error: str | None
+    error: str
 
 
 class Receipts:
@@ -65,7 +66,10 @@ class Receipts:
 
     def ack(self, receipts: Collection[Receipt]) -> set[int]:
         """Delete messages that are done, and let the next ones of their keys be tried."""
-        return self._use(_ACK, receipts, lets_go=True)
+        # Most stand for themselves: one statement, and no transaction around it.
+        done = self._use(_ACK, receipts, which=_ALONE)
+        left = [each for each in receipts if each.id not in done]
+        return done | self._use(_ACK, left, lets_go=True) if left else done
 
     def postpone(self, receipts: Collection[Receipt], wait: timedelta) -> set[int]:
         """Let messages be due after `wait` from now; the receipts stay valid until then."""
@@ -74,7 +78,7 @@ class Receipts:
     def times(self, receipts: Collection[Receipt]) -> dict[Receipt, datetime]:
         """Return until when messages are in hands, by the receipts that are valid."""
         database = self._channel.database
-        statement = database.sql(_TIMES, rows=database.records("rows", **_ROWS))
+        statement = database.sql(_TIMES, rows=database.records("rows", **_ROWS), which="")
         rows = self._channel.rows(statement, **self._bound(receipts))
         found = {(id, error): database.moment(due) for id, error, due in rows}
         return {each: found[each.id, each.error] for each in receipts if (each.id, each.error) in found}
@@ -86,7 +90,7 @@ class Receipts:
         now, for the last time.
         """
         database, bind = self._channel.database, self._channel.database.dialect.clock.bind
-        rows = [(each.id, each.error or "", bind(due), bind(then)) for each, (due, then) in times.items()]
+        rows = [(each.id, each.error, bind(due), bind(then)) for each, (due, then) in times.items()]
         parts = {"table": database.names["parked"], "source": f"{database.records('rows', **_RENEWS)} AS r"}
         parts |= {name: part.format(**database.names, far=database.later(":far")) for name, part in _RENEW.items()}
         update = database.sql(database.dialect.writes.update_from, **parts)
@@ -110,32 +114,32 @@ class Receipts:
         bound = {"subscription": self._subscription, "ids": self._channel.database.bind(ids)}
         return {id for (id,) in self._channel.rows(_OUT, **bound)}
 
-    def _use(self, write: str, receipts: Collection[Receipt], *, lets_go: bool = False, **more: object) -> set[int]:
-        keyed = lets_go and any(each.key is not None for each in receipts)
+    def _use(
+        self, write: str, receipts: Collection[Receipt], *, which: str = "", lets_go: bool = False, **more: object
+    ) -> set[int]:
         returning = self._channel.database.dialect.writes.returning
         # One statement is a transaction of its own.
-        with nullcontext() if returning is not None and not keyed else self._channel.transaction():
-            valid = self._run(write, returning, receipts, **more)
+        with nullcontext() if returning is not None and not lets_go else self._channel.transaction():
+            valid = self._run(write, returning, receipts, which, **more)
             if lets_go:
-                # A receipt that was in strange hands may name another key than its row.
                 Parked(self._channel, self._subscription).advance({key for key in valid.values() if key is not None})
         return {*valid}
 
     def _run(
-        self, write: str, returning: str | None, receipts: Collection[Receipt], **more: object
+        self, write: str, returning: str | None, receipts: Collection[Receipt], which: str, **more: object
     ) -> dict[int, str | None]:
         database = self._channel.database
         bound = self._bound(receipts) | more
-        source = database.records("rows", **_ROWS)
+        parts = {"rows": database.records("rows", **_ROWS), "which": which}
         if returning is not None:
-            statement = database.sql(f"{write} {returning}", rows=source, columns="id, key")
+            statement = database.sql(f"{write} {returning}", **parts, columns="id, key")
             return dict(self._channel.rows(statement, **bound))
-        valid: dict[int, str | None] = dict(self._channel.rows(database.sql(_FIND, rows=source), **bound))
-        self._channel.run(database.sql(write, rows=source), **bound)
+        valid: dict[int, str | None] = dict(self._channel.rows(database.sql(_FIND, **parts), **bound))
+        self._channel.run(database.sql(write, **parts), **bound)
         return valid
 
     def _bound(self, receipts: Collection[Receipt]) -> dict[str, Any]:
         database = self._channel.database
-        rows = [(each.id, each.error or "") for each in receipts]
+        rows = [(each.id, each.error) for each in receipts]
         ids = database.bind(id for id, _ in rows)
         return {"subscription": self._subscription, "ids": ids, **database.bind_records("rows", rows, **_ROWS)}
