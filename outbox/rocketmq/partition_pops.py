@@ -21,6 +21,7 @@ from outbox.model.verdict import Retry
 from outbox.rocketmq.asked import Asked
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.process import unique_name
+from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency.withdrawals import Withdrawals
@@ -103,7 +104,7 @@ class _Taking:
         """Park a message as given; else hand it out, unless an earlier one of its key is in other hands."""
         behind, share = message.key in self.keys, None
         if parking is None and message.attempt > self.most:
-            parking = self.policy.dead(message, f"not acknowledged after {self.most} deliveries")
+            parking = self.policy.dead(message, f"handed out {counted(self.most, 'time')}, and not acknowledged")
         if parking is None:
             share = self.keys[message.key] if behind else max(self.shares, key=lambda each: each.room)
             share = share if share is not None and share.room else None

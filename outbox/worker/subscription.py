@@ -81,7 +81,7 @@ class SubscriptionWorker:
         notice = Notice(database, name, words)
         self._search = LeaseSearch(name, settings.lease, notice, attempts=job.policy.retry.attempts)
         self._failures = Failures(name, notice, optional=job.start is None)
-        done = "sent" if declared.destination else "done"
+        done = "settled" if declared.kind == "check" else "sent" if declared.destination else "done"
         self._activity = Activity(name, done=done, every=upkeep.LOG_ACTIVITY)
         own = Listeners(listeners)
         for told in (FailureLog(name, words).told, self._activity.told, notice.told):

@@ -252,9 +252,10 @@ def test_a_half_message_for_a_topic_that_was_just_dropped_is_refused_and_leaves_
         with closing(outbox.database.open()) as channel:
             open = HalfTransactions(channel).pending(limit=1)
 
-    assert (half.code, half.message.partition(": ")[2], open) == (
-        40014, "TopicMessageType validate failed, the expected type is UNSPECIFIED, but actual type is TRANSACTION", [],
-    )  # fmt: skip
+    types = "the expected type is UNSPECIFIED, but actual type is TRANSACTION"
+    remedy = "the topic is not there; add it by: outbox rocketmq topics add paid --type TRANSACTION"
+    refused = f"TopicMessageType validate failed, {types} [{remedy}]"
+    assert (half.code, half.message.partition(": ")[2], open) == (40014, refused, [])
     assert (ordinary, bodies(outbox, "orders"), bodies(outbox, "paid")) == (20000, [b"1"], [])
 
 

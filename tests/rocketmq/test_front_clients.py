@@ -3,15 +3,18 @@
 import asyncio
 from typing import Any
 
+import grpc
+
 from outbox.rocketmq.front.calls import Call
-from outbox.rocketmq.front.clients import Clients
+from outbox.rocketmq.front.clients import ClientPolicy, Clients
 from outbox.rocketmq.front.conversion import stored, wire_of
-from outbox.rocketmq.front.protocol import RPCS
+from outbox.rocketmq.front.protocol import RPCS, SERVICE
 from outbox.rocketmq.front.questions import Questions
 from outbox.rocketmq.front.settings import PRODUCER
 from outbox.rocketmq.front.statuses import Code, RefusedError
 from outbox.rocketmq.front.telemetry import Telemetry
 from tests.rocketmq.front_probes import message
+from tests.rocketmq.fronts import listening
 
 ODD = {
     "": "no name",
@@ -170,6 +173,27 @@ def test_a_stream_that_ends_without_settings_leaves_nothing():
     clients.closed("stranger", stream)
 
     assert (clients.alive("stranger"), producers(clients, stream).alive("0")) == (False, True)
+
+
+def test_a_front_with_too_many_clients_says_so_in_its_log(outbox, caplog):
+    """Most clients tell nobody: a producer goes on to send, and is not asked about transactions."""
+    rpc = RPCS["Telemetry"]
+    command = rpc.request()
+    command.settings.client_type = PRODUCER
+    command.settings.publishing.topics.add(name="orders")
+    with (
+        listening(outbox, clients=ClientPolicy(most=1)) as front,
+        grpc.insecure_channel(str(front.listening)) as channel,
+    ):
+        talk = channel.stream_stream(f"/{SERVICE}/Telemetry", rpc.request.SerializeToString, rpc.response.FromString)
+        codes = []
+        for client in ("first", "second"):
+            # A client counts for half a minute after the end of its stream.
+            stream = talk(iter([command]), metadata=(("x-mq-client-id", client),))
+            codes += [answer.status.code for answer in stream]
+
+    assert codes == [Code.OK, Code.TOO_MANY_REQUESTS]
+    assert caplog.messages == ["front: a client is refused: the front has 1 clients, as many as --max-clients allows"]
 
 
 def test_of_the_settings_of_a_client_the_topics_that_are_there_are_kept():

@@ -7,6 +7,7 @@ import pytest
 
 from outbox import Done, Outbox
 from outbox.model.message import Message
+from outbox.rocketmq import CheckPolicy, TransactionMQProducer, TransactionResolution
 from outbox.telemetry.activity_log import Activity
 from outbox.telemetry.events import BatchRead, Settled
 from outbox.worker import upkeep
@@ -91,3 +92,12 @@ def test_a_relay_tells_it(engine, told, monkeypatch):
     # A line may come before the messages are sent.
     (sent,) = [line for line in told() if line.startswith("relay: 7 ")]
     assert sent.endswith("of being written; none waits")
+
+
+def test_a_check_back_settles_messages_and_sends_none(engine, told, monkeypatch):
+    monkeypatch.setattr(upkeep, "LOG_ACTIVITY", 0.5)
+    outbox = Outbox(engine)
+    policy = CheckPolicy(transaction_timeout=timedelta(milliseconds=1))
+    with TransactionMQProducer("shop", outbox, lambda _message: TransactionResolution.COMMIT, policy=policy) as shop:
+        shop.begin_transaction(verdict="listener").send("orders", b"1")
+        assert eventually(lambda: any(line.startswith("check:shop: 1 message settled in ") for line in told()))

@@ -285,6 +285,9 @@ class Server:
             await self._hear(self._call(context), context, _OpenStream(context))
             end = status()
         except RefusedError as error:
+            if error.code == Code.TOO_MANY_REQUESTS:
+                # Most clients do not tell their program, and go on without being asked about transactions.
+                self._log.warning("front: a client is refused: %s", error.text)
             end = status(error.code, error.text)
         except UnknownSettingsError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

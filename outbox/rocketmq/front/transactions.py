@@ -81,7 +81,7 @@ class Transactions:
         """Refuse a message whose topic was dropped."""
         type_ = self.broker.call(lambda channel: TopicRows(channel).type_of(topic))
         if type_ != "TRANSACTION":
-            raise of_another_type(type_, "TRANSACTION")
+            raise of_another_type(topic, type_, "TRANSACTION")
 
     async def end(self, call: Call, request: Wire) -> Wire:
         """Write the verdict on a transaction; any client may."""

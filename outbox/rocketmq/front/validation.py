@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -85,7 +86,7 @@ def checked_messages(messages: Sequence[Wire], types: Mapping[str, str]) -> str 
     expected = types.get(topic.name)
     for actual in map(type_of, messages):
         if actual != expected:
-            raise of_another_type(expected, actual)
+            raise of_another_type(topic.name, expected, actual)
     is_half = expected == "TRANSACTION"
     if (is_half and len(messages) > 1) or sum(len(message.body) for message in messages) > MAX_BODY_BYTES:
         raise internal(
@@ -96,11 +97,12 @@ def checked_messages(messages: Sequence[Wire], types: Mapping[str, str]) -> str 
     return expected
 
 
-def of_another_type(expected: str | None, actual: str) -> RefusedError:
+def of_another_type(topic: str, expected: str | None, actual: str) -> RefusedError:
     """Return the error of a message of another type than that of its topic; None: there is no such topic."""
     types = f"the expected type is {expected or 'UNSPECIFIED'}, but actual type is {actual}"
-    text = f"TopicMessageType validate failed, {types}"
-    return RefusedError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, internal(text).text)
+    add = f"the topic is not there; add it by: outbox rocketmq topics add {shlex.quote(topic)} --type {actual}"
+    text = internal(f"TopicMessageType validate failed, {types}", "" if expected else add).text
+    return RefusedError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, text)
 
 
 def checked_tags(expression: str) -> str:
