@@ -70,6 +70,26 @@ def test_a_result_that_comes_together_with_the_end_of_its_call_is_not_lost():
     assert left == ["late"]
 
 
+@pytest.mark.parametrize("raised", [StopIteration, GeneratorExit, asyncio.CancelledError, SystemExit])
+def test_a_call_ends_with_an_error_whatever_its_function_raises(raised):
+    """An event loop cannot take some of them, ends by others, and no handler expects them."""
+
+    def work(_items: Sequence[int] = ()) -> Sequence[int]:
+        raise raised
+
+    threads = Threads(1)
+
+    async def story() -> Sequence[object]:
+        joining = Joining(threads, work)
+        async with asyncio.timeout(30):
+            return await asyncio.gather(threads.run(work), joining.call([1]), joining.call([2]), return_exceptions=True)
+
+    errors = asyncio.run(story())
+    threads.close()
+
+    assert [str(each) for each in errors] == [f"{raised.__name__} in a thread of the front"] * 3
+
+
 def test_what_hangs_is_left_behind_and_ends_as_if_nothing_were(caplog):
     threads, begun, may_end, left = Threads(2), threading.Event(), threading.Event(), SimpleQueue[str]()
 

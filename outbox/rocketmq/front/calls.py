@@ -157,6 +157,10 @@ def _perform(future: Future[R], function: Callable[[], R]) -> None:
     try:
         result = function()
     except BaseException as error:
-        future.set_exception(error)
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            future.set_exception(error)
+        else:
+            # An event loop takes no StopIteration, and others would end a task, or the front, without an answer.
+            future.set_exception(RuntimeError(f"{type(error).__name__} in a thread of the front"))
     else:
         future.set_result(result)
