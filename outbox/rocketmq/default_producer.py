@@ -18,6 +18,7 @@ from outbox.rocketmq.states import MessageQueue, SendResult
 from outbox.store.database import Database
 from outbox.writing.handles import Handle
 from outbox.writing.scopes import Propagation
+from outbox.writing.transaction import Transactions
 
 #: Of the splitter in RocketMQ's examples; RocketMQ advises 1 MiB, and refuses more than 4 MiB.
 _SPLIT_BYTES = 1_000_000
@@ -27,6 +28,7 @@ class Writes(Protocol):
     """The part of an `Outbox` that writes."""
 
     database: Database
+    transactions: Transactions
 
     def begin(self, propagation: Propagation = ...) -> AbstractContextManager[Session]:
         """Do as `Outbox.begin`."""

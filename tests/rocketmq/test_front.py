@@ -91,8 +91,8 @@ def test_a_message_whose_answer_is_lost_is_sent_again_by_the_client_and_stored_o
     lost: list[str] = []
 
     def losing(call: Any) -> Any:
-        def answer(self: Any, wire: Any) -> Any:
-            done = call(self, wire)
+        def answer(self: Any, *wire: Any) -> Any:
+            done = call(self, *wire)
             lost.append(call.__name__)
             if lost.count(call.__name__) == 1:
                 raise ConnectionError("the answer is lost")

@@ -301,18 +301,59 @@ def test_calls_that_come_together_are_stored_by_one_transaction(engine, calls):
 
 
 @pytest.mark.every_database
-def test_a_call_that_cannot_be_stored_is_refused_alone_and_the_calls_beside_it_are_stored(engine, calls):
+def test_a_call_that_the_log_refuses_is_refused_alone_and_the_calls_beside_it_are_stored_together(engine, calls):
     too_long = message("normal", b"1", tag="t" * 256)
+    calls.send(message("normal", b"first"))
+    begun: list[object] = []
+    listen(engine, "begin", begun.append)
 
     answers = sent_at_once(calls, message("normal", b"0"), too_long, message("normal", b"2"))
 
-    assert (answers, log(engine)) == ([20000, 40004, 20000], [b"0", b"2"])
+    assert (answers, len(begun)) == ([20000, 40004, 20000], 1)
+    assert log(engine) == [b"first", b"0", b"2"]
+
+
+@pytest.mark.every_database
+def test_a_call_that_the_database_refuses_is_refused_alone_and_the_calls_beside_it_are_stored(
+    engine, calls, monkeypatch
+):
+    append = Sending._append
+
+    def refusing(sending: Sending, messages: Sequence[Any], *more: Any) -> None:
+        if any(each.body == b"1" for each in messages):
+            raise IntegrityError("INSERT", None, sqlite3.IntegrityError())
+        append(sending, messages, *more)
+
+    monkeypatch.setattr(Sending, "_append", refusing)
+
+    answers = sent_at_once(calls, *(message("normal", b"%d" % each) for each in range(3)))
+
+    assert (answers, log(engine)) == ([20000, "IntegrityError", 20000], [b"0", b"2"])
+
+
+def test_a_message_that_another_transaction_stores_for_long_holds_up_no_other_one(pg_engine, monkeypatch):
+    """A front that is frozen has such transactions, and clients send their messages again to another front."""
+    monkeypatch.setattr("outbox.rocketmq.front.sending.PATIENCE", "50ms")
+    outbox = with_topics(Outbox(pg_engine))
+    calls, again = Calls.of(outbox), message("normal", b"again")
+    frozen = stored(again)
+    frozen.dedup_key = frozen.id_text
+
+    with pg_engine.connect() as connection:
+        outbox.send_all(connection, [frozen])
+        beside = Beside(lambda: sent_at_once(calls, message("normal", b"1"), again, message("normal", b"2")))
+        ended = eventually(lambda: beside.ended)
+    answers, later = beside.end(), sent_at_once(calls, again)
+    calls.transactions.close()
+
+    assert (ended, answers, later) == (True, [20000, "OperationalError", 20000], [20000])
+    assert log(pg_engine) == [b"1", b"2", b"again"]
 
 
 def test_calls_that_come_together_while_the_database_is_away_are_not_tried_one_by_one(calls, monkeypatch):
     tries: list[list[bytes]] = []
 
-    def away(_sending: Sending, messages: Sequence[Any]) -> None:
+    def away(_sending: Sending, messages: Sequence[Any], _patience: str) -> None:
         tries.append([each.body for each in messages])
         raise PoolTimeout("no connection")
 

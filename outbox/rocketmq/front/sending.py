@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outbox.errors import InvalidMessageError
+from outbox.model.message import Message
 from outbox.rocketmq.default_producer import Writes
 from outbox.rocketmq.front.calls import Call, Threads
 from outbox.rocketmq.front.conversion import KEYS, stored
@@ -15,12 +16,18 @@ from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
 from outbox.rocketmq.front.transactions import Transactions
 from outbox.rocketmq.front.validation import checked_messages, checked_topic
+from outbox.store.dialects.statements import Script, Statement
 
 _Response = RPCS["SendMessage"].response
 #: Bytes of requests that wait for the database or are being stored: they are in memory until then.
 MOST_BYTES = 128 * 1024 * 1024
 #: So many transactions store messages at once, each with those of many calls, up to so many bytes.
 AT_ONCE, _BYTES_AT_ONCE = 2, 1024 * 1024
+#: For so long a transaction waits for another one that stores the same message. That one may be of a front that is
+#: frozen, and the client has sent the message again.
+PATIENCE = "1s"
+#: For so long waits a call alone, after calls with which it went together have waited.
+_PATIENCE_ALONE = "50ms"
 #: A recall handle begins with this text.
 _HANDLE = "recall:"
 #: For a limit of the log that RocketMQ has not, by the field.
@@ -92,19 +99,49 @@ class Sending:
 
     def _store(self, calls: Sequence[_Sent]) -> Sequence[Exception | None]:
         """Store the messages of calls in one transaction; return the error of each call."""
+        made = [_made(call.messages) for call in calls]
+        errors = iter(self._errors([each for each in made if not isinstance(each, InvalidMessageError)], PATIENCE))
+        return [each if isinstance(each, InvalidMessageError) else next(errors) for each in made]
+
+    def _errors(self, calls: Sequence[Sequence[Message]], patience: str) -> Sequence[Exception | None]:
+        if not calls:
+            return []
         try:
-            self._append([message for call in calls for message in call.messages])
+            self._append([message for call in calls for message in call], patience)
         except Exception as error:
-            if len(calls) == 1 or self._outbox.database.transient(error):
+            if len(calls) == 1 or not self._is_of_one(error):
                 return [error] * len(calls)
-            # The fault is one call's, and the others are stored without it.
-            return [error for call in calls for error in self._store([call])]
+            # The others are stored without it.
+            return [error for call in calls for error in self._errors([call], _PATIENCE_ALONE)]
         return [None] * len(calls)
 
-    def _append(self, messages: Sequence[Wire]) -> None:
-        made = [stored(message) for message in messages]
-        for message in made:
-            # A message that is sent again has the same id, and is not stored again.
-            message.dedup_key = message.id_text
+    def _is_of_one(self, error: Exception) -> bool:
+        """Return whether the fault is one call's, perhaps."""
+        database = self._outbox.database
+        # Where patience has no statement, a lock is the whole database's.
+        waited = database.dialect.locks.patience is not None and database.locked(error)
+        return waited or not database.transient(error)
+
+    def _append(self, messages: Sequence[Message], patience: str) -> None:
+        limit = self._outbox.database.dialect.locks.patience
         with self._outbox.begin("requires_new") as session:
-            self._outbox.send_all(session, made)
+            if limit is not None:
+                connection = self._outbox.transactions.connection_of(session, "send_all", flush=False)
+                self._outbox.database.execute(connection, _limited(limit, patience))
+            self._outbox.send_all(session, messages)
+
+
+def _limited(limit: str, patience: str) -> Script[None]:
+    yield Statement(limit, {"patience": patience}, returns=True)
+
+
+def _made(messages: Sequence[Wire]) -> Sequence[Message] | InvalidMessageError:
+    """Return the messages of a call for the log; or why the log refuses one of them."""
+    try:
+        made = [stored(message) for message in messages]
+    except InvalidMessageError as error:
+        return error
+    for message in made:
+        # A message that is sent again has the same id, and is not stored again.
+        message.dedup_key = message.id_text
+    return made

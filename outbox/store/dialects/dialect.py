@@ -225,6 +225,8 @@ class Locks:
     own_text: str | None
     #: As `share_text`, without waiting: false where another transaction has the lock alone.
     try_share_text: str | None
+    #: A statement: the transaction waits for locks for `:patience` at most from now on, such as "1s".
+    patience: str | None
     #: Makes others wait who declare or change subscriptions of the same tables, until the transaction ends. It draws no
     #: transaction id, so a position may be captured after it.
     subscriptions: str | None

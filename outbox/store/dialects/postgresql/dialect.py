@@ -270,6 +270,7 @@ DIALECT = Dialect(
         share_text="pg_advisory_xact_lock_shared(hashtextextended(CAST({text} AS text), {seed}))",
         own_text="pg_advisory_xact_lock(hashtextextended(CAST({text} AS text), {seed}))",
         try_share_text="pg_try_advisory_xact_lock_shared(hashtextextended(CAST({text} AS text), {seed}))",
+        patience="SELECT set_config('lock_timeout', :patience, true)",
         # The table's oid stands for this outbox among several in one database.
         subscriptions="SELECT pg_advisory_xact_lock(hashtext('outbox_subscription'),"
         " CAST(CAST(CAST('{subscription}' AS regclass) AS oid) AS integer))",

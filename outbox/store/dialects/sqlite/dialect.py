@@ -233,6 +233,7 @@ DIALECT = Dialect(
         share_text=None,
         own_text=None,
         try_share_text=None,
+        patience=None,
         subscriptions=None,
         upgrades=_serialize_upgrades,
         table=None,
