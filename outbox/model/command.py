@@ -33,6 +33,10 @@ class Commands:
         """Do as `line`, for a command that opens no database."""
         return self._joined(words, *self._schema_option)
 
+    def without_place(self, text: str) -> str:
+        """Return a text for strangers: its commands do not say where the database is."""
+        return text.replace(f" {shlex.join(self.where)}", "") if self.where else text
+
     @property
     def _schema_option(self) -> tuple[str, ...]:
         return () if self.schema is None else ("--schema", self.schema)

@@ -104,7 +104,8 @@ class _Taking:
         """Park a message as given; else hand it out, unless an earlier one of its key is in other hands."""
         behind, share = message.key in self.keys, None
         if parking is None and message.attempt > self.most:
-            parking = self.policy.dead(message, f"handed out {counted(self.most, 'time')}, and not acknowledged")
+            dead = self.policy.dead(message, f"handed out {counted(self.most, 'time')}, and not acknowledged")
+            parking = replace(dead, attempts=self.most)
         if parking is None:
             share = self.keys[message.key] if behind else max(self.shares, key=lambda each: each.room)
             share = share if share is not None and share.room else None

@@ -290,18 +290,29 @@ def test_a_half_message_that_comes_during_a_drop_waits_and_is_refused(pg_engine,
         assert (code, HalfTransactions(channel).pending(limit=1)) == (40014, [])
 
 
+def test_a_client_is_not_told_where_the_database_is_and_the_log_is(outbox, caplog):
+    """Here of a front whose transaction timeout is longer than the stored one."""
+    begin(outbox, "paid")
+    later = CheckPolicy(transaction_timeout=timedelta(hours=1))
+    with listening(outbox, policy=later) as front:
+        refused = called(front, "SendMessage", sent("paid", "TRANSACTION", mid="02" * 17)).status
+
+    assert (refused.code, " subscriptions alter " in refused.message) == (50001, True)
+    assert ("--database" in refused.message, "--database" in caplog.text) == (False, True)
+
+
 def begin(outbox: Any, topic: str) -> None:
     """Store a half message of a topic, as a front does."""
     with listening(outbox, topics={topic: "TRANSACTION"}) as front:
         assert called(front, "SendMessage", sent(topic, "TRANSACTION")).status.code == 20000
 
 
-def sent(topic: str, type_: str) -> Any:
+def sent(topic: str, type_: str, mid: str = "01" * 17) -> Any:
     """A request that sends a message of a type."""
     made = RPCS["SendMessage"].request()
     message = made.messages.add(body=b"1")
     message.topic.name = topic
-    message.system_properties.message_id = "01" * 17
+    message.system_properties.message_id = mid
     message.system_properties.message_type = numbers("MessageType")[type_]
     return made
 

@@ -23,6 +23,7 @@ from outbox.rocketmq.front.protocol import RPCS, SERVICE
 from outbox.rocketmq.front.receiving import Receiving
 from outbox.rocketmq.front.routing import Place, Routes
 from outbox.runtime import failpoints
+from outbox.store.log.log import Limits
 from outbox.store.subscriptions.receipts import Receipt, Receipts
 from tests.rocketmq.fronts import TOPICS, called, listening
 from tests.support.leases import step_clock
@@ -101,8 +102,13 @@ def acked(front: Front, *handles: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("engine", ["postgresql", "sqlite"], indirect=True)
-def test_messages_of_a_push_consumer_that_gave_its_call_up_come_to_the_next_call_at_once_and_uncounted(engine, outbox):
-    send(outbox, *(b"%d" % n * (MIB // 3) for n in range(3)))
+def test_messages_of_a_push_consumer_that_gave_its_call_up_come_to_the_next_call_at_once_and_uncounted(
+    engine, outbox, monkeypatch
+):
+    """The client takes less than it gets, so the call is not over."""
+    monkeypatch.setattr("outbox.rocketmq.partition_pops._LIMITS", Limits(rows=128, bytes=8 * MIB))
+    monkeypatch.setattr("outbox.store.subscriptions.pops.MOST_BYTES", 8 * MIB)
+    send(outbox, *(b"%d" % n * 2 * MIB for n in range(3)))
     rpc = RPCS["ReceiveMessage"]
     with listening(outbox) as front, grpc.insecure_channel(str(front.listening)) as channel:
         make = channel.unary_stream(f"/{SERVICE}/{rpc.name}", rpc.request.SerializeToString, rpc.response.FromString)
@@ -134,7 +140,7 @@ def test_a_message_that_cannot_be_read_counts_as_delivered_and_ends_as_a_dead_le
             assert receive(front) == []
             counts.append(attempts(engine))
 
-    assert (seen(first), counts, states(engine)) == ([(b"1", 1)], [1, 2, 3], {"dead": 1})
+    assert (seen(first), counts, states(engine)) == ([(b"1", 1)], [1, 2, 2], {"dead": 1})
     assert {each.message.partition(", ")[0] for each in caplog.records if each.message.startswith("front")} == {
         "front: message 1 of topic orders cannot be read and counts as delivered"
     }

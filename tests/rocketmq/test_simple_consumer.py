@@ -258,6 +258,7 @@ def test_after_so_many_deliveries_a_message_is_a_dead_letter_and_its_key_goes_on
         [(b"1", 0)], [(b"1", 1)], [(b"2", 0)],
     ]  # fmt: skip
     assert (dead.body, dead.properties["RETRY_TOPIC"], states(engine)) == (b"1", "orders", {"dead": 1, "retry": 1})
+    assert [each.attempts for each in outbox.admin.parked(state="dead")] == [2]
 
 
 def test_the_last_delivery_is_acknowledged_like_any_other(engine, outbox):

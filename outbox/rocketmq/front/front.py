@@ -206,6 +206,7 @@ class Front(LifeCycle):
                 authentication=self._authentication,
                 limits=Limits(connections=self._clients.most + MORE_CONNECTIONS),
                 teller=self._teller,
+                for_clients=self.outbox.database.commands.without_place,
             )
             server.serve(self._stop, bound=self._bound, beat=lambda: self._beat(clients, receiving.hands))
         finally:

@@ -56,14 +56,18 @@ class Server:
         authentication: Authentication | None = None,
         limits: Limits | None = None,
         teller: Teller | None = None,
+        for_clients: Callable[[str], str] = str,
     ) -> None:
-        """`authentication`: of each call; None: every client may call. `teller`: tells of calls."""
+        """`authentication`: of each call; None: every client may call. `teller`: tells of calls.
+
+        `for_clients`: returns the text of an error without what clients must not know.
+        """
         self._ports = ports
         self._tls = any(port.certificate is not None for port in ports)
         self._telemetry = telemetry
         self._authentication = authentication
         self._limits = limits or Limits()
-        self._teller = teller
+        self._teller, self._for_clients = teller, for_clients
         self._beside, self._end = handlers.beside, handlers.end
         self._methods = {
             **{name: self._unary(RPCS[name], handler) for name, handler in handlers.unary.items()},
@@ -243,7 +247,7 @@ class Server:
         if not isinstance(error, RefusedError):
             text = line_of(error)
             self._log.warning("front: %s failed: %s", rpc.name, text)
-            error = internal(text)
+            error = internal(self._for_clients(text))
         return status(error.code, error.text)
 
     def _call(self, context: Any) -> Call:
