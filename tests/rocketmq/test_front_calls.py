@@ -123,7 +123,7 @@ class Popping:
         self.began, self.may_end = asyncio.Event(), asyncio.Event()
         #: A call that is cancelled when its answer is there, before the call sees it.
         self.gone: asyncio.Task[Any] | None = None
-        self.polls = Polls(self._pop, self._give_back, lambda _wake: nullcontext())
+        self.polls = Polls(self._pop, self._give_back, lambda _wake: nullcontext(), asyncio.Semaphore())
 
     def call(self) -> asyncio.Task[Any]:
         """Begin a call that waits for a message."""
@@ -179,6 +179,26 @@ def test_a_call_that_may_have_no_messages_now_waits_and_ends_with_nothing_while_
         return asyncio.create_task(barred), popping.call()
 
     assert told(story) == ([[], [b"0"]], [])
+
+
+def test_a_call_gets_nothing_of_a_pop_that_would_begin_before_another_pop_is_counted():
+    """A client calls for many groups at once, and its messages are counted when each call goes on."""
+    turns, taken = asyncio.Semaphore(), list[Message]()
+
+    async def pop(_asked: Sequence[Asked]) -> Popped:
+        await asyncio.sleep(0)
+        return Popped("r", [[Message("orders", b"large")]])
+
+    async def receive() -> None:
+        polls = Polls(pop, lambda _popped: None, lambda _wake: nullcontext(), turns)
+        taken.extend((await polls.messages(Asked(1, SECOND), 0.1, may=lambda: not taken))[1])
+
+    async def story() -> None:
+        await asyncio.gather(receive(), receive())
+
+    asyncio.run(story())
+
+    assert [each.body for each in taken] == [b"large"]
 
 
 def test_at_an_end_all_calls_are_answered_and_what_a_pop_hands_out_meanwhile_is_given_back():

@@ -204,6 +204,17 @@ def untaken(place: Place, open: ExitStack) -> None:
             peer.send(*(call(n, "ReceiveMessage") + message(n, received("billing")) for n in range(1, 200, 2)))
 
 
+def untaken_by_groups(place: Place, open: ExitStack) -> None:
+    """Receives of a large message, each of a group of its own, which nobody reads."""
+    serve_another(place, [bytes(4 * MIB - 1000)])
+    for number in range(2):
+        peer = open.enter_context(connected(place, {INITIAL_WINDOW: 0}))
+        with suppress(OSError):
+            peer.send(*(
+                call(n, "ReceiveMessage") + message(n, received(f"group-{number}-{n}")) for n in range(1, 200, 2)
+            ))  # fmt: skip
+
+
 def strange(place: Place, open: ExitStack) -> None:
     """Receives of groups of which nobody has heard."""
     for number in range(20):
@@ -248,6 +259,7 @@ ATTACKS: dict[str, Attack] = {
     "half-open calls": partial(many, name="SendMessage"),
     "slow readers": slow,
     "receives that nobody reads": untaken,
+    "receives of many groups that nobody reads": untaken_by_groups,
     "strange groups": strange,
     "resets": resets,
     "floods": floods,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
@@ -18,6 +19,8 @@ from outbox.store.subscriptions.receipts import Receipt
 
 #: So many choices of a group and topic are kept, and so many groups, each choice with messages that it has read.
 _MOST_CHOICES, _MOST_GROUPS = 4, 256
+#: So many pops run at once, each with messages that nobody has yet.
+POPS_AT_ONCE = 4
 
 
 class Groups:
@@ -28,13 +31,14 @@ class Groups:
     ) -> None:
         """`subscription_of`: returns that of a group to a topic."""
         self._subscription_of, self._hints, self._threads = subscription_of, hints, threads
+        self._turns = asyncio.Semaphore(POPS_AT_ONCE)
         #: By group and topic, those first that were not asked for longest.
         self._groups: dict[tuple[str, str], GroupCalls] = {}
 
     def of(self, name: str, topic: str) -> GroupCalls:
         """Return the calls of a group and topic."""
         key = name, topic
-        found = self._groups.pop(key, None) or GroupCalls(self._subscription_of(*key), self._threads, self._hints)
+        found = self._groups.pop(key, None) or self._made(*key)
         self._groups[key] = found
         # A call adds one at most and looks at two, so the number does not grow for long.
         for oldest in [*islice(self._groups, 2)] if len(self._groups) > _MOST_GROUPS else ():
@@ -42,6 +46,9 @@ class Groups:
             if group.busy or group is found:
                 self._groups[oldest] = group
         return found
+
+    def _made(self, name: str, topic: str) -> GroupCalls:
+        return GroupCalls(self._subscription_of(name, topic), self._threads, self._hints, self._turns)
 
     def forget(self, names: Collection[str]) -> None:
         """Begin anew with some groups."""
@@ -57,10 +64,13 @@ class Groups:
 class GroupCalls:
     """The calls of one group and topic."""
 
-    def __init__(self, subscription: GroupSubscription, threads: Threads, hints: Hints) -> None:
+    def __init__(
+        self, subscription: GroupSubscription, threads: Threads, hints: Hints, turns: asyncio.Semaphore
+    ) -> None:
+        """`turns`: of the pops of all groups."""
         self.subscription = subscription
         self.acks: Joining[Receipt, bool] = Joining(threads, subscription.ack)
-        self._threads, self._hints = threads, hints
+        self._threads, self._hints, self._turns = threads, hints, turns
         self._polls: dict[MessageSelector, Polls] = {}
 
     @property
@@ -104,4 +114,4 @@ class GroupCalls:
         async def pop(asked: Sequence[Asked]) -> Popped:
             return await threads.run(partial(pops, asked), unwanted=give_back)
 
-        return Polls(pop, self.give_back, self._hints.wake)
+        return Polls(pop, self.give_back, self._hints.wake, self._turns)

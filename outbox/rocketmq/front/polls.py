@@ -42,9 +42,13 @@ class Polls:
         pop: Callable[[Sequence[Asked]], Awaitable[Popped]],
         give_back: Callable[[Popped], None],
         hints: Callable[[Callable[[], None]], AbstractContextManager[None]],
+        turns: asyncio.Semaphore,
     ) -> None:
-        """`give_back`: takes messages of calls that have ended meanwhile. `hints`: calls a function at every commit."""
-        self._pop, self._give_back, self._hints = pop, give_back, hints
+        """`give_back`: takes messages of calls that have ended meanwhile. `hints`: calls a function at every commit.
+
+        `turns`: of all pops, few at once, as nothing counts the messages of a pop before its calls go on.
+        """
+        self._pop, self._give_back, self._hints, self._turns = pop, give_back, hints, turns
         self._waiting: list[_Poll] = []
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -91,7 +95,9 @@ class Polls:
             with self._hints(wake):
                 while self._waiting:
                     self._wake.clear()
-                    if await self._look():
+                    async with self._turns:
+                        came = await self._look()
+                    if came:
                         continue
                     ends = min((each.until for each in self._waiting), default=0.0) - clock()
                     with suppress(TimeoutError):
