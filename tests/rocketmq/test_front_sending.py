@@ -1,6 +1,7 @@
 """Messages, half messages and verdicts of clients, without a server: what is stored, and what is refused with what."""
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -348,6 +349,23 @@ def test_a_message_that_another_transaction_stores_for_long_holds_up_no_other_on
 
     assert (ended, answers, later) == (True, [20000, "OperationalError", 20000], [20000])
     assert log(pg_engine) == [b"1", b"2", b"again"]
+
+
+def test_calls_are_stored_alone_for_a_while_and_the_rest_fails_with_the_error_of_all(calls, monkeypatch):
+    """While a whole table is locked, each call alone would wait, and all later ones behind them."""
+    tries: list[list[bytes]] = []
+
+    def refusing(_sending: Sending, messages: Sequence[Any], _patience: str) -> None:
+        tries.append([each.body for each in messages])
+        if len(tries) == 2:
+            monkeypatch.setattr("outbox.rocketmq.front.sending.clock", lambda: math.inf)
+        raise IntegrityError("INSERT", None, sqlite3.IntegrityError())
+
+    monkeypatch.setattr(Sending, "_append", refusing)
+
+    answers = sent_at_once(calls, *(message("normal", b"%d" % each) for each in range(3)))
+
+    assert (answers, tries) == (["IntegrityError"] * 3, [[b"0", b"1", b"2"], [b"0"]])
 
 
 def test_calls_that_come_together_while_the_database_is_away_are_not_tried_one_by_one(calls, monkeypatch):

@@ -16,6 +16,7 @@ from outbox.rocketmq.front.routing import TopicType
 from outbox.rocketmq.front.statuses import Code, RefusedError, internal, status
 from outbox.rocketmq.front.transactions import Transactions
 from outbox.rocketmq.front.validation import checked_messages, checked_topic
+from outbox.runtime.clock import clock
 from outbox.store.dialects.statements import Script, Statement
 
 _Response = RPCS["SendMessage"].response
@@ -28,6 +29,8 @@ AT_ONCE, _BYTES_AT_ONCE = 2, 1024 * 1024
 PATIENCE = "1s"
 #: For so long waits a call alone, after calls with which it went together have waited.
 _PATIENCE_ALONE = "50ms"
+#: For so many seconds calls are stored alone; those that are left have been given up by their clients, most likely.
+ALONE_SECONDS = 3.0
 #: A recall handle begins with this text.
 _HANDLE = "recall:"
 #: For a limit of the log that RocketMQ has not, by the field.
@@ -112,7 +115,8 @@ class Sending:
             if len(calls) == 1 or not self._is_of_one(error):
                 return [error] * len(calls)
             # The others are stored without it.
-            return [error for call in calls for error in self._errors([call], _PATIENCE_ALONE)]
+            until = clock() + ALONE_SECONDS
+            return [self._errors([call], _PATIENCE_ALONE)[0] if clock() < until else error for call in calls]
         return [None] * len(calls)
 
     def _is_of_one(self, error: Exception) -> bool:
