@@ -43,10 +43,11 @@ class Hints:
         """Call `wake` at every hint until the block ends, from any thread."""
         here = self._outbox.notifier.listen(wake)
         with self._lock:
-            self._wakes.append(wake)
             if self._thread is None and self._outbox.database.dialect.driving.notifies and not self._stopped:
-                self._thread = threading.Thread(target=self._hear, name="outbox-hearing", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._hear, name="outbox-hearing", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._wakes.append(wake)
         try:
             yield
         finally:

@@ -90,6 +90,26 @@ def test_a_call_ends_with_an_error_whatever_its_function_raises(raised):
     assert [str(each) for each in errors] == [f"{raised.__name__} in a thread of the front"] * 3
 
 
+def test_a_thread_that_cannot_begin_is_not_counted(monkeypatch):
+    """The machine has no thread left for a moment."""
+    threads, ran = Threads(1), list[str]()
+
+    def fails(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story() -> str:
+        with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="can't start"):
+            patched.setattr(threading.Thread, "start", fails)
+            await threads.run(lambda: ran.append("refused"))
+        async with asyncio.timeout(10):
+            return await threads.run(lambda: "done")
+
+    result = asyncio.run(story())
+    threads.close()
+
+    assert (result, ran) == ("done", [])
+
+
 def test_what_hangs_is_left_behind_and_ends_as_if_nothing_were(caplog):
     threads, begun, may_end, left = Threads(2), threading.Event(), threading.Event(), SimpleQueue[str]()
 
@@ -199,6 +219,24 @@ def test_a_call_gets_nothing_of_a_pop_that_would_begin_before_another_pop_is_cou
     asyncio.run(story())
 
     assert [each.body for each in taken] == [b"large"]
+
+
+def test_calls_that_wait_fail_if_hints_cannot_be_heard():
+    """The machine has no thread left, perhaps. A call without an answer would wait for ever."""
+
+    def hints(_wake: object) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    async def pop(_asked: Sequence[Asked]) -> Popped:
+        raise AssertionError
+
+    async def story() -> Sequence[object]:
+        polls = Polls(pop, lambda _popped: None, hints, asyncio.Semaphore())
+        async with asyncio.timeout(10):
+            calls = [polls.messages(Asked(1, SECOND), 60) for _ in range(2)]
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [*map(repr, asyncio.run(story()))] == ["""RuntimeError("can't start new thread")"""] * 2
 
 
 def test_at_an_end_all_calls_are_answered_and_what_a_pop_hands_out_meanwhile_is_given_back():

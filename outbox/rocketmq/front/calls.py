@@ -120,13 +120,14 @@ class Threads:
     def _begin(self, function: Callable[[], R]) -> Future[R]:
         future: Future[R] = Future()
         with self._lock:
-            self._under_way += 1
-            self._jobs.append(partial(_perform, future, function))
-            if self._threads < min(self._under_way, self._most_threads):
-                self._threads += 1
+            if self._threads < min(self._under_way + 1, self._most_threads):
+                # Nothing is counted if the machine has no thread left.
                 threading.Thread(target=self._work, name="outbox-front", daemon=True).start()
+                self._threads += 1
             else:
                 self._more.notify()
+            self._under_way += 1
+            self._jobs.append(partial(_perform, future, function))
         return future
 
     def _work(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -102,8 +102,17 @@ class Polls:
                     ends = min((each.until for each in self._waiting), default=0.0) - clock()
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._wake.wait(), max(0.0, min(polling.pause(), ends)))
+        except Exception as error:
+            # Hints cannot be heard, say.
+            self._fail([*self._waiting], error)
         finally:
             self._task = None
+
+    def _fail(self, polls: Collection[_Poll], error: Exception) -> None:
+        self._waiting = [each for each in self._waiting if each not in polls]
+        for each in polls:
+            if not each.answer.done():
+                each.answer.set_exception(error)
 
     async def _look(self) -> bool:
         """Pop once for all calls that wait, and answer; return whether messages came."""
@@ -113,10 +122,7 @@ class Polls:
         try:
             popped = await self._pop([each.asked for each in polls])
         except Exception as error:
-            self._waiting = [each for each in self._waiting if each not in polls]
-            for each in polls:
-                if not each.answer.done():
-                    each.answer.set_exception(error)
+            self._fail(polls, error)
             return False
         left = list[Sequence[Message]]()
         for each, messages in zip(polls, popped.messages, strict=True):
