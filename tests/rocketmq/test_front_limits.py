@@ -23,7 +23,7 @@ from outbox.rocketmq.front.protocol import RPCS, SERVICE, numbers
 from outbox.rocketmq.front.receiving import LONGEST_POLL, MOST_ENTRIES
 from outbox.rocketmq.front.routing import Place
 from outbox.rocketmq.front.security import Port
-from outbox.rocketmq.front.sending import MOST_BYTES
+from outbox.rocketmq.front.sending import ALONE_SECONDS, MOST_BYTES, PATIENCE
 from outbox.rocketmq.front.server import Server
 from outbox.rocketmq.front.settings import MOST_RECEIVED, MOST_TOPICS
 from outbox.rocketmq.front.statuses import Code, RefusedError, status
@@ -171,6 +171,10 @@ def test_the_limits_are_those_of_the_page():
         f"clients of a front | `--max-clients`, {MOST_CLIENTS:,}",
         f"calls of the database | {THREADS}, and {MOST_WAITING:,} that wait",
         f"messages that wait for the database | {MOST_BYTES // 1024**2} MiB together",
+        (
+            f"a send whose message another transaction is storing, or a locked table | {PATIENCE.replace('s', ' s')},"
+            f" {ALONE_SECONDS:g} s for all that wait with it"
+        ),
         f"messages on the way to clients | {OF_CONNECTION // MIB} MiB of a connection, {OF_ALL // MIB} MiB together",
         f"messages of one receive | {POPPED // MIB} MiB of bodies, or one message",
     }

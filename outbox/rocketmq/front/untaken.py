@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from outbox.model.message import Message
 
-#: Of bodies and headers on the way by one connection, and by all.
-OF_CONNECTION, OF_ALL = 8 * 1024 * 1024, 64 * 1024 * 1024
+#: Of bodies and headers on the way by one connection, and by all. Each byte is there some four times until then.
+OF_CONNECTION, OF_ALL = 8 * 1024 * 1024, 32 * 1024 * 1024
 
 
 class Untaken:
