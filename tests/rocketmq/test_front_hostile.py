@@ -198,7 +198,7 @@ def slow(place: Place, open: ExitStack) -> None:
 def untaken(place: Place, open: ExitStack) -> None:
     """Receives of large messages, which nobody reads."""
     serve_another(place, [bytes(4 * MIB)] * 60)
-    for _ in range(2):
+    for _ in range(8):
         peer = open.enter_context(connected(place, {INITIAL_WINDOW: 0}))
         with suppress(OSError):
             peer.send(*(call(n, "ReceiveMessage") + message(n, received("billing")) for n in range(1, 200, 2)))
@@ -207,12 +207,14 @@ def untaken(place: Place, open: ExitStack) -> None:
 def untaken_by_groups(place: Place, open: ExitStack) -> None:
     """Receives of a large message, each of a group of its own, which nobody reads."""
     serve_another(place, [bytes(4 * MIB - 1000)])
-    for number in range(2):
+    for number in range(8):
         peer = open.enter_context(connected(place, {INITIAL_WINDOW: 0}))
         with suppress(OSError):
             peer.send(*(
                 call(n, "ReceiveMessage") + message(n, received(f"group-{number}-{n}")) for n in range(1, 200, 2)
             ))  # fmt: skip
+    # More and more would be handed out as time goes by.
+    time.sleep(5)
 
 
 def strange(place: Place, open: ExitStack) -> None:
