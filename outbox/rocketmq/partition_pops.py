@@ -130,7 +130,7 @@ class _Taking:
 class Kept:
     """What many partitions keep of the log, of so many bytes together: what was read longest ago goes first."""
 
-    def __init__(self, most_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(self, most_bytes: int = 16 * 1024 * 1024) -> None:
         self._most = most_bytes
         self._lock = threading.Lock()
         #: The bytes that each partition keeps, the oldest first.

@@ -20,7 +20,7 @@ from outbox.store.subscriptions.receipts import Receipt
 #: So many choices of a group and topic are kept, and so many groups, each choice with messages that it has read.
 _MOST_CHOICES, _MOST_GROUPS = 4, 256
 #: So many pops run at once, each with messages that nobody has yet.
-POPS_AT_ONCE = 4
+POPS_AT_ONCE = 2
 
 
 class Groups:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from outbox.model.message import Message
 
 #: Of bodies and headers on the way by one connection, and by all. Each byte is there some four times until then.
-OF_CONNECTION, OF_ALL = 8 * 1024 * 1024, 24 * 1024 * 1024
+OF_CONNECTION, OF_ALL = 4 * 1024 * 1024, 16 * 1024 * 1024
 
 
 class Untaken:
