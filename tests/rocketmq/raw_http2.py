@@ -90,6 +90,8 @@ class Peer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._left = b""
+        #: The calls that the server has ended while bytes were poured.
+        self.over = set[int]()
 
     def send(self, *parts: bytes) -> None:
         """Write bytes."""
@@ -120,7 +122,7 @@ class Peer:
     def pour(self, calls: Mapping[int, bytes], seconds: float = 2.0) -> int:
         """Send the bytes of calls as far as the server allows; return how many it has allowed.
 
-        End when the server has allowed no more for so many seconds.
+        End when the server has allowed no more for so many seconds, or has ended the calls, which are in `over` then.
         """
         left, windows, whole, first = dict(calls), dict.fromkeys(calls, 65_535), 65_535, 65_535
         poured = 0
@@ -142,6 +144,9 @@ class Peer:
                         whole += int.from_bytes(frame.payload)
                     elif frame.kind == WINDOW_UPDATE:
                         windows[frame.stream] += int.from_bytes(frame.payload)
+                    elif frame.stream in left and (frame.kind == RST_STREAM or frame.flags & END_STREAM):
+                        left[frame.stream] = b""
+                        self.over.add(frame.stream)
                     elif frame.kind == SETTINGS and not frame.flags & ACK:
                         said = dict(struct.iter_unpack(">HI", frame.payload))
                         more = said.get(INITIAL_WINDOW, first) - first

@@ -278,12 +278,12 @@ def test_unfinished_requests_of_the_connection_with_the_most_bytes_are_ended_and
         small.send(call(1, "Telemetry"))
         small.pour({1: b"".join(payloads(half))[: MIB // 4]}, 0.2)
         large.send(*(call(stream, "Telemetry") for stream in (1, 3, 5)))
-        large.pour(dict.fromkeys((1, 3, 5), b"".join(payloads(half))), 0.2)
-        ended = large.first(ends(5))
+        large.pour(dict.fromkeys((1, 3, 5), b"".join(payloads(half))), 10)
+        ended = 5 in large.over or large.first(ends(5)) is not None
         small.send(call(3, "Heartbeat"), message(3, b""))
         others = [frame.stream for frame in small.until(ends(3))]
 
-    assert (ended is not None, 1 in others) == (True, False)
+    assert (ended, 1 in others) == (True, False)
     assert caplog.messages == [f"front: unfinished requests have more than {MIB} bytes; those of 127.0.0.1 are ended"]
 
 
