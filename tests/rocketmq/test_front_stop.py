@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 
 def serve(url: str, place: str) -> None:
     """Serve until a signal, and tell where."""
-    front = Front(Outbox(create_engine(url)), listen="127.0.0.1:0", topics=TOPICS | {"oracle_normal": "NORMAL"})
+    front = Front(Outbox(create_engine(url)), listen="127.0.0.1:0", topics=TOPICS)
 
     def tell() -> None:
         assert eventually(lambda: front.listening)
@@ -57,7 +57,7 @@ def test_a_front_whose_calls_hang_ends_within_ten_seconds_and_answers_those_that
             batch_size=1, long_polling_timeout={"seconds": 60}, invisible_duration={"seconds": 60}
         )
         receive.group.name, receive.message_queue.topic.name = "billing", "orders"
-        send = RPCS["SendMessage"].request(messages=[message("normal")])
+        send = RPCS["SendMessage"].request(messages=[message("=paid", type_="TRANSACTION")])
         threads = [
             threading.Thread(target=call, args=each) for each in (("ReceiveMessage", receive), ("SendMessage", send))
         ]
