@@ -103,7 +103,7 @@ class Polls:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._wake.wait(), max(0.0, min(polling.pause(), ends)))
         except Exception as error:
-            # Hints cannot be heard, say.
+            # The thread that hears hints could not begin, for example.
             self._fail([*self._waiting], error)
         finally:
             self._task = None

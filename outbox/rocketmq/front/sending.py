@@ -24,12 +24,12 @@ _Response = RPCS["SendMessage"].response
 MOST_BYTES = 128 * 1024 * 1024
 #: So many transactions store messages at once, each with those of many calls, up to so many bytes.
 AT_ONCE, _BYTES_AT_ONCE = 2, 1024 * 1024
-#: For so long a transaction waits for another one that stores the same message. That one may be of a front that is
-#: frozen, and the client has sent the message again.
+#: A transaction waits for so long while another one stores the same message: a frozen front may have begun to store the
+#: message, and the client has sent the message again.
 PATIENCE = "1s"
-#: For so long waits a call alone, after calls with which it went together have waited.
+#: A call that is stored alone waits for so long, as its first transaction has waited before.
 _PATIENCE_ALONE = "50ms"
-#: For so many seconds calls are stored alone; those that are left have been given up by their clients, most likely.
+#: After so many seconds no further call is stored alone: most clients have given the calls up that are left.
 ALONE_SECONDS = 3.0
 #: A recall handle begins with this text.
 _HANDLE = "recall:"
@@ -61,7 +61,7 @@ class Sending:
         own_threads: Threads,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """`own_threads`: nothing that lasts runs there. `most_bytes`: of requests under way; one may have more."""
+        """`own_threads`: store ordinary messages alone. `most_bytes`: of requests under way; one may have more."""
         self._outbox = outbox
         self._topics = topics
         self._transactions, self._threads = transactions, threads
@@ -114,15 +114,15 @@ class Sending:
         except Exception as error:
             if len(calls) == 1 or not self._is_of_one(error):
                 return [error] * len(calls)
-            # The others are stored without it.
+            # A call that cannot be stored does not keep the other calls from the log.
             until = clock() + ALONE_SECONDS
             return [self._errors([call], _PATIENCE_ALONE)[0] if clock() < until else error for call in calls]
         return [None] * len(calls)
 
     def _is_of_one(self, error: Exception) -> bool:
-        """Return whether the fault is one call's, perhaps."""
+        """Return whether one call may be the cause, and the others could be stored without that call."""
         database = self._outbox.database
-        # Where patience has no statement, a lock is the whole database's.
+        # A database without a statement for patience has one lock for all tables.
         waited = database.dialect.locks.patience is not None and database.locked(error)
         return waited or not database.transient(error)
 

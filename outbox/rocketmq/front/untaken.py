@@ -1,4 +1,4 @@
-"""Messages on the way to clients: a connection that takes none gets no more, and the memory is not filled."""
+"""Messages on the way to clients: a connection that takes none gets no further ones, which would fill the memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from outbox.model.message import Message
 
-#: Of bodies and headers on the way by one connection, and by all. Each byte is there some four times until then.
+#: Of bodies and headers on the way by one connection, and by all. Until a client has taken a message, the memory holds
+#: some four copies.
 OF_CONNECTION, OF_ALL = 4 * 1024 * 1024, 16 * 1024 * 1024
 
 
