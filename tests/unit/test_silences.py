@@ -1,8 +1,13 @@
 """Which topics are silent: no answer comes for several of their messages, while others are accepted."""
 
+from types import SimpleNamespace
+from typing import Any
+
+from outbox.model.verdict import DONE, Unavailable
 from outbox.worker.blame import Blame
-from outbox.worker.silences import Silences
-from tests.support.stage import messages
+from outbox.worker.judging import Judge
+from outbox.worker.silences import PATIENCE_SECONDS, Silences
+from tests.support.stage import POLICY, messages
 
 HOLE, GOOD = (messages(None, None, topic=topic, first=first) for topic, first in (("hole", 1), ("good", 3)))
 
@@ -46,3 +51,14 @@ def test_a_message_that_has_no_answer_again_and_again_is_no_silent_topic():
         silences.unanswered(HOLE[:1], of=1, alone=True)
 
     assert not silences.is_silent("hole")
+
+
+def test_a_message_that_is_refused_late_beside_others_was_not_alone_in_its_call():
+    silences, nothing = Silences(Blame()), Any
+    judge = Judge(POLICY, blame=nothing, silences=silences, size=nothing, outages=nothing)  # type: ignore[arg-type]
+    for refused, accepted in zip(HOLE, GOOD, strict=True):
+        answers = [(refused, Unavailable("no answer")), (accepted, DONE)]
+        call: Any = SimpleNamespace(messages=[refused, accepted], answers=answers, seconds=PATIENCE_SECONDS)
+        judge._note_silence(call)
+
+    assert (list(silences.suspected), silences.is_silent("hole")) == (["hole"], False)
